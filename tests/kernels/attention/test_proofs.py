@@ -36,7 +36,7 @@ from kgen.kernels.attention.prove.obligations import obligations, of_fields
 from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.hopper import hopper_loops
+from kgen.kernels.attention.targets.triton.hopper import HopperLoops, hopper_loops
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads
@@ -412,11 +412,13 @@ def test_a_planted_error_for_hopper(
 
     assert set(of_kernel()) == {Verdict.PROVED}
 
-    def planted(*arguments: Any) -> dict[str, Fields]:
+    def planted(*arguments: Any) -> HopperLoops:
         loops = hopper_loops(*arguments)
-        fields = loops[kernel]
-        fields[where] = changed_line(fields[where], line, lambda code: minus(code, less))
-        return loops
+        of = getattr(loops, kernel)
+        owner = of.range if where == "bounds" else of
+        lines = {where: changed_line(getattr(owner, where), line, lambda code: minus(code, less))}
+        changed = replace(of, range=replace(of.range, **lines)) if where == "bounds" else replace(of, **lines)
+        return replace(loops, **{kernel: changed})
 
     monkeypatch.setattr(hopper, "hopper_loops", planted)
     assert Verdict.REFUTED in of_kernel()

@@ -62,7 +62,7 @@ class HopperTile:
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
-    wide_head: bool = False
+    out_fills_registers: bool = False
     """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
     out_in_halves: bool = False
     """Of forward: whether there is room for half of the columns of out at a time."""
@@ -90,7 +90,7 @@ class HopperTile:
     def queries_in_registers(self) -> bool:
         """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
         And Q leaves its slot at once, to the next."""
-        return not self.wide_head and (self.BLOCK_N == HALF or not self.chained)
+        return not self.out_fills_registers and (self.BLOCK_N == HALF or not self.chained)
 
 
 NARROW_FORWARD = HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
@@ -125,14 +125,14 @@ class HopperPlan:
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
     @property
-    def wide(self) -> bool:
-        """Whether heads are so wide that a consumer has registers for one of dk and dv."""
+    def dq_rings_apart(self) -> bool:
+        """Whether dq has K and V in rings of their own: of heads so wide there is room for one tile of V."""
         return self.width == WIDE
 
     @property
     def split_dkdv(self) -> bool:
         """Whether one consumer has dv, and the other dk."""
-        return self.wide or self.rope > 0
+        return self.width == WIDE or self.rope > 0
 
     @property
     def least_keys(self) -> int:
@@ -149,8 +149,8 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     hidden = plan.kv.live != plan.kv.bound
     width, mask, varlen = width_of(plan), plan.problem.mask, plan.problem.varlen
     assert width is not None
-    wide, pair, pages = width >= max(WIDTHS), pair_of(plan), plan.spec.paged_kv
-    forward = None if "forward" in missing else _forward_tile(plan, pair) if wide else NARROW_FORWARD
+    narrow, pair, pages = width < max(WIDTHS), pair_of(plan), plan.spec.paged_kv
+    forward = None if "forward" in missing else NARROW_FORWARD if narrow else _forward_tile(plan, pair)
     begins_anywhere = (
         plan.self_attention
         and pair is None
@@ -160,9 +160,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     over_keys = {"forward": plan.forward} | ({"dq": plan.dq} if plan.dq is not None else {})
     return HopperPlan(
         forward=forward,
-        dq=_dq_tile(plan, width) if backward and wide else None,
+        dq=_dq_tile(plan, width) if backward and not narrow else None,
         dkdv=_dkdv_tile(plan, width) if backward else None,
-        fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
+        fused=HopperTile(HALF, 2 * HALF, 3) if backward and not narrow and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
@@ -189,10 +189,10 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    wide_head, wider = width_of(plan) == WIDE, has_rope_dims(plan)
-    if wider:
+    fills, roped = width_of(plan) == WIDE, has_rope_dims(plan)
+    if roped:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
-    if wide_head:
+    if fills:
         keys, slots, fewer = 64, 2, 0
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
@@ -203,8 +203,8 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         slots,
         *registers,
         fewer_values=fewer,
-        wide_head=wide_head,
-        out_in_halves=wide_head or wider,
+        out_fills_registers=fills,
+        out_in_halves=fills or roped,
         least=math.ceil(most - ROOM) if most is not None and most <= MOST else None,
     )
 

@@ -3,7 +3,7 @@ what they compute of them. What streams is loaded by TMA, which ends with the te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,23 +11,23 @@ import z3
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
-from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, row_rest
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
-from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
-from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
+from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop
+from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY, TileRange
+from kgen.kernels.attention.targets.triton.hopper_portable import portable_of
+from kgen.kernels.attention.targets.triton.hopper_queries import QueriesLoop
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.functions import Beyond, toward_zero
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Machine
 from kgen.spec.load import Loaded
-from kgen.targets.code import Code, Name, Op, op, rewritten
+from kgen.targets.code import Code, Name, Op, Statement, op, rewritten
 from kgen.targets.triton.printer import first_at_least
-
-Fields = Mapping[str, Any]
 
 
 def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iterator[Obligation]:
@@ -38,17 +38,25 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iter
     kernels = KernelFields(plan)
     whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
     portable = {name: kernels.loop(of, [*accumulators(of)]) for name, of in whole.items() if of is not None}
-    streams = streams_of(hopper, kernels) if hopper.forward is not None else []
-    loops = hopper_loops(hopper, plan, kernels, portable, streams)
-    for name, fields in loops.items():
-        loop, tile = whole[name], getattr(hopper, name)
-        assert loop is not None
-        ranges = fields if loop.inner is Q_AXIS else loops["forward"]
-        blocks = (tile.BLOCK_M, tile.BLOCK_N)
-        setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory)
-        of = KeyTile if loop.inner is Q_AXIS else QueryTile
-        title = f"{name} on Hopper {tile.BLOCK_M}x{tile.BLOCK_N}"
-        yield from of(title, setting, loop, ranges, fields, hopper, tile).obligations()
+    loops = hopper_loops(hopper, plan, kernels, portable_of(portable))
+
+    def named(name: str, loop: TileLoop, tile: HopperTile) -> tuple[str, Setting]:
+        setting = Setting(loaded, plan, loop.outer, (tile.BLOCK_M, tile.BLOCK_N), memory=extent.memory)
+        return f"{name} on Hopper {tile.BLOCK_M}x{tile.BLOCK_N}", setting
+
+    of_queries = (("forward", loops.forward, plan.forward), ("dq", loops.dq, plan.dq))
+    for name, made, loop in of_queries:
+        if made is not None and loop is not None:
+            assert loops.forward is not None
+            tile = getattr(hopper, name)
+            ranges, last = loops.forward.range, loops.last_masked
+            yield from QueryTile(
+                *named(name, loop, tile), loop, hopper, tile, ranges, made, last
+            ).obligations()
+    if loops.dkdv is not None and plan.dkdv is not None and hopper.dkdv is not None:
+        title, setting = named("dkdv", plan.dkdv, hopper.dkdv)
+        made_of_keys = KeyTile(title, setting, plan.dkdv, hopper, hopper.dkdv, loops.dkdv.range, loops.dkdv)
+        yield from made_of_keys.obligations()
 
 
 @dataclass(frozen=True)
@@ -73,21 +81,21 @@ class _Numbered:
 
 @dataclass(frozen=True)
 class HopperKernel:
-    """A kernel whose producer finds the `ranges` of a tile, and whose consumers compute the `fields` of their half."""
+    """A kernel whose producer finds the `ranges` of a tile, and whose consumers compute what is `made` of a half."""
 
     name: str
     setting: Setting
     loop: TileLoop
-    ranges: Fields
-    fields: Fields
     hopper: HopperPlan
     tile: HopperTile
+    ranges: TileRange
+    made: QueriesLoop | KeysLoop
 
     def obligations(self) -> Iterator[Obligation]:
         """All of them."""
         producer, number, listed = self.setting.machine(), z3.Int("number"), self.loop.listed
         try:
-            producer.run([] if listed else (line.map(_searched) for line in self.ranges["bounds"]))
+            producer.run([] if listed else (line.map(_searched) for line in self.ranges.bounds))
             consumer = self._half(producer)
             tiles = self._of_lists(consumer) if listed else self._tiles(producer, consumer)
             one = tiles(number)
@@ -98,7 +106,7 @@ class HopperKernel:
         inner = self.setting.inner.index.name
         self.setting.world.shown |= {inner: at, f"{inner.removesuffix('_idx')}_start": one.start}
         if listed:
-            yield each_tile_once(self.name, ONCE, self.setting.inner_block, bool(self.fields["masked"]))
+            yield each_tile_once(self.name, ONCE, self.setting.inner_block, self.made.body.masked)
         else:
             yield from self._covers(producer, consumer, tiles)
         yield from self._of_a_tile(producer, consumer, one, at)
@@ -127,7 +135,7 @@ class HopperKernel:
             yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known)
         if setting.memory:
             yield from self._memory(producer, body)
-        if self.fields["masked"]:
+        if self.made.body.masked:
             written = z3.And(at < size, allowed)
             yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), known)
         yield self._score(body, pair, one.start, [*known, setting.there, at < size, allowed])
@@ -146,9 +154,9 @@ class HopperKernel:
 
     def _of_lists(self, consumer: Machine) -> Any:
         """Tiles of listed blocks may be any."""
-        block, prologue = self.setting.inner_block, ("prologue", "shared_prologue", "of_head")
+        block = self.setting.inner_block
         consumer.wraps = True
-        consumer.run(line for name in prologue for line in self.fields.get(name, ()))
+        consumer.run(self._prologue())
         consumer.wraps = False
         end = (self.setting.inner_size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
 
@@ -195,28 +203,29 @@ class HopperKernel:
         consumer.given(
             **{f"{inner}_start": one.start, f"{inner}_idx": at, offsets: self.setting.lane, "MASKED": True}
         )
-        consumer.run([load["line"] for load in self.fields.get("mask_loads", ())])
-        consumer.run(self.fields["mask_lines"])
-        if mask := self.fields.get("mask"):
-            consumer.run([mask])
+        body = self.made.body
+        consumer.run([load.line for load in body.mask_loads])
+        consumer.run(body.mask_lines)
+        if body.mask is not None:
+            consumer.run([body.mask])
         consumer.wraps = True
-        consumer.run(self.fields["score_lines"])
+        consumer.run(body.score_lines)
         return consumer
 
     def _mask(self, body: Machine) -> Any:
         mask = body.value(Name("mask"))
-        if documents := self.fields.get("documents"):
-            several = body.value(documents["several"])
-            body.run([documents["load"]])
-            return z3.And(mask, z3.Implies(several, body.value(documents["same"])))
+        if (documents := self.made.body.documents) is not None:
+            several = body.value(documents.several)
+            body.run([documents.load])
+            return z3.And(mask, z3.Implies(several, body.value(documents.same)))
         return mask
 
     def _score(self, body: Machine, pair: tuple[Any, Any], start: Any, facts: Sequence[Any]) -> Obligation:
-        setting, fields = self.setting, self.fields
+        setting, tile = self.setting, self.made.body
         try:
-            logits = body.value(Name(fields["logits"])) + self._begun(body)
-            if fields["scaled"] is not None:
-                logits = logits * body.value(fields["scaled"])
+            logits = body.value(Name(tile.logits)) + self._begun(body)
+            if tile.scaled is not None:
+                logits = logits * body.value(tile.scaled)
             names = {self.loop.outer.start.name: body.value(Name(self.loop.outer.start.name))}
             names |= {self.loop.inner.start.name: start}
             logits = logits + row_rest(setting, self.loop, body, pair, names)
@@ -224,6 +233,10 @@ class HopperKernel:
             return self._obligation(SCORE, None, facts, equal=(logits, written))
         except Beyond as beyond:
             return self._obligation(SCORE, None, beyond=str(beyond))
+
+    def _prologue(self) -> list[Statement]:
+        """What a consumer makes ahead of its loop."""
+        raise NotImplementedError
 
     def _begun(self, body: Machine) -> Any:
         """What the product of queries and keys is added to."""
@@ -270,38 +283,46 @@ def _most(a: Any, b: Any) -> Any:
     return z3.If(a >= b, a, b)
 
 
+@dataclass(frozen=True)
 class QueryTile(HopperKernel):
     """Forward and dq: the last tile of keys comes first; what is masked of them is at the ends."""
 
+    made: QueriesLoop
+    last_masked: Code
+    """How many tiles at the end have the mask."""
+
+    def _prologue(self) -> list[Statement]:
+        return self.made.prologue
+
     def _tiles(self, producer: Machine, consumer: Machine) -> Any:
-        ranges, fields, block = self.ranges, self.fields, self.setting.inner_block
-        lo = producer.value(ranges["lo"])
-        count = _most(_up(producer.value(ranges["length"]), block), z3.IntVal(1))
+        ranges, made, block = self.ranges, self.made, self.setting.inner_block
+        lo = producer.value(ranges.lo)
+        count = _most(_up(producer.value(ranges.length), block), z3.IntVal(1))
         first = z3.IntVal(0)
         last = count
-        if found := ranges.get("from_first_key"):
-            first = z3.If(producer.value(Name(found["first"])) != producer.value(Name(found["last"])), 1, 0)
+        if (found := ranges.from_first_key) is not None:
+            first = z3.If(producer.value(Name(found.first)) != producer.value(Name(found.last)), 1, 0)
             left = _down(producer.value(Name("kv_full_hi")) - lo, block)
             last = z3.If(first > 0, count, count - left)
         else:
-            if ranges["head"] is not None:
-                first = _down(producer.value(ranges["head"]), block)
+            if ranges.head is not None:
+                first = _down(producer.value(ranges.head), block)
             producer.given(n_tiles=count, n_first_masked=first)
-            last = producer.value(ranges["last_masked"])
+            last = producer.value(self.last_masked)
         consumer.given(kv_lo=lo, n_tiles=count, n_first_masked=first, n_last_masked=last)
         consumer.wraps = True
-        consumer.run(fields["prologue"])
+        consumer.run(self._prologue())
         consumer.wraps = False
-        consumer.run(fields["own_bounds"])
-        past = consumer.value(Name("n_past")) if fields["past"] else z3.IntVal(0)
-        end = count - (consumer.value(Name("n_ahead")) if fields["ahead"] else 0)
+        consumer.run(made.own_bounds)
+        past = consumer.value(Name("n_past")) if made.past else z3.IntVal(0)
+        end = count - (consumer.value(Name("n_ahead")) if made.ahead else 0)
         first, last = (consumer.value(Name(f"n_{which}_masked")) for which in ("first", "last"))
-        at_both_ends = ranges["head"] is not None
-        splits = ranges["has_full"] or bool(ranges.get("from_first_key"))
+        at_both_ends = ranges.head is not None
+        splits = ranges.has_full or ranges.from_first_key is not None
 
         def numbered(j: Any) -> _Numbered:
             whole = z3.And(j >= last, j < count - first) if at_both_ends else j >= last
-            if not self.fields["masked"]:
+            if not made.body.masked:
                 whole = z3.BoolVal(True)
             elif not splits:
                 whole = z3.BoolVal(False)
@@ -319,41 +340,46 @@ class QueryTile(HopperKernel):
         return z3.Implies(a < b, tiles(b).start + self.setting.inner_block <= tiles(a).start)
 
     def _begun(self, body: Machine) -> Any:
-        if not self.fields["linear"]:
+        if (bias := self.made.bias) is None:
             return z3.RealVal(0)
-        _, start, slope = self.fields["product"].args
-        return body.value(start) + body.value(slope) * z3.ToReal(self.setting.lane)
+        return body.value(bias.start) + body.value(bias.slope) * z3.ToReal(self.setting.lane)
 
 
+@dataclass(frozen=True)
 class KeyTile(HopperKernel):
     """dk and dv: tiles of queries that need the mask come first."""
 
+    made: KeysLoop
+
+    def _prologue(self) -> list[Statement]:
+        return [*self.made.consumer.shared_prologue, *self.made.of_head]
+
     def _tiles(self, producer: Machine, consumer: Machine) -> Any:
-        ranges, fields, block = self.ranges, self.fields, self.setting.inner_block
-        lo = producer.value(ranges["lo"])
+        ranges, made, block = self.ranges, self.made, self.setting.inner_block
+        lo = producer.value(ranges.lo)
         zero = z3.IntVal(0)
-        count = _most(_up(producer.value(ranges["length"]), block), zero)
-        first = _down(producer.value(ranges["head"]), block) if ranges["head"] is not None else zero
+        count = _most(_up(producer.value(ranges.length), block), zero)
+        first = _down(producer.value(ranges.head), block) if ranges.head is not None else zero
         masked = count
-        if ranges["has_full"]:
-            full = _most(_up(producer.value(ranges["full_length"]), block), zero)
+        if ranges.has_full:
+            full = _most(_up(producer.value(ranges.full_length), block), zero)
             masked = _least(_most(count - full, z3.IntVal(1)), count)
             if self.hopper.fused:
                 ends = self.setting.names["kv_start"] + self.setting.blocks[1] > self.setting.names["SK"]
                 masked = z3.If(ends, count, masked)
         consumer.given(q_lo=lo, n_tiles=count, n_first_masked=first, n_masked=masked)
         consumer.wraps = True
-        consumer.run([*fields["shared_prologue"], *fields["of_head"]])
+        consumer.run(self._prologue())
         consumer.wraps = False
-        consumer.run(fields["own_bounds"])
-        ahead = consumer.value(Name("n_ahead")) if fields["ahead"] else zero
-        past = consumer.value(Name("n_past")) if fields["past"] else zero
+        consumer.run(made.own_bounds)
+        ahead = consumer.value(Name("n_ahead")) if made.ahead else zero
+        past = consumer.value(Name("n_past")) if made.past else zero
 
         def numbered(j: Any) -> _Numbered:
             place = z3.If(j < first, j, z3.If(j < masked, j + count - masked, j - masked + first))
             rest = z3.And(j >= masked, j < count)
             taken = z3.Or(z3.And(j >= ahead, j < masked - past), rest)
-            whole = rest if ranges["has_full"] else z3.BoolVal(False)
+            whole = rest if ranges.has_full else z3.BoolVal(False)
             return _Numbered(lo + block * place, z3.And(j >= 0, j < count), taken, whole)
 
         return numbered

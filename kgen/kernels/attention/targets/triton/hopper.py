@@ -1,5 +1,4 @@
-"""The kernels for Hopper: what `_forward_hopper.j2` and `_backward_hopper.j2` name, from the fields of the kernels for
-every chip.
+"""The kernels for Hopper, from those for every chip.
 
 They are written in Gluon, which has Triton's functions under its own name; whatever has positions gets its layout from
 the index vectors that the templates make.
@@ -7,200 +6,249 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kgen.expr.functions import in_order
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, plan_hopper
+from kgen.kernels.attention.plan.hopper import HopperPlan, plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.targets.triton.hopper_keys import (
-    begin_of_keys,
-    key_products,
-    keys_loop,
-    with_keys_masked,
+from kgen.kernels.attention.targets.triton.hopper_kernels import (
+    Common,
+    DkdvKernel,
+    DqKernel,
+    ForwardKernel,
+    FusedKernel,
+    Kernels,
+    RingAt,
+    SkippedRings,
+    late_of,
+    rings_of_dq,
+    streamed_queries,
 )
+from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop, keys_loop, with_keys_masked
+from kgen.kernels.attention.targets.triton.hopper_loops import gradient_of_scores
 from kgen.kernels.attention.targets.triton.hopper_operands import (
-    operands,
+    Operands,
+    tiles_of_keys,
+    tiles_of_queries,
+)
+from kgen.kernels.attention.targets.triton.hopper_portable import (
+    Param,
+    Portable,
+    body_of,
+    portable_of,
 )
 from kgen.kernels.attention.targets.triton.hopper_queries import (
-    begin_of_queries,
-    bias_of,
-    forward_loop,
+    HiddenKeys,
+    QueriesLoop,
+    QuerySteps,
+    hidden_keys,
     last_masked,
     queries_loop,
-    rings_of_dq,
 )
-from kgen.kernels.attention.targets.triton.hopper_reads import (
-    NO_PAGES,
-    columns,
-    from_first_key,
-    pages,
-)
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream, streams_of
+from kgen.kernels.attention.targets.triton.hopper_reads import columns_of, pages_of
+from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.placement import programs
-from kgen.targets.code import (
-    GLUON,
-    Code,
-    Op,
-    Statement,
-    codes,
-    helpers_of,
-    printed,
-    walk,
-)
-
-Fields = dict[str, Any]
+from kgen.targets.code import Code
 
 
-def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
-    """The names under `hopper`, from those of the portable kernels in `context`; None without such a kernel."""
-    hopper = plan_hopper(plan)
-    if hopper is None:
-        return None
-    tiles_of = partial(programs, kernels.packed, plan.grouped)
-    listed = plan.forward.listed
-    streams = streams_of(hopper, kernels) if hopper.forward is not None else []
-    loops = hopper_loops(hopper, plan, kernels, context, streams)
-    for name, fields in loops.items():
-        begin = begin_of_keys if name == "dkdv" else begin_of_queries
-        fields |= {"begin": begin(fields, kernels)}
-        if late := fields.get("late_consumer"):
-            fields |= {"late": late | {"begin": begin(late, kernels)}}
-    accumulated = min(HALF * hopper.width // 128, 64)
-    of_pages = pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES
-    shared = {"streams": streams, "pages": of_pages, "sinks": context["sinks"]}
-    told = operands(hopper, kernels, loops, shared)
-    tiles = [told[name] for name in ("query_tile", "key_tile") if name in told]
-    return {
-        **dict.fromkeys(("forward", "dq", "dkdv", "fused")),
-        **told,
-        **{name: printed(fields, GLUON) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
-        "listed": listed,
-        "axes": 5 if kernels.packed else 4,
-        "item_size": max(tile["size"] for tile in tiles),
-        "uses_torch": hopper.forward is not None or not kernels.packed,
-        "shared": _shared(loops, kernels, plan),
-        "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
-        "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
-        "wide": hopper.wide,
-        "split_dkdv": hopper.split_dkdv,
-        "hidden_keys": hopper.hidden_keys,
-        "one": _one_kernel(hopper, tiles_of("kv", str(2 * HALF)), plan.grouped),
-        "q_tiles": tiles_of("q", str(HALF)),
-        "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
-        "helpers": in_order(helpers_of(_codes(loops), GLUON) - kernels.helpers),
-        "streams_keys": hopper.forward is not None or hopper.dq is not None,
-        "skips": any(fields["past"] or fields["ahead"] for fields in loops.values()),
-        "linear": any(fields["linear"] for fields in loops.values()),
-        "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
-        # Elements of acc that a thread takes at a time; and where alpha of its two rows is among operands.
-        "accumulated": accumulated,
-        "alpha_at": accumulated * 2,
-        "next_alpha_at": accumulated * 2 + 2,
-        "sink_load": printed(context["sinks"]["load"], GLUON),
-        "vectors": printed(context["rows"], GLUON),
-        "programs": {
-            "forward": tiles_of("q", "BLOCK_M"),
-            "dq": tiles_of("q", str(2 * HALF)),
-            "dkdv": tiles_of("kv", str(hopper.dkdv.BLOCK_N if hopper.dkdv else 0)),
-        },
-        "width": hopper.width,
-        # Threads of a warp beside each other in a row, eight elements each, and rows.
-        "lanes": [256 // hopper.width, hopper.width // 8],
-        "half": HALF,
-        "streams": streams,
-        "streamed": [s.tensor for s in streams],
-        "of_heads": bool(streams) and all(s.of_heads for s in streams),
-        "head_columns": plan.spec.head_dim.qk,
-        "columns": columns(hopper, plan.spec.head_dim.v),
-        "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
-        "pages": of_pages,
-        "group": max(hopper.heads, context["group"]),
-        "searches": any(fields["searches"] for fields in loops.values()),
-        "searches_once": any(fields.get("from_first_key") for fields in loops.values()),
-        # Tiles of one length need no counter.
-        "dynamic": hopper.dynamic,
-    }
+@dataclass(frozen=True)
+class HopperLoops:
+    """The loops of the kernels for Hopper."""
+
+    forward: QueriesLoop | None
+    dq: QueriesLoop | None
+    dkdv: KeysLoop | None
+    hidden_keys: HiddenKeys | None
+
+    @property
+    def last_masked(self) -> Code:
+        """How many tiles of keys at the end of a range have the mask, as the producer of forward and dq knows it."""
+        assert self.forward is not None
+        return last_masked(self.forward, self.dq)
 
 
 def hopper_loops(
-    hopper: HopperPlan,
-    plan: AttentionPlan,
-    kernels: KernelFields,
-    context: Mapping[str, Any],
-    streams: Sequence[Stream],
-) -> dict[str, Fields]:
-    """What each kernel's loop is made of, from the fields of the portable ones in `context`."""
-    problem = list(kernels.problem)
+    plan: HopperPlan, attention: AttentionPlan, kernels: KernelFields, portable: Portable
+) -> HopperLoops:
+    """The loop of each kernel, from those for every chip."""
     # Lengths of packed sequences are told with each tile.
-    known = [*problem, *("SQ", "SK") * kernels.packed]
-    loops: dict[str, Fields] = {}
-    if hopper.forward is not None:
-        fields = context["forward"]
-        if streams:
-            given = [s.binding for s in streams]
-            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=given)
-            fields = fields | {"score_lines": [*(s.line for s in streams), *scores["score_lines"]]}
-        rings = [f"{s.name}_ring" for s in streams]
-        loops["forward"] = forward_loop(fields, plan.forward, kernels, [*known, *rings], hopper)
-        loops["forward"] |= {
-            "ring": "kv_ring",
-            "beside": [{"name": ring, "at": "n_used - i"} for ring in rings],
-        }
-    if hopper.dq is not None:
-        assert plan.dq is not None
-        fields, found = context["dq"], hopper.idioms["dq"]
-        if found.documents is not None:
-            fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
-        begun, roped = not hopper.wide, hopper.rope > 0
-        bias = bias_of(found.bias, plan.dq, kernels)
-        loops["dq"] = queries_loop(fields, known, hopper.dq, bias, split=False, begun=begun, roped=roped)
-        loops["dq"] |= rings_of_dq(hopper, fields)
-        # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
-        late = fields["masked"] and (kernels.packed or fields["open_ended"])
-        loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
-    if "forward" in loops:
-        loops["forward"]["last_masked"] = last_masked(loops)
-    if hopper.dkdv is not None:
-        keys = with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
-        loops["dkdv"] = keys_loop(keys, known, hopper, set(hidden["names"]) if hidden else set())
-        loops["dkdv"] |= key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
-    return loops
+    known = [*kernels.problem, *(("SQ", "SK") if kernels.packed else ())]
+    forward, hidden = _forward_loop(plan, attention, kernels, portable, known)
+    dq, dkdv = None, None
+    if plan.dq is not None:
+        assert portable.dq is not None
+        assert attention.dq is not None
+        steps = QuerySteps(plan.dq, plan.idioms["dq"], roped=plan.rope > 0, begun=not plan.dq_rings_apart)
+        dq = queries_loop(portable.dq, steps, attention.dq, kernels, known)
+    if plan.dkdv is not None:
+        assert portable.dkdv is not None
+        kernel = with_keys_masked(portable.dkdv) if plan.fused else portable.dkdv
+        dkdv = keys_loop(kernel, plan, kernels, known, frozenset(hidden.names if hidden is not None else ()))
+    return HopperLoops(forward, dq, dkdv, hidden)
 
 
-def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[str]:
-    """What `hopper.py` has from `triton.py`."""
-    used = {name for code in _codes(loops) for name in code.names}
-    spelled = [p.spelled[GLUON] for code in _codes(loops) for p in walk(code) if isinstance(p, Op)]
-    # What Gluon has of its own is in `hopper.py`.
-    helpers = [s.form.partition("(")[0] for s in spelled if s.helper in kernels.helpers]
-    launcher = ["_launch", "_multiprocessors", "_by_ends" if kernels.packed else "_cdiv"]
-    constants = ["LOG2E", *["FAR"] * kernels.packed, *["BLOCK_SIZE"] * plan.forward.listed]
-    constants += [name.upper() for name in kernels.constants if name.upper() in used]
-    return sorted({*constants, *launcher, "_tile_and_head", *helpers})
+def _forward_loop(
+    plan: HopperPlan,
+    attention: AttentionPlan,
+    kernels: KernelFields,
+    portable: Portable,
+    known: list[str],
+) -> tuple[QueriesLoop | None, HiddenKeys | None]:
+    """The loop of forward, and how it knows which keys only the mask hides."""
+    if plan.forward is None:
+        return None, None
+    kernel, streams = portable.forward, streams_of(plan, kernels)
+    if streams:
+        rest = body_of(kernels, *(s.binding for s in streams)).score_lines
+        kernel = replace(kernel, body=replace(kernel.body, score_lines=[*(s.line for s in streams), *rest]))
+    steps = QuerySteps(
+        plan.forward,
+        plan.idioms["forward"],
+        roped=plan.rope > 0,
+        begun=plan.forward.chained,
+        forward=True,
+    )
+    problem = [*known, *(f"{s.name}_ring" for s in streams)]
+    loop = queries_loop(kernel, steps, attention.forward, kernels, problem)
+    return loop, hidden_keys(kernel, loop, problem) if plan.hidden_keys else None
 
 
-def _one_kernel(hopper: HopperPlan, tiles: str, grouped: bool) -> Fields:
-    """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
-    where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
-    enough = f"SK >= {hopper.least_keys}"
-    if not hopper.dynamic:
-        return {"params": "SK", "given": "SK", "enough": enough, "sizes": ["SK = k.shape[2]"]}
-    enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
-    sizes = ["HKV, SK = k.shape[1], k.shape[2]"] if grouped else ["SK = k.shape[2]"]
-    given = f"SK, {tiles}, q.device"
-    return {"params": "SK, n_tiles, device", "given": given, "enough": enough, "sizes": sizes}
+def hopper_kernels(
+    attention: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]
+) -> Kernels | None:
+    """The kernels for Hopper, from those for every chip in `context`; None without one."""
+    plan = plan_hopper(attention)
+    if plan is None:
+        return None
+    portable = portable_of(context)
+    loops = hopper_loops(plan, attention, kernels, portable)
+    operands = Operands(plan, kernels)
+    return Kernels(
+        plan=plan,
+        common=_common(plan, kernels, loops, operands, context),
+        forward=_forward(plan, kernels, loops, operands, context),
+        dq=_dq(plan, kernels, portable, loops, operands),
+        dkdv=_dkdv(plan, kernels, portable, loops, operands),
+        fused=_fused(plan, kernels, operands, context),
+    )
 
 
-def _codes(value: Any) -> Iterator[Code]:
-    """Every value in what a template is given."""
-    if isinstance(value, Code):
-        yield value
-    elif isinstance(value, Statement):
-        yield from codes([value])
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _codes(part)
+def _common(
+    plan: HopperPlan,
+    kernels: KernelFields,
+    loops: HopperLoops,
+    operands: Operands,
+    context: Mapping[str, Any],
+) -> Common:
+    packed = kernels.packed
+    queries = tiles_of_queries(loops.forward, loops.dq, packed) if loops.forward is not None else None
+    return Common(
+        packed=packed,
+        grouped=kernels.plan.grouped,
+        kv_head=kernels.kv_head,
+        kv_heads=context["kv_heads"],
+        listed=kernels.plan.forward.listed,
+        dynamic=plan.dynamic,
+        problem=[name for name in kernels.problem if name != "GQA"],
+        problem_params=context["problem_params"],
+        no_specialize=context["no_specialize"],
+        width=plan.width,
+        rope=plan.rope,
+        q=operands.q,
+        k=operands.k,
+        rows=operands.rows,
+        vectors=context["rows"],
+        consumers=operands.consumers,
+        streams=streams_of(plan, kernels),
+        hidden_keys=loops.hidden_keys,
+        query_tile=queries,
+        key_tile=tiles_of_keys(loops.dkdv, packed) if loops.dkdv is not None else None,
+    )
+
+
+def _forward(
+    plan: HopperPlan,
+    kernels: KernelFields,
+    loops: HopperLoops,
+    operands: Operands,
+    context: Mapping[str, Any],
+) -> ForwardKernel | None:
+    if plan.forward is None:
+        return None
+    assert loops.forward is not None
+    spec, streams = kernels.spec, streams_of(plan, kernels)
+    pages = pages_of(plan, spec.paged_kv.page_size if spec.paged_kv is not None else None)
+    sinks = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")] if spec.sinks else []
+    return ForwardKernel(
+        tile=plan.forward,
+        loop=loops.forward,
+        last_masked=loops.last_masked,
+        operands=operands.forward(streams, pages, sinks),
+        pages=pages,
+        lag=operands.lag,
+        columns_of_out=columns_of(plan, spec.head_dim.v),
+        lanes=[256 // plan.width, plan.width // 8],
+        k_bytes="NBYTES + k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
+        skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
+        sink_load=context["sinks"]["load"] if spec.sinks else None,
+        dead_rows=context["sinks"]["dead_rows"],
+    )
+
+
+def _dq(
+    plan: HopperPlan, kernels: KernelFields, portable: Portable, loops: HopperLoops, operands: Operands
+) -> DqKernel | None:
+    if plan.dq is None:
+        return None
+    assert loops.dq is not None
+    assert portable.dq is not None
+    assert portable.dq.gradients is not None
+    gradients, gradient = portable.dq.gradients, gradient_of_scores(portable.dq.gradients)
+    # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
+    late = loops.dq.body.masked and (kernels.packed or gradients.open_ended)
+    rings = rings_of_dq(plan)
+    return DqKernel(
+        tile=plan.dq,
+        loop=loops.dq,
+        gradient=gradient,
+        late=late_of(gradients, late),
+        dqk=gradients.dqk if late else gradient.dqk,
+        operands=operands.dq(rings.rings, gradients.names),
+        row_gradients=gradients.rows,
+        row_sums=gradients.names,
+        stored=[(x, gradients.scaled(f"d{x}")) for x in operands.q],
+        rings=rings,
+        also=gradients.also,
+    )
+
+
+def _dkdv(
+    plan: HopperPlan, kernels: KernelFields, portable: Portable, loops: HopperLoops, operands: Operands
+) -> DkdvKernel | None:
+    if plan.dkdv is None:
+        return None
+    assert loops.dkdv is not None
+    return DkdvKernel(
+        tile=plan.dkdv,
+        loop=loops.dkdv,
+        operands=operands.dkdv(),
+        queries=streamed_queries(operands),
+        split=plan.split_dkdv,
+        head_columns=kernels.spec.head_dim.qk,
+        held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
+        with_dq=plan.fused is not None,
+    )
+
+
+def _fused(
+    plan: HopperPlan, kernels: KernelFields, operands: Operands, context: Mapping[str, Any]
+) -> FusedKernel | None:
+    if plan.fused is None:
+        return None
+    return FusedKernel(
+        tile=plan.fused,
+        operands=operands.fused(),
+        columns_guard=columns_of(plan, kernels.spec.head_dim.v).guard,
+        strides_o=context["strides"]["o"],
+    )

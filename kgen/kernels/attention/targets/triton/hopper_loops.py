@@ -4,12 +4,12 @@ chip."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.hopper import HALF
+from kgen.kernels.attention.targets.triton.hopper_portable import Gradients, LoopKernel, SpanLoops
 from kgen.targets.code import (
     Assign,
     Code,
@@ -32,8 +32,95 @@ from kgen.targets.code import (
     with_names,
 )
 
-Fields = dict[str, Any]
 FIRST_KEY = "_first_key_hopper"
+ZERO = text("0")
+
+
+@dataclass(frozen=True)
+class DocumentEnds:
+    """How a producer calls the documents of the first and the last query of a tile."""
+
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class DocumentMask:
+    """The part of a mask that compares documents: only where a tile of queries has several."""
+
+    several: Code
+    load: Statement
+    same: Code
+
+
+@dataclass(frozen=True)
+class MaskLoad:
+    """What a mask reads for each key of a tile."""
+
+    name: str
+    buffer: str
+    line: Statement
+
+
+@dataclass(frozen=True)
+class TileRange:
+    """The tiles that a program's tile meets, as the producer finds them."""
+
+    lo: Code
+    length: Code
+    bounds: list[Statement]
+    """What makes its ends."""
+    has_full: bool
+    """True where some tiles may need no mask."""
+    full_length: Code
+    """Of what needs no mask."""
+    full_end: Code
+    """Where that ends, from the beginning of the range."""
+    head: Code | None = None
+    """How far ahead of what needs no mask the range begins; None where it is not."""
+    last: bool = False
+    """True where the last position of a program's tile is asked for."""
+    blocks: list[Statement] = field(default_factory=list)
+    """The list that a block mask has for a program's tile."""
+    searches: bool = False
+    """True where two keys are searched for."""
+    listed: bool = False
+    from_first_key: DocumentEnds | None = None
+    """Where the range begins with the first key of a document."""
+
+    @property
+    def from_start(self) -> bool:
+        """True where the range begins with the first position."""
+        return self.lo == ZERO
+
+
+@dataclass(frozen=True)
+class ConsumedTile:
+    """What a consumer computes of a tile."""
+
+    masked: bool
+    mask_loads: list[MaskLoad]
+    """What is asked for before the product is waited for."""
+    mask_lines: list[Statement]
+    mask: Statement | None
+    """The mask itself, where it is not among its lines."""
+    documents: DocumentMask | None
+    score_lines: list[Statement]
+    logits: str
+    scaled: Code | None
+    dead_rows: bool
+    lse_lines: list[Statement]
+
+
+@dataclass(frozen=True)
+class GradientOfScores:
+    """How dS follows from dP: what multiplies it is there before, unless gradients of buffers want the parts of dS."""
+
+    factor: str
+    factor_lines: list[Statement]
+    lines: list[Statement]
+    dqk: str
+    """The gradient of q @ k^T."""
 
 
 @dataclass(frozen=True)
@@ -55,16 +142,18 @@ NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
 """That of who has whole tiles."""
 
 
-def own_range(fields: Fields, before: list[Statement], there: list[Statement], inner: str, block: int) -> Own:
+def own_range(
+    kernel: LoopKernel, before: list[Statement], there: list[Statement], inner: str, block: int
+) -> Own:
     """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it. Nor
     what is read at its first position, which may lie past the last one."""
     outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")
     moves = {f"{outer}_start", f"{outer}_last"}
-    (span,) = fields["spans"]
+    (span,) = kernel.ranges.spans
     lines: list[Statement] = []
 
     def own(end: str) -> bool:
-        found = needed([*before, *span["bounds"]], [f"{inner}_{end}"])
+        found = needed([*before, *span.bounds], [f"{inner}_{end}"])
         searched = any(calls(code, FIRST_AT_LEAST, FIRST_KEY) for code in codes(found))
         parts = (part for code in codes(found) for part in walk(code))
         loads = [part for part in parts if isinstance(part, Op) and part.fn == "load"]
@@ -75,7 +164,7 @@ def own_range(fields: Fields, before: list[Statement], there: list[Statement], i
         return True
 
     ahead, past = own("lo"), own("hi")
-    masked = inner == "kv" and any(not part["masked"] for part in span["loops"])
+    masked = inner == "kv" and any(not part.masked for part in span.loops)
     full_ahead, full_past = masked and own("full_lo"), masked and own("full_hi")
     if f"{outer}_last" in uses_of(lines):
         last = row("sub", minimum(row("add", f"{outer}_start", rows), size), 1)
@@ -89,96 +178,76 @@ def own_range(fields: Fields, before: list[Statement], there: list[Statement], i
     return Own([with_names(line, ends) for line in lines], ahead, past, full_ahead, full_past, before_whole)
 
 
-def tile_loop(fields: Fields, before: list[Statement], own: list[str], problem: list[str]) -> Fields:
-    """The range of a loop with one span, and what a tile computes; `own` and `before` is what it may be told."""
-    (span,) = fields["spans"]
-    if fields["listed"]:
-        return _listed_loop(fields, span, before, own, problem)
-    plain = next((part for part in span["loops"] if not part["masked"]), None)
-    ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
-    lo, hi = span["loops"][0]["lo"], ends["hi"]
-    full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else (lo, lo)
-    bounds = needed([*before, *span["bounds"]], uses_of([lo, hi, full_lo, full_hi]))
-    return _tile(fields, before, own, problem) | {
-        "lo": lo,
-        "length": _less(hi, lo),
-        "has_full": plain is not None,
-        "head": None if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
-        "full_length": _less(full_hi, full_lo),
-        "full_end": _less(full_hi, lo),
-        "bounds": bounds,
-        "last": bool({"q_last", "kv_last"} & uses_of(bounds)),
-        "blocks": [],
-        "searches": any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
-    }
+def tile_range(
+    kernel: LoopKernel, before: list[Statement], ends_of_documents: DocumentEnds | None = None
+) -> TileRange:
+    """The range of a loop with one span; `before` is what it may be told."""
+    (span,) = kernel.ranges.spans
+    if kernel.ranges.listed:
+        return _listed_range(span)
+    plain = next((part for part in span.loops if not part.masked), None)
+    ends = span.loops[-1] if span.loops[0].gap is None else span.loops[0]
+    lo, hi = span.loops[0].lo, ends.hi
+    full_lo, full_hi = (plain.lo, plain.hi) if plain else (lo, lo)
+    bounds = needed([*before, *span.bounds], uses_of([lo, hi, full_lo, full_hi]))
+    return TileRange(
+        lo=lo,
+        length=_less(hi, lo),
+        bounds=bounds,
+        has_full=plain is not None,
+        full_length=_less(full_hi, full_lo),
+        full_end=_less(full_hi, lo),
+        head=None if full_lo == lo or ends_of_documents is not None else _less(full_lo, lo),
+        last=bool({"q_last", "kv_last"} & uses_of(bounds)),
+        searches=any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
+        from_first_key=ends_of_documents,
+    )
 
 
-def _listed_loop(
-    fields: Fields, span: Fields, before: list[Statement], own: list[str], problem: list[str]
-) -> Fields:
-    """As `tile_loop`, over what a block mask lists: blocks with the mask come first."""
-    *counts, blocks = span["bounds"]
-    return _tile(fields, before, own, problem) | {
-        "lo": Name("row"),
-        "length": "(n_partial + n_full) * BLOCK_SIZE",
-        "has_full": True,
-        "head": None,
-        "full_length": text("n_full * BLOCK_SIZE"),
-        "bounds": counts,
-        "last": False,
-        "blocks": [blocks],
-        "searches": False,
-    }
+def _listed_range(span: SpanLoops) -> TileRange:
+    """As `tile_range`, of what a block mask lists: blocks with the mask come first."""
+    *counts, blocks = span.bounds
+    full = text("n_full * BLOCK_SIZE")
+    return TileRange(
+        lo=Name("row"),
+        length=text("(n_partial + n_full) * BLOCK_SIZE"),
+        bounds=counts,
+        has_full=True,
+        full_length=full,
+        full_end=full,
+        blocks=[blocks],
+        listed=True,
+    )
 
 
-def _tile(fields: Fields, before: list[Statement], own: list[str], problem: list[str]) -> Fields:
-    """What a tile computes, and what it is told."""
-    # In the kernel of dk and dv the log-sum-exp belongs to what streams.
-    body = tile_lines(fields) + fields["lse_lines"] * ("kv_idx" in own)
-    passed = passed_names(body, [*own, *before], problem)
-    return {
-        "documents": fields.get("documents"),
-        "from_first_key": fields.get("from_first_key"),
-        "masked": fields["masked"],
-        "dead_rows": fields.get("dead_rows"),
-        "mask_lines": fields["mask_lines"],
-        "score_lines": fields["score_lines"],
-        "logits": fields["logits"],
-        "scaled": fields["scaled"],
-        "lse_lines": fields["lse_lines"],
-        **_factor(fields),
-        **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
-        "passed": passed,
-    }
-
-
-def _factor(fields: Fields) -> Fields:
-    """How dS follows from dP: what multiplies it is there before, unless gradients of buffers want the parts of dS."""
-    lines, dqk = fields.get("gradient_lines", []), fields.get("dqk", "")
-    if dqk == "ds" or fields.get("accumulators"):
-        return {"factor": "p", "factor_lines": [], "gradient_lines": lines, "dqk": dqk}
+def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
+    """How dS follows from dP in a kernel."""
+    lines, dqk = gradients.lines, gradients.dqk
+    if dqk == "ds" or gradients.rows:
+        return GradientOfScores("p", [], lines, dqk)
     names = {"ds": "p", dqk: "factor"}
-    of_p = [with_names(line, names) for line in lines]
-    return {"factor": "factor", "factor_lines": of_p, "gradient_lines": [], "dqk": "ds"}
+    return GradientOfScores("factor", [with_names(line, names) for line in lines], [], "ds")
 
 
-def passed_names(
-    body: Iterable[Statement | Code | None], before: Iterable[Statement | str], problem: list[str]
-) -> list[str]:
-    """Which names of the function outside, given or made there by statements, `body` uses."""
-    used = uses_of(body)
+def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> frozenset[str]:
+    """What a tile computes with, made outside or by itself."""
+    body, gradients = kernel.body, kernel.gradients
+    lines: list[Statement | Code | None] = [*body.mask_lines, *body.score_lines, body.scaled]
+    if gradients is not None:
+        lines += gradients.lines
+    if documents is not None:
+        lines += [documents.several, documents.load, documents.same]
+    return uses_of(lines)
+
+
+def passed_names(used: Set[str], before: Iterable[Statement | str], problem: list[str]) -> list[str]:
+    """Which names of the function outside, given or made there by statements, are `used`."""
     made = [name for b in before for name in ([b] if isinstance(b, str) else b.names_in_order)]
     return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
 
 
-def tile_lines(fields: Fields) -> list[Statement | Code | None]:
-    """What a tile computes with names from outside."""
-    lines = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-    return [*lines, *fields.get("documents", {}).values(), fields["scaled"]]
-
-
 def _less(a: Code, b: Code) -> Code:
-    return a if b == text("0") else row("sub", a, b)
+    return a if b == ZERO else row("sub", a, b)
 
 
 def from_zero(code: Code, lo: str = "kv_lo") -> Code:
@@ -211,3 +280,8 @@ def offsets(length: str, dim: int) -> list[Statement]:
     """Keys of a tile, in the layout of scores without a dimension."""
     form = f"gl.arange(0, {{0}}, layout=gl.SliceLayout({dim}, SCORES))"
     return [assign("offs_n", op(form, length, fn="arange"))]
+
+
+def begin_of_range(found: TileRange, name: str) -> Code:
+    """Where the range of a tile begins, as its consumers know it."""
+    return ZERO if found.from_start else op("{0}", name)

@@ -1,100 +1,29 @@
-"""What the kernels for Hopper are given and hand on: their parameters and arguments, and the tiles that a producer
-publishes to its consumers."""
+"""What the kernels for Hopper are given and hand on: their parameters, and the tiles that a producer publishes to its
+consumers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop
+from kgen.kernels.attention.targets.triton.hopper_portable import Param
+from kgen.kernels.attention.targets.triton.hopper_queries import MASKED_TILES, QueriesLoop
+from kgen.kernels.attention.targets.triton.hopper_reads import Pages
+from kgen.kernels.attention.targets.triton.hopper_rows import Rows, rows_of, vectors_of
 from kgen.kernels.attention.targets.triton.hopper_streams import Stream
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.placement import in_tiles
 from kgen.kernels.attention.targets.triton.ranges import lists_of
-from kgen.targets.code import Code, op, text
-
-Fields = dict[str, Any]
+from kgen.targets.code import Code
 
 
-class _Shared:
-    """What several kernels are given."""
+@dataclass(frozen=True)
+class Partition:
+    """An entry of `warp_specialize`."""
 
-    def __init__(self, hopper: HopperPlan, kernels: KernelFields) -> None:
-        plan = kernels.plan
-        self.hopper = hopper
-        self.rows = in_tiles(kernels.packed, kernels.kv_head, hopper.dkdv.BLOCK_M if hopper.dkdv else 0)
-        rope = hopper.rope > 0
-        self.q, self.k = ["q", *["q_rope"] * rope], ["k", *["k_rope"] * rope]
-        self.key_rings = ["kv_ring", *["k_rope_ring"] * rope]
-        self.group = ["GQA"] * plan.grouped
-        self.consumers = hopper.forward.consumers if hopper.forward else 2
-        self.counter, self.counters = ["counter_ptr"] * hopper.dynamic, ["counters"] * hopper.dynamic
-        self.lists = {x: list(lists_of(x)) if plan.forward.listed else [] for x in ("kv", "q")}
-        self.pointers = {x: [f"{name}_ptr" for name in names] for x, names in self.lists.items()}
-        self.query_descs = ["q_desc", "do_desc", *self.rows["vector_names"], *_descs(self.q[1:])]
-        self.lag = _lag(hopper)
-
-    def constexprs(self, *more: str) -> list[str]:
-        """What is known when a kernel is compiled."""
-        return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
-
-
-def operands(
-    hopper: HopperPlan, kernels: KernelFields, loops: Mapping[str, Fields], fields: Fields
-) -> Fields:
-    """Lists of operands, by kernel: `params` of its signature, `given` at its launch; and what each of its warpgroups
-    is handed, operands and what is known when it is compiled."""
-    shared = _Shared(hopper, kernels)
-    listed = kernels.plan.forward.listed
-    gradients = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
-    sums = loops["dq"]["row_sums"] if hopper.dq is not None else []
-    found: Fields = {
-        **shared.rows,
-        "q": shared.q,
-        "k": shared.k,
-        "rope": {"width": hopper.rope} if hopper.rope else None,
-        "consumers": shared.consumers,
-        "problem": [name for name in kernels.problem if name != "GQA"],
-        "k_bytes": "NBYTES + k_rope_desc.block_type.nbytes" if hopper.rope else "NBYTES",
-        "key_rings": shared.key_rings,
-        "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
-        "query_descs": shared.query_descs,
-        # Vectors of packed sequences begin anywhere, and TMA at multiples of 16 bytes: the producer writes them.
-        "query_writers": 2 if kernels.packed else 1,
-        "query_rings": [
-            f"_slots({desc}, SLOTS)" if desc.endswith("_desc") else "_vector_slots(BLOCK_M, SLOTS)"
-            for desc in shared.query_descs
-        ],
-        "query_bytes": " + ".join(
-            [
-                "2 * q_desc.block_type.nbytes",
-                *["2 * lse_desc.block_type.nbytes"] * (not kernels.packed),
-                *["q_rope_desc.block_type.nbytes"] * bool(hopper.rope),
-            ]
-        ),
-        "query_slots": [f"{x}_slots" for x in ("q", "do", "lse", "delta", *shared.q[1:])],
-        "lag": shared.lag,
-        "backward": {
-            "operands": [*shared.counters, *["dq_sum"] * (hopper.fused is not None), *gradients, *sums],
-            "gradients": gradients,
-            "descs": _descs(["q", "k", "v", "do", *gradients]),
-        },
-    }
-    if hopper.forward is not None:
-        found["query_tile"] = _tiles_of_queries(loops, listed, kernels.packed)
-        found["producer"], of_forward = _of_forward(
-            shared, fields["streams"], fields["pages"], fields["sinks"]
-        )
-        loops["forward"].update(of_forward)
-    if hopper.dq is not None:
-        loops["dq"].update(_of_dq(shared, loops["dq"]["rings"], sums))
-    if hopper.dkdv is not None:
-        found["key_tile"] = _tiles_of_keys(loops["dkdv"], listed, kernels.packed)
-        loops["dkdv"].update(_of_dkdv(shared))
-    if hopper.fused is not None:
-        found["fused"] = _of_fused(shared, loops["dkdv"]["producer"])
-    return found
+    function: str
+    given: list[str]
 
 
 @dataclass(frozen=True)
@@ -116,174 +45,256 @@ class Warpgroup:
 
     @property
     def handed(self) -> list[str]:
+        """What the kernel has for the operands."""
         return [self.made.get(name, name) for name in self.operands]
 
-    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Fields]:
+    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Partition]:
         """Entries of `warp_specialize` for `n` warpgroups, whose operands the kernel has as `name`; `given` are other
         arguments, in which `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
 
-        def entry(number: int) -> Fields:
-            of = {"n": number, "letter": "abc"[number]}
-            rest = [given.get(other, other).format(**of) for other in (*self.own, *self.constexprs)]
-            return {"function": function, "given": [name, *rest]}
+        def entry(number: int) -> Partition:
+            letter = "abc"[number]
+            others = (*self.own, *self.constexprs)
+            rest = [given.get(other, other).format(n=number, letter=letter) for other in others]
+            return Partition(function, [name, *rest])
 
         return [entry(number) for number in range(n)]
 
 
-def _specialized(tile: HopperTile | None) -> Fields:
+@dataclass(frozen=True)
+class Warpgroups:
+    """All warpgroups of a kernel: their operands, and warps and registers of all but the first."""
+
+    handed: list[tuple[str, list[str]]]
+    partitions: list[Partition]
+    warps: list[int]
+    registers: list[int]
+    rest: str
+    """The warpgroups in words, and the registers of the first."""
+
+
+@dataclass(frozen=True)
+class KernelOperands:
+    """What a kernel is given, and what it hands to its warpgroups."""
+
+    params: list[Param]
+    groups: Warpgroups
+    producer: Warpgroup
+    consumer: Warpgroup
+    dk_consumer: Warpgroup | None = None
+    """The consumer of dk, where the other has dv."""
+
+    @property
+    def declared(self) -> list[str]:
+        """The parameters in the signature."""
+        return [p.declared for p in self.params]
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments of the launch."""
+        return [p.argument for p in self.params if p.argument is not None]
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores."""
+
+    own: str
+    """That of forward."""
+    given: bool
+    """True where the producer serves dq, too, which needs K and V together: it is told."""
+
+
+class Operands:
+    """What several kernels are given."""
+
+    def __init__(self, plan: HopperPlan, kernels: KernelFields) -> None:
+        of = kernels.plan
+        rope = ["q_rope"] if plan.rope else []
+        self.plan = plan
+        self.packed = kernels.packed
+        self.rows: Rows = rows_of(kernels.packed, kernels.kv_head, plan.dkdv.BLOCK_M if plan.dkdv else 0)
+        self.q, self.k = ["q", *rope], ["k", *(["k_rope"] if plan.rope else [])]
+        self.key_rings = ["kv_ring", *(["k_rope_ring"] if plan.rope else [])]
+        self.consumers = plan.forward.consumers if plan.forward else 2
+        self.lists = {x: _tensors(lists_of(x)) if of.forward.listed else [] for x in ("kv", "q")}
+        vectors = [p.name for p in self.rows.vectors]
+        self.query_descs = ["q_desc", "do_desc", *vectors, *(f"{x}_desc" for x in rope)]
+        chained = plan.forward is not None and plan.forward.chained
+        self.lag = Lag("1" if chained else "0", plan.dq is not None and not plan.dq_rings_apart)
+        self.group = ["GQA"] if of.grouped else []
+
+    def counter(self, tensor: str) -> list[Param]:
+        """The counter of tiles, where programs take tiles from one."""
+        return [Param("counter_ptr", tensor)] if self.plan.dynamic else []
+
+    def constexprs(self, *more: str) -> list[str]:
+        """What is known when a kernel is compiled."""
+        return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
+
+    def forward(self, streams: list[Stream], pages: Pages, sinks: list[Param]) -> KernelOperands:
+        """Forward, and the producer of queries' tiles, which may serve dq too."""
+        tile = self.plan.forward
+        assert tile is not None
+        lists, streamed = self.lists["kv"], _descs([s.name for s in streams])
+        descs, counter = _descs([*self.q, *self.k, "v", "o"]), self.counter(_NEW_COUNTER)
+        params = [*descs, Param("lse_ptr", "lse"), *lists, *streamed, *pages.params, *counter, *sinks]
+        extras = [*_names([*lists, *streamed]), *(f"{s.name}_rings" for s in streams)]
+        extras += _names([*pages.params, *counter])
+        producer = Warpgroup(
+            [
+                "scheduler",
+                "q_descs",
+                *_names(_descs([*self.k, "v"])),
+                "q_rings",
+                "kv_ring",
+                *extras,
+                "problem",
+            ],
+            self.constexprs(*self._lag_given(), "GROUP"),
+            made={
+                "q_descs": _tuple(_names(_descs(self.q))),
+                "q_rings": _tuple(_rings(self.q)),
+                **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
+            },
+        )
+        rings = [*_rings(self.q), "kv_ring"]
+        stored = ["out_slots", "o_desc", "lse_ptr", "problem"]
+        consumer = Warpgroup(
+            ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored],
+            self.constexprs("CONSUMER", "STORE_LSE"),
+            _rings([s.name for s in streams]),
+        )
+        of_streams = {f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams}
+        partitions = consumer.partitions(
+            "_hopper_consumer", "consumer", self.consumers, CONSUMER="{n}", **of_streams
+        )
+        partitions += producer.partitions("_hopper_producer", "producer", LAG=self.lag.own)
+        handed = {"consumer": consumer, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def dq(self, rings: list[str], sums: list[str]) -> KernelOperands:
+        """dq, and its own producer where K and V have rings of their own."""
+        tile, apart = self.plan.dq, self.plan.dq_rings_apart
+        assert tile is not None
+        lists, counter = self.lists["kv"], self.counter("counters")
+        own, held = _descs([f"d{x}" for x in self.q]), [*self.q, "do"]
+        vectors = _tensors(["lse", "delta", *sums])
+        descs = _descs([*self.q, *self.k, "v", "do"])
+        stored = [*_names(own), *_names(vectors), "problem"]
+        consumer = Warpgroup(
+            ["scheduler", *_rings(held), *rings, *_names(lists[2:]), *stored], self.constexprs("CONSUMER")
+        )
+        streamed, more = _names(_descs([*self.k, "v"])), _names([*lists, *counter])
+        producer = Warpgroup(
+            ["scheduler", "q_descs", *streamed, "q_rings", *rings, *more, "problem"],
+            self.constexprs(*self._lag_given(), "GROUP"),
+            made={"q_descs": _tuple(_names(_descs(held))), "q_rings": _tuple(_rings(held))},
+        )
+        partitions = consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        function = "_dq_hopper_producer" if apart else "_hopper_producer"
+        partitions += producer.partitions(function, "producer", LAG="0")
+        handed = {"consumer": consumer, "producer": producer}
+        groups = _warpgroups(tile, handed, partitions)
+        return KernelOperands([*descs, *own, *vectors, *lists, *counter], groups, producer, consumer)
+
+    def dkdv(self) -> KernelOperands:
+        """dk and dv, of both of which each consumer has half of the keys, or one of which each has."""
+        tile = self.plan.dkdv
+        assert tile is not None
+        lists, short = self.lists["q"], tile.BLOCK_M < HALF
+        streams = [
+            Param(p.name, f"short_{p.name}") if short and p.name in ("q_desc", "do_desc") else p
+            for p in _descs([*self.q, *self.k, "v", "do"])
+        ]
+        own = _descs([*(f"d{x}" for x in self.k), "dv"])
+        params = [*streams, *self.rows.vectors, *own, *lists, *self.counter("counters")]
+        producer = self._producer_of_keys()
+        if self.plan.split_dkdv:
+            return self._split(tile, params, own, producer)
+        consumer = Warpgroup(
+            ["scheduler", "kv_ring", "q_ring", *_names([*lists[2:], *own]), "problem"],
+            self.constexprs("CONSUMER"),
+        )
+        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
+        handed = {"consumer": consumer, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def _producer_of_keys(self) -> Warpgroup:
+        """The producer of tiles of keys."""
+        more = _names([*self.lists["q"], *self.counter("counters")])
+        descs = _names(_descs([*self.k, "v"]))
+        return Warpgroup(
+            ["scheduler", *descs, "q_descs", *self.key_rings, "q_ring", *more, "problem"],
+            self.constexprs("GROUP"),
+            made={"q_descs": _tuple(self.query_descs)},
+        )
+
+    def _split(
+        self, tile: HopperTile, params: list[Param], own: list[Param], producer: Warpgroup
+    ) -> KernelOperands:
+        """One consumer has dv, and the other dk."""
+        ahead, (*dk_descs, dv_desc) = ["scheduler", *self.key_rings, "q_ring", "factors"], _names(own)
+        lists = _names(self.lists["q"][2:])
+        dv = Warpgroup([*ahead, *lists, dv_desc, "problem"], self.constexprs())
+        dk = Warpgroup([*ahead, *dk_descs, "problem"], self.constexprs())
+        partitions = [
+            *dv.partitions("_dv_hopper_consumer", "dv_consumer"),
+            *dk.partitions("_dk_hopper_consumer", "dk_consumer"),
+            *producer.partitions("_dkdv_hopper_producer", "producer"),
+        ]
+        handed = {"dv_consumer": dv, "dk_consumer": dk, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, dv, dk)
+
+    def fused(self) -> KernelOperands:
+        """dq, dk and dv in one kernel."""
+        tile, lists = self.plan.fused, self.lists["q"]
+        assert tile is not None
+        own, sums = _descs(["dk", "dv"]), [Param("dq_sum_ptr", "dq_sum")]
+        ahead = [*_descs(["q", "k", "v", "do"]), *vectors_of(self.packed, tile.BLOCK_M)]
+        consumer = Warpgroup(
+            ["scheduler", "kv_ring", "q_ring", "ds_ring", *_names([*lists[2:], *own, *sums]), "problem"],
+            self.constexprs("CONSUMER", "DQ"),
+        )
+        producer = self._producer_of_keys()
+        partitions = consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
+        handed = {"consumer": consumer, "producer": producer}
+        params = [*ahead, *own, *sums, *lists, *self.counter("counters")]
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def _lag_given(self) -> list[str]:
+        return ["LAG"] if self.lag.given else []
+
+
+_NEW_COUNTER = "q.new_zeros(1, dtype=torch.int32)"
+
+
+def _warpgroups(tile: HopperTile, handed: Mapping[str, Warpgroup], partitions: list[Partition]) -> Warpgroups:
     """Warps and registers of all warpgroups but the first."""
-    assert tile is not None
     others = tile.consumers - 1
     which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
-    return {
-        "warps": [4] * tile.consumers,
-        "registers": [tile.consumer_registers] * others + [tile.producer_registers],
-        "rest": f"the {which} and the producer; the first consumer has the rest of {all_of}",
-    }
-
-
-def _of_forward(
-    shared: _Shared, streams: list[Stream], pages: Fields, sinks: Fields
-) -> tuple[Warpgroup, Fields]:
-    """The producer of queries' tiles, which may serve dq too, and forward."""
-    q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
-    streamed = _descs([s.name for s in streams])
-    descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
-    extras = [*lists, *streamed, *(f"{s.name}_rings" for s in streams), *pages["args"], *counter]
-    producer = Warpgroup(
-        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", "kv_ring", *extras, "problem"],
-        shared.constexprs(*lag, "GROUP"),
-        made={
-            "q_descs": _tuple(_descs(q)),
-            "q_rings": _tuple(_rings(q)),
-            **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
-        },
+    return Warpgroups(
+        handed=[(name, group.handed) for name, group in handed.items()],
+        partitions=partitions,
+        warps=[4] * tile.consumers,
+        registers=[tile.consumer_registers] * others + [tile.producer_registers],
+        rest=f"the {which} and the producer; the first consumer has the rest of {all_of}",
     )
-    consumer = Warpgroup(
-        [
-            "scheduler",
-            *_rings(q),
-            "kv_ring",
-            *lists[2:],
-            *sinks["params"],
-            "out_slots",
-            "o_desc",
-            "lse_ptr",
-            "problem",
-        ],
-        shared.constexprs("CONSUMER", "STORE_LSE"),
-        _rings([s.name for s in streams]),
-    )
-    given = [*descs, "lse", *shared.lists["kv"], *streamed, *pages["given"]]
-    zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
-    return producer, {
-        "part": {2: "half", 3: "third"}[shared.consumers],
-        "params": [*descs, "lse_ptr", *lists, *streamed, *pages["params"], *counter, *sinks["params"]],
-        "given": [*given, *zero, *sinks["args"]],
-        "options": ["launch_pdl=True"] * shared.hopper.dynamic,
-        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
-        "consumer": consumer,
-        **_specialized(shared.hopper.forward),
-        "partitions": [
-            *consumer.partitions(
-                "_hopper_consumer",
-                "consumer",
-                shared.consumers,
-                CONSUMER="{n}",
-                **{f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams},
-            ),
-            *producer.partitions("_hopper_producer", "producer", LAG=shared.lag["own"]),
-        ],
-    }
 
 
-def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
-    q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
-    own, held, wide = [f"d{x}" for x in q], [*q, "do"], shared.hopper.wide
-    descs = _descs([*q, *k, "v", "do", *own])
-    vectors = [f"{x}_ptr" for x in ("lse", "delta", *sums)]
-    consumer = Warpgroup(
-        ["scheduler", *_rings(held), *rings, *lists[2:], *_descs(own), *vectors, "problem"],
-        shared.constexprs("CONSUMER"),
-    )
-    lag = ["LAG"] * (shared.lag["given"] and not wide)
-    producer = Warpgroup(
-        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", *rings, *lists, *counter, "problem"],
-        shared.constexprs(*lag, "GROUP"),
-        made={"q_descs": _tuple(_descs(held)), "q_rings": _tuple(_rings(held))},
-    )
-    return {
-        "params": [*descs, *vectors, *lists, *counter],
-        "given": [*descs, "lse", "delta", *sums, *shared.lists["kv"], *shared.counters],
-        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
-        "consumer": consumer,
-        "producer": producer,
-        **_specialized(shared.hopper.dq),
-        "partitions": [
-            *consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
-            *producer.partitions("_dq_hopper_producer" if wide else "_hopper_producer", "producer", LAG="0"),
-        ],
-    }
+def _descs(names: list[str]) -> list[Param]:
+    return [Param(f"{name}_desc", f"{name}_desc") for name in names]
 
 
-def _of_dkdv(shared: _Shared) -> Fields:
-    q, k, lists, split = shared.q, shared.k, shared.pointers["q"], shared.hopper.split_dkdv
-    dkdv = shared.hopper.dkdv
-    assert dkdv is not None
-    streams = _descs([*q, *k, "v", "do"])
-    short = ("q_desc", "do_desc") if dkdv.BLOCK_M < HALF else ()
-    own, rest = _descs([*(f"d{x}" for x in k), "dv"]), [*lists, *shared.counter]
-    of_queries = [*shared.key_rings, "q_ring"]
-    given = [f"short_{x}" if x in short else x for x in streams]
-    producer = Warpgroup(
-        ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"],
-        shared.constexprs("GROUP"),
-        made={"q_descs": _tuple(shared.query_descs)},
-    )
-    consumer = Warpgroup(
-        ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"], shared.constexprs("CONSUMER")
-    )
-    # Where one consumer has dv, and the other dk.
-    dv = Warpgroup(["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"], shared.constexprs())
-    dk = Warpgroup(["scheduler", *of_queries, "factors", *own[:-1], "problem"], shared.constexprs())
-    consumers = {"dv_consumer": dv, "dk_consumer": dk} if split else {"consumer": consumer}
-    if split:
-        partitions = dv.partitions("_dv_hopper_consumer", "dv_consumer")
-        partitions += dk.partitions("_dk_hopper_consumer", "dk_consumer")
-    else:
-        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
-    return {
-        "params": [*streams, *shared.rows["vector_names"], *own, *rest],
-        "given": [*given, *shared.rows["vectors_given"], *own, *shared.lists["q"], *shared.counters],
-        "producer": producer,
-        **consumers,
-        "handed": [(name, of.handed) for name, of in (consumers | {"producer": producer}).items()],
-        **_specialized(dkdv),
-        "partitions": [*partitions, *producer.partitions("_dkdv_hopper_producer", "producer")],
-    }
+def _tensors(names: list[str] | tuple[str, ...]) -> list[Param]:
+    """Pointers to tensors."""
+    return [Param(f"{name}_ptr", name) for name in names]
 
 
-def _of_fused(shared: _Shared, producer: Warpgroup) -> Fields:
-    fused, lists = shared.hopper.fused, shared.pointers["q"]
-    assert fused is not None
-    streams, own = _descs(["q", "k", "v", "do"]), _descs(["dk", "dv"])
-    vectors = [f"_gluon_rows({x}, {fused.BLOCK_M})" for x in ("lse", "delta")]
-    consumer = Warpgroup(
-        ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"],
-        shared.constexprs("CONSUMER", "DQ"),
-    )
-    return {
-        "tile": fused,
-        "params": [*streams, *shared.rows["vector_names"], *own, "dq_sum_ptr", *lists, *shared.counter],
-        "given": [*streams, *vectors, *own, "dq_sum", *shared.lists["q"], *shared.counters],
-        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
-        "consumer": consumer,
-        **_specialized(fused),
-        "partitions": [
-            *consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
-            *producer.partitions("_dkdv_hopper_producer", "producer"),
-        ],
-    }
+def _names(params: list[Param]) -> list[str]:
+    return [p.name for p in params]
 
 
 def _rings(names: list[str]) -> list[str]:
@@ -294,68 +305,79 @@ def _tuple(names: list[str]) -> str:
     return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
-def _descs(names: list[str]) -> list[str]:
-    return [f"{name}_desc" for name in names]
+@dataclass(frozen=True)
+class Told:
+    """What a producer tells of a tile, by the name that consumers have for it."""
+
+    name: str
+    value: Code | str
 
 
-def _lag(hopper: HopperPlan) -> Fields:
-    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores. The
-    producer is told where it serves dq, too, which needs K and V together."""
-    own = "1" if hopper.forward is not None and hopper.forward.chained else "0"
-    return {"own": own, "given": hopper.dq is not None and not hopper.wide}
+@dataclass(frozen=True)
+class PublishedTile:
+    """A tile that a producer publishes to its consumers."""
+
+    told: list[Told]
+
+    @property
+    def fields(self) -> list[str]:
+        """What consumers call it."""
+        return [one.name for one in self.told]
+
+    @property
+    def rest(self) -> list[str]:
+        """The same without where it begins."""
+        return self.fields[1:]
+
+    @property
+    def count(self) -> int:
+        """How many numbers it is."""
+        return len(self.told)
+
+    @property
+    def given(self) -> list[Code | str]:
+        """What the producer calls it."""
+        return [one.value for one in self.told]
+
+    @property
+    def size(self) -> int:
+        """Numbers of a slot of the scheduler."""
+        return 8 if self.count <= 8 else 16
+
+    @property
+    def masks_last(self) -> bool:
+        """True where it is told how many tiles at the end of its range have the mask."""
+        return "n_last_masked" in self.fields
 
 
-def start_of_keys(j: Code, lo: Code, listed: bool) -> Code:
-    """Where the j-th tile of keys begins that a tile of queries meets."""
-    if listed:
-        return op("_listed({0}, {1}, BLOCK_N)", j, "kv_blocks")
-    return op("_last_first({0}, {1}, {2}, BLOCK_N)", j, lo, "n_tiles")
+def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool) -> PublishedTile:
+    """What is told of a tile of queries: what forward or dq asks for."""
+    used = forward.asks if dq is None else forward.asks | dq.asks
+    told = [Told("q_start", "q_start"), Told("b_h", "b_h")]
+    if forward.range.listed:
+        told.append(Told("row", "row"))
+    elif "kv_lo" in used:
+        told.append(Told("kv_lo", forward.range.lo))
+    told += [Told(name, name) for name in MASKED_TILES if name in used]
+    told.append(Told("n_tiles", "n_tiles"))
+    return PublishedTile(told + _lengths("q_begin", packed))
 
 
-def start_of_queries(loop: Fields, lo: Code, listed: bool) -> Code:
-    """Where the j-th tile of queries begins that a tile of keys meets."""
-    if listed:
-        return op("_listed(j, {0}, BLOCK_M)", "q_blocks")
-    first = "n_first_masked" if loop["head"] else "0"
-    masked = "n_masked" if loop["has_full"] else "n_tiles"
-    return op("_masked_first(j, {0}, {1}, {2}, {3}, BLOCK_M)", lo, first, masked, "n_tiles")
+def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
+    """What is told of a tile of keys."""
+    told = [Told("kv_start", "kv_start"), Told("b_h", "b * HQ + h")]
+    if loop.range.listed:
+        told.append(Told("row", "row"))
+    elif not loop.range.from_start:
+        told.append(Told("q_lo", loop.range.lo))
+    if loop.range.head is not None and not loop.range.listed:
+        told.append(Told("n_first_masked", "n_first_masked"))
+    if loop.range.has_full:
+        told.append(Told("n_masked", "n_masked"))
+    told.append(Told("n_tiles", "n_tiles"))
+    return PublishedTile(told + _lengths("kv_begin", packed))
 
 
-def begins(loop: Fields, name: str) -> Code:
-    """Where the range of a tile begins, as its consumers know it."""
-    return text("0") if loop["lo"] == text("0") else op("{0}", name)
-
-
-def _tiles_of_queries(loops: Mapping[str, Fields], listed: bool, packed: bool) -> Fields:
-    """What the producer tells of a tile of queries: what forward or dq asks for."""
-    loop = loops["forward"]
-    used = frozenset[str]().union(*(loops[name]["asks"] for name in ("forward", "dq") if name in loops))
-    told = {"q_start": "q_start", "b_h": "b_h"}
-    told |= {"row": "row"} if listed else {"kv_lo": str(loop["lo"])} if "kv_lo" in used else {}
-    told |= {name: name for name in ("n_first_masked", "n_last_masked") if name in used} | {
-        "n_tiles": "n_tiles"
-    }
-    told |= {name: name for name in ("q_begin", "SQ", "SK")} if packed else {}
-    return _tile(told) | {"masks_last": "n_last_masked" in told}
-
-
-def _tiles_of_keys(loop: Fields, listed: bool, packed: bool) -> Fields:
-    """What the producer tells of a tile of keys."""
-    told = {"kv_start": "kv_start", "b_h": "b * HQ + h"}
-    told |= {"row": "row"} if listed else {} if loop["lo"] == text("0") else {"q_lo": str(loop["lo"])}
-    told |= {"n_first_masked": "n_first_masked"} if loop["head"] and not listed else {}
-    told |= {"n_masked": "n_masked"} if loop["has_full"] else {}
-    told |= {"n_tiles": "n_tiles"}
-    told |= {name: name for name in ("kv_begin", "SQ", "SK")} if packed else {}
-    return _tile(told)
-
-
-def _tile(told: Mapping[str, str]) -> Fields:
-    names = list(told)
-    return {
-        "fields": names,
-        "rest": names[1:],
-        "count": len(names),
-        "given": list(told.values()),
-        "size": 8 if len(names) <= 8 else 16,
-    }
+def _lengths(begin: str, packed: bool) -> list[Told]:
+    """Where packed sequences begin, and their lengths."""
+    return [Told(name, name) for name in (begin, "SQ", "SK")] if packed else []

@@ -44,14 +44,14 @@ class Stream:
         return [f"{self.name}_ring_{letter}" for letter in "ab"]
 
 
-def streams_of(hopper: HopperPlan, kernels: KernelFields) -> list[Stream]:
+def streams_of(plan: HopperPlan, kernels: KernelFields) -> list[Stream]:
     """The streams of forward."""
-    return [_pair(hopper, hopper.pair, kernels)] if hopper.pair is not None else []
+    return [_pair(plan, plan.pair, kernels)] if plan.forward is not None and plan.pair is not None else []
 
 
-def _pair(hopper: HopperPlan, pair: Binding, kernels: KernelFields) -> Stream:
+def _pair(plan: HopperPlan, pair: Binding, kernels: KernelFields) -> Stream:
     """A number for each pair of positions."""
-    tile = hopper.forward
+    tile = plan.forward
     assert tile is not None
     assert isinstance(pair.node, Read)
     buffer, (*before, _, _) = pair.node.buffer, pair.node.indices

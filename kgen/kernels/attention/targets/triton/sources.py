@@ -18,7 +18,9 @@ from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.exact import exact_fields
-from kgen.kernels.attention.targets.triton.hopper import hopper_fields
+from kgen.kernels.attention.targets.triton.hopper import hopper_kernels
+from kgen.kernels.attention.targets.triton.hopper_kernels import Kernels
+from kgen.kernels.attention.targets.triton.hopper_templates import file_of, names_of, parts_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.loads import block_of, columns_of, load_of
@@ -40,17 +42,18 @@ def sources(loaded: Loaded) -> list[Source]:
     decode = plan_decode(loaded) if decodes(loaded) else None
     plan, free = plan_attention(loaded), without_promises(loaded)
     # TMA ends with the tensor, whatever its length is.
-    hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    context = _context(plan, hopper, decode)
+    on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
+    context = _context(plan, on_hopper, decode)
+    hopper: Kernels | None = context["hopper"]
     launches, waits = _overlaps(context)
     apart = context | {"single": False, "beside": "_hopper().", "gdc": launches}
-    rings = ["NamedTuple"] * (context["hopper"] is not None or bool(context["block_mask"]))
+    rings = ["NamedTuple"] * (hopper is not None or bool(context["block_mask"]))
     typing = ", ".join([*rings, *["Optional"] * plan.backward])
     alone = {"single": True, "beside": "", "gdc": waits, "typing": typing}
     offers = [f"{plan.spec.name}_kernels", *[f"{plan.spec.name}_block_mask"] * (plan.block_mask is not None)]
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
     offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
-    remarks = tuple(_not_on_hopper(plan.spec, without_kernels(hopper)))
+    remarks = tuple(_not_on_hopper(plan.spec, without_kernels(on_hopper)))
     files = [
         Source(
             "triton.py",
@@ -63,9 +66,9 @@ def sources(loaded: Loaded) -> list[Source]:
             remarks=remarks,
         )
     ]
-    if context["hopper"] is not None:
-        beside = apart | {"gdc": waits}
-        files.append(Source("hopper.py", Untyped("attention/triton/hopper.j2", beside), arch="sm_90a"))
+    if hopper is not None:
+        beside = file_of(hopper, context["hopper_parts"], context["of_hopper"], context["summary"], waits)
+        files.append(Source("hopper.py", beside, arch="sm_90a"))
     return files
 
 
@@ -81,7 +84,7 @@ def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What lets a kernel begin beside the end of the one before it, as delta's kernel needs it and all of them do."""
     if context["hopper_backward"]:
         return ["gdc_launch_dependents"], ["gdc_launch_dependents", "gdc_wait"]
-    return [], ["gdc_wait"] * (context["hopper"] is not None and context["hopper"]["dynamic"])
+    return [], ["gdc_wait"] * (context["hopper"] is not None and context["hopper"].dynamic)
 
 
 def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, Any]:
@@ -143,13 +146,13 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     context |= printed(loops)
     free = kernels if on_hopper is plan else KernelFields(on_hopper)
     of_hopper = loops if free is kernels else _loops(on_hopper, free)
-    hopper = hopper_fields(on_hopper, free, context | of_hopper)
-    shares = spec.backward_in_parts and hopper is not None and hopper["fused"] is not None
+    hopper = hopper_kernels(on_hopper, free, context | of_hopper)
+    shares = spec.backward_in_parts and hopper is not None and hopper.fused is not None
     context |= {
         "hopper": hopper,
-        "hopper_forward": hopper is not None and hopper["forward"] is not None,
-        "hopper_dq": hopper is not None and hopper["dq"] is not None,
-        "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
+        "hopper_forward": hopper is not None and hopper.forward is not None,
+        "hopper_dq": hopper is not None and hopper.dq is not None,
+        "hopper_backward": hopper is not None and hopper.dkdv is not None,
         "shares": shares,
         "of_gradients": "_gradients" if shares else "_backward_op",
         "typing": ", ".join(
@@ -170,6 +173,10 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan)
     context["helpers"] = in_order(helpers)
     context["tf32"] = kernels.tf32
+    if hopper is not None:
+        context["of_hopper"] = free
+        context["gluon_names"] = names_of(hopper)
+    context["hopper_parts"] = parts_of(hopper, free, context) if hopper is not None else []
     return context
 
 
@@ -189,7 +196,7 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
 
 
 def _asked(
-    hopper: Mapping[str, Any] | None,
+    hopper: Kernels | None,
     missing: Mapping[str, str],
     decode: DecodePlan | None,
     plan: AttentionPlan,
@@ -197,7 +204,7 @@ def _asked(
     """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
     if hopper is not None:
-        for stream in hopper["streams"]:
+        for stream in hopper.streams:
             name = plan.called.get(stream.buffer, stream.buffer)
             asked[name] = name + stream.tensor.removeprefix(stream.buffer)
     quoted = ", ".join(f'"{name}"' for name in asked)
@@ -220,10 +227,10 @@ def _asked(
     }
 
 
-def _before(hopper: Mapping[str, Any] | None) -> dict[str, list[str] | bool]:
+def _before(hopper: Kernels | None) -> dict[str, list[str] | bool]:
     """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
-    follow = hopper is not None and hopper["dkdv"] is not None
-    counted = hopper is not None and follow and hopper["dynamic"]
+    follow = hopper is not None and hopper.dkdv is not None
+    counted = hopper is not None and follow and hopper.dynamic
     return {
         "counts": counted,
         "params": ["BEFORE_HOPPER: tl.constexpr"] * follow,
