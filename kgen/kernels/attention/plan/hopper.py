@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
-from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.softmax_form import QK
 from kgen.kernels.attention.plan.hopper_conditions import (
     WIDE,
@@ -111,6 +111,8 @@ class HopperPlan:
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
     hidden_keys: bool
     """Whether keys past an end that only the mask knows may be in a tile."""
+    hidden_scores: bool
+    """Whether the scores of such keys have to be numbers: those that share a reciprocal would share a NaN."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
     page_rows: int | None
@@ -165,6 +167,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and not narrow and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
+        hidden_scores=hidden and _shares_reciprocals(plan.forward),
         pair=pair,
         idioms={name: _idioms(plan, loop, begins_anywhere) for name, loop in over_keys.items()},
         page_rows=min(pages.page_size, forward.BLOCK_N)
@@ -174,6 +177,13 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         rope=plan.spec.head_dim.qk - plan.spec.head_dim.v,
         heads=16 if mask == "search" else 1,
     )
+
+
+def _shares_reciprocals(loop: TileLoop) -> bool:
+    """Whether scores have a tanh, of which several have one reciprocal."""
+    results = (node for name in ("core", "bias") if (node := loop.program.results.get(name)) is not None)
+    made = (b.node for b in loop.program.in_loop(without=("mask", "inner_live")))
+    return any(isinstance(n, Call) and n.fn == "tanh" for node in (*results, *made) for n in walk(node))
 
 
 def _idioms(plan: AttentionPlan, loop: TileLoop, begins_anywhere: bool) -> Idioms:

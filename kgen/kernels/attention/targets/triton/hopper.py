@@ -83,8 +83,11 @@ def hopper_loops(
         dq = queries_loop(portable.dq, steps, attention.dq, kernels, known)
     if plan.dkdv is not None:
         assert portable.dkdv is not None
+        assert attention.dkdv is not None
         kernel = with_keys_masked(portable.dkdv) if plan.fused else portable.dkdv
-        dkdv = keys_loop(kernel, plan, kernels, known, frozenset(hidden.names if hidden is not None else ()))
+        dkdv = keys_loop(
+            kernel, plan, attention.dkdv, kernels, known, frozenset(hidden.names if hidden else ())
+        )
     return HopperLoops(forward, dq, dkdv, hidden)
 
 
@@ -111,7 +114,7 @@ def _forward_loop(
     )
     problem = [*known, *(f"{s.name}_ring" for s in streams)]
     loop = queries_loop(kernel, steps, attention.forward, kernels, problem)
-    return loop, hidden_keys(kernel, loop, problem) if plan.hidden_keys else None
+    return loop, hidden_keys(kernel, loop, problem, plan.hidden_scores) if plan.hidden_keys else None
 
 
 def hopper_kernels(

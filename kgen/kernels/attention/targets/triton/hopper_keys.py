@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kgen.kernels.attention.plan.ends import ends_of
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile
+from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import (
     NO_OWN,
     ZERO,
@@ -33,7 +35,6 @@ from kgen.targets.code import (
     Op,
     Statement,
     assign,
-    calls,
     cdiv,
     codes,
     maximum,
@@ -139,16 +140,21 @@ class _Prologue:
 
 
 def keys_loop(
-    kernel: LoopKernel, plan: HopperPlan, kernels: KernelFields, problem: list[str], hidden: frozenset[str]
+    kernel: LoopKernel,
+    plan: HopperPlan,
+    of: TileLoop,
+    kernels: KernelFields,
+    problem: list[str],
+    hidden: frozenset[str],
 ) -> KeysLoop:
     """The kernel of dk and dv; its loop over query heads has a prologue of its own. `hidden` is what tells which keys
     are past an end."""
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
-    kernel = replace(
-        kernel, body=replace(kernel.body, lse_lines=[_by_column(x) for x in kernel.body.lse_lines])
-    )
+    by_column = [_by_column(line) for line in kernel.body.lse_lines]
+    linear = by_column != kernel.body.lse_lines
+    kernel = replace(kernel, body=replace(kernel.body, lse_lines=by_column))
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
         # Of packed sequences: where dk is stored, sizes are those of the next tile.
@@ -157,9 +163,14 @@ def keys_loop(
     prologue = _prologue(kernel, gradients, shared, plan.split_dkdv, hidden)
     of_tiles = names_of_tile(kernel) | uses_of(kernel.body.lse_lines)
     passed = passed_names(of_tiles, ["b", "h", "kv_idx", *prologue.all], problem)
-    found = tile_range(kernel, prologue.all)
+    ends = ends_of(of)
+    found = tile_range(kernel, ends.searches, prologue.all)
     # Where one consumer has dv and the other dk, both have all keys of a tile.
-    own = NO_OWN if plan.split_dkdv else own_range(kernel, prologue.all, prologue.needed, "q", tile.BLOCK_M)
+    own = (
+        NO_OWN
+        if plan.split_dkdv
+        else own_range(kernel, ends, prologue.all, prologue.needed, False, tile.BLOCK_M)
+    )
     at_the_end = uses_of([gradients.factor]) | hidden
     used = uses_of([*prologue.needed, *own.lines]) | {*passed} | at_the_end
     rows = "BLOCK_N" if plan.split_dkdv else "OWN_N"
@@ -174,7 +185,7 @@ def keys_loop(
         late_consumer=_consumer(prologue.used_late, prologue.late, rows, kernels),
         of_head=[*(line for line in prologue.needed if line in prologue.by_head), *found.blocks],
         passed=passed,
-        linear=any(calls(code, "linear") for code in codes(kernel.body.lse_lines)),
+        linear=linear,
         own_bounds=_own_bounds(found, own),
         past=own.past,
         ahead=own.ahead,

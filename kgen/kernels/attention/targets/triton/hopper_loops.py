@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.expr.spelling import MUL
+from kgen.kernels.attention.plan.ends import Ends
 from kgen.kernels.attention.plan.hopper import HALF
 from kgen.kernels.attention.targets.triton.hopper_portable import Gradients, LoopKernel, SpanLoops
 from kgen.targets.code import (
@@ -28,7 +28,6 @@ from kgen.targets.code import (
     row,
     text,
     uses_of,
-    walk,
     with_names,
 )
 
@@ -143,45 +142,44 @@ NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
 
 
 def own_range(
-    kernel: LoopKernel, before: list[Statement], there: list[Statement], inner: str, block: int
+    kernel: LoopKernel,
+    ends: Ends,
+    before: list[Statement],
+    there: list[Statement],
+    by_query: bool,
+    block: int,
 ) -> Own:
-    """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it. Nor
-    what is read at its first position, which may lie past the last one."""
-    outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")
-    moves = {f"{outer}_start", f"{outer}_last"}
+    """What of a half's range is worth computing: nothing where a tile is longer than it."""
+    if block > HALF:
+        return NO_OWN
+    outer, inner, rows, size = ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
+    found = {"lo": ends.lo, "hi": ends.hi}
+    if by_query and ends.has_full:
+        found |= {"full_lo": ends.full_lo, "full_hi": ends.full_hi}
+    own = {name: end for name, end in found.items() if end.of_parts}
     (span,) = kernel.ranges.spans
     lines: list[Statement] = []
-
-    def own(end: str) -> bool:
-        found = needed([*before, *span.bounds], [f"{inner}_{end}"])
-        searched = any(calls(code, FIRST_AT_LEAST, FIRST_KEY) for code in codes(found))
-        parts = (part for code in codes(found) for part in walk(code))
-        loads = [part for part in parts if isinstance(part, Op) and part.fn == "load"]
-        read = f"{outer}_start" in uses_of(loads)
-        if not moves & uses_of(found) or searched or read or block > HALF:
-            return False
-        lines.extend(line for line in found if line not in there and line not in lines)
-        return True
-
-    ahead, past = own("lo"), own("hi")
-    masked = inner == "kv" and any(not part.masked for part in span.loops)
-    full_ahead, full_past = masked and own("full_lo"), masked and own("full_hi")
+    for name in own:
+        made = needed([*before, *span.bounds], [f"{inner}_{name}"])
+        lines += [line for line in made if line not in there and line not in lines]
     if f"{outer}_last" in uses_of(lines):
         last = row("sub", minimum(row("add", f"{outer}_start", rows), size), 1)
         lines.insert(0, assign(f"{outer}_last", last))
-    ends = {f"{inner}_{end}": f"own_{end}" for end in ("lo", "hi", "full_lo", "full_hi")}
-    choices = [
-        part for code in codes(lines) for part in walk(code) if isinstance(part, Op) and part.fn == "where"
-    ]
-    empty = Name({"kv": "SK", "q": "SQ"}[inner])
-    before_whole = ahead and any(empty in choice.args for choice in choices)
-    return Own([with_names(line, ends) for line in lines], ahead, past, full_ahead, full_past, before_whole)
+    renamed_ends = {f"{inner}_{name}": f"own_{name}" for name in ("lo", "hi", "full_lo", "full_hi")}
+    return Own(
+        [with_names(line, renamed_ends) for line in lines],
+        ahead="lo" in own,
+        past="hi" in own,
+        full_ahead="full_lo" in own,
+        full_past="full_hi" in own,
+        before="lo" in own and any(end.may_be_length for end in own.values()),
+    )
 
 
 def tile_range(
-    kernel: LoopKernel, before: list[Statement], ends_of_documents: DocumentEnds | None = None
+    kernel: LoopKernel, searches: bool, before: list[Statement], of_documents: DocumentEnds | None = None
 ) -> TileRange:
-    """The range of a loop with one span; `before` is what it may be told."""
+    """The range of a loop with one span, an end of which it may search for; `before` is what it may be told."""
     (span,) = kernel.ranges.spans
     if kernel.ranges.listed:
         return _listed_range(span)
@@ -197,10 +195,10 @@ def tile_range(
         has_full=plain is not None,
         full_length=_less(full_hi, full_lo),
         full_end=_less(full_hi, lo),
-        head=None if full_lo == lo or ends_of_documents is not None else _less(full_lo, lo),
+        head=None if full_lo == lo or of_documents is not None else _less(full_lo, lo),
         last=bool({"q_last", "kv_last"} & uses_of(bounds)),
-        searches=any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
-        from_first_key=ends_of_documents,
+        searches=searches,
+        from_first_key=of_documents,
     )
 
 

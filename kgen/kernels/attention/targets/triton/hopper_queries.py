@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kgen.kernels.attention.plan.ends import Ends, ends_of
 from kgen.kernels.attention.plan.hopper import HopperTile
 from kgen.kernels.attention.plan.idioms import Idioms, LinearBias
 from kgen.kernels.attention.plan.model import TileLoop
+from kgen.kernels.attention.plan.tile_reads import mask_reads
 from kgen.kernels.attention.targets.triton.hopper_loops import (
     ZERO,
     ConsumedTile,
@@ -32,12 +34,9 @@ from kgen.targets.code import (
     Assign,
     Code,
     Name,
-    Op,
     Statement,
     assign,
-    calls,
     cdiv,
-    codes,
     maximum,
     minimum,
     needed,
@@ -48,7 +47,6 @@ from kgen.targets.code import (
     text,
     times,
     uses_of,
-    walk,
 )
 
 MASKED_TILES = ("n_first_masked", "n_last_masked")
@@ -152,7 +150,7 @@ class HiddenKeys:
     """True where hidden scores have to be numbers."""
 
 
-def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str]) -> HiddenKeys:
+def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool) -> HiddenKeys:
     """The keys of forward that only its mask hides."""
     (live,) = (line for line in kernel.body.mask_lines if line.defines == {"kv_live"})
     assert isinstance(live, Assign)
@@ -161,21 +159,37 @@ def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str]) -> Hi
         needed=[line for line in needed(kernel.prologue, live.uses) if line not in loop.range.bounds],
         last_live=assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
         names=passed_names(uses_of([live]), ["b", "h", *kernel.prologue], problem),
-        of_scores=any(calls(code, "tanh") for code in codes(kernel.body.score_lines)),
+        of_scores=of_scores,
     )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A kernel for every chip with what is better done otherwise on Hopper."""
+
+    kernel: LoopKernel
+    ends: Ends
+    bias: ProductBias | None
+    of_documents: DocumentEnds | None
+    documents: DocumentMask | None
+    mask_loads: list[MaskLoad]
 
 
 def queries_loop(
     kernel: LoopKernel, steps: QuerySteps, of: TileLoop, kernels: KernelFields, problem: list[str]
 ) -> QueriesLoop:
     """A kernel whose tiles are queries: forward, and dq."""
-    ends, documents = None, None
+    of_documents, documents = None, None
     if (found := steps.idioms.documents) is not None:
-        kernel, ends = from_first_key(kernel, found, of, kernels)
+        kernel, of_documents = from_first_key(kernel, found, of, kernels)
         if steps.forward:
             kernel, documents = mask_of_documents(kernel, found, of, kernels)
     kernel, bias = _with_bias(kernel, steps.idioms.bias, of, kernels)
-    return _loop(kernel, steps, bias, ends, documents, kernels.packed, problem)
+    ends = ends_of(of)
+    if of_documents is not None:
+        ends = ends.from_first_key()
+    made = _Made(kernel, ends, bias, of_documents, documents, _mask_loads(kernel, of, kernels))
+    return _loop(made, steps, kernels.packed, problem)
 
 
 def _with_bias(
@@ -208,22 +222,15 @@ def _product(steps: QuerySteps, bias: ProductBias | None) -> Code:
     )
 
 
-def _loop(
-    kernel: LoopKernel,
-    steps: QuerySteps,
-    bias: ProductBias | None,
-    ends: DocumentEnds | None,
-    documents: DocumentMask | None,
-    packed: bool,
-    problem: list[str],
-) -> QueriesLoop:
+def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> QueriesLoop:
+    kernel, bias, documents = made.kernel, made.bias, made.documents
     product, listed, searches = _product(steps, bias), kernel.ranges.listed, kernel.ranges.searches
     before = [of_half(line, "q") for line in kernel.prologue if "offs_n" not in line.defines]
-    found = tile_range(kernel, [*before, *searches], ends)
+    found = tile_range(kernel, made.ends.searches, [*before, *searches], made.of_documents)
     used_by_tiles = names_of_tile(kernel, documents)
     after = _used_after(kernel) | product.names
     prologue = needed(before, used_by_tiles | after)
-    own = own_range(kernel, [*before, *searches], prologue, "kv", steps.tile.BLOCK_N)
+    own = own_range(kernel, made.ends, [*before, *searches], prologue, True, steps.tile.BLOCK_N)
     lines = _own_bounds(found, own)
     first: Code = Name("n_past") if own.past else ZERO
     end: Code = row("sub", "n_tiles", "n_ahead") if own.ahead else Name("n_tiles")
@@ -238,7 +245,7 @@ def _loop(
     q_idx = assign("q_idx", row("add", "q_start", "offs_m"))
     return QueriesLoop(
         range=found,
-        body=_body(kernel, documents),
+        body=_body(kernel, made.mask_loads, documents),
         begin=[head_of(used, packed), *found.blocks, *row_ends, q_idx, *prologue],
         prologue=prologue,
         offs_n=offsets("BLOCK_N", 0) if "offs_n" in uses_of(prologue) else [],
@@ -332,14 +339,20 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
     return MaskedTiles(own, [], whole)
 
 
-def _body(kernel: LoopKernel, documents: DocumentMask | None) -> ConsumedTile:
-    """A tile, in which what a mask reads for each key is asked for before the product is waited for."""
-    body = kernel.body
-    loads = [line for line in body.mask_lines if isinstance(line, Assign) and _loads_keys(line.value)]
+def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: KernelFields) -> list[MaskLoad]:
+    """What a mask reads for each key as a number of its buffer's own type, or of 16 bits."""
+    found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
+    lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
+    return [MaskLoad(name, f"{found[name]}_ptr", line) for name, line in lines.items() if name in found]
+
+
+def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | None) -> ConsumedTile:
+    """A tile, in which what a mask `loads` is asked for before the product is waited for."""
+    body, asked = kernel.body, [load.line for load in loads]
     return ConsumedTile(
         masked=body.masked,
-        mask_loads=[MaskLoad(line.name, _pointer(line.value), line) for line in loads],
-        mask_lines=[line for line in body.mask_lines if line not in loads],
+        mask_loads=loads,
+        mask_lines=[line for line in body.mask_lines if line not in asked],
         mask=None,
         documents=documents,
         score_lines=body.score_lines,
@@ -348,19 +361,6 @@ def _body(kernel: LoopKernel, documents: DocumentMask | None) -> ConsumedTile:
         dead_rows=body.dead_rows,
         lse_lines=body.lse_lines,
     )
-
-
-def _loads_keys(value: Code) -> bool:
-    """Whether a value is what a buffer has for the keys of a tile."""
-    if isinstance(value, Op) and value.fn == "to float32":
-        value = value.args[0]
-    return isinstance(value, Op) and value.fn == "load" and "kv_idx" in value.names
-
-
-def _pointer(load: Code) -> str:
-    """What a load adds offsets to."""
-    names = [part.name for part in walk(load) if isinstance(part, Name)]
-    return next(name for name in names if name.endswith("_ptr"))
 
 
 def start_of_keys(j: Code, lo: Code, listed: bool) -> Code:
