@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kgen.kernels.attention.plan.ends import ends_of
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tile_reads import mask_reads
+from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
 NAMES = ("lo", "hi", "full_lo", "full_hi")
@@ -70,3 +73,23 @@ def test_what_a_mask_reads() -> None:
     (name,) = mask_reads(plan.forward)
     assert mask_reads(plan.forward)[name] == "m"
     assert mask_reads(plan_attention(loads(text("q_idx >= kv_idx"), "x.yaml")).forward) == {}
+    pairs = text("m[q_idx, kv_idx] > 0", "m: {shape: [SQ, SK], dtype: int32}", "block_mask: always\n")
+    assert mask_reads(plan_attention(loads(pairs, "x.yaml")).forward) == {}
+
+
+@pytest.mark.parametrize(
+    ("mask", "shape", "dtype", "zeros"),
+    [
+        ("q_idx - kv_idx > m[kv_idx]", "[SK]", "int32", "m_ptr.dtype.element_ty"),
+        ("q_idx - kv_idx > m[kv_idx]", "[SK]", "bf16", "gl.float32"),
+        ("m[q_idx, kv_idx] > 0", "[SQ, SK]", "int32", None),
+    ],
+)
+def test_what_a_mask_reads_has_one_type(mask: str, shape: str, dtype: str, zeros: str | None) -> None:
+    """Zeros stand in for it in tiles without the mask: Triton refuses two shapes or types of one variable."""
+    more = "block_mask: always\n" if zeros is None else ""
+    spec = loads(text(mask, f"m: {{shape: {shape}, dtype: {dtype}}}", more), "x.yaml")
+    emitted = render_spec(spec)["hopper.py"]
+    found = re.findall(r"= gl.full\(\[BLOCK_N\], 0, ([\w.]+), layout", emitted)
+    assert {*found} == ({zeros} if zeros else set())
+    assert "gl.load(m_ptr" in emitted

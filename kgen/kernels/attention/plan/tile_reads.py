@@ -51,12 +51,13 @@ def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
 
 
 def mask_reads(loop: TileLoop) -> Mapping[str, str]:
-    """What the mask of a tile reads for each position of the inner index: buffers, by the names of their elements."""
+    """What the mask of a tile reads for each position of the inner index, whatever the outer one is: buffers, by the
+    names of their elements."""
     inner = loop.inner.index.name.removesuffix("_idx")
     return {
         b.name: b.node.buffer
         for b in loop.program.in_loop(needed_by=("mask", "inner_live"))
-        if isinstance(b.node, Read) and inner in b.place.axes
+        if isinstance(b.node, Read) and b.place.axes == (inner,)
     }
 
 

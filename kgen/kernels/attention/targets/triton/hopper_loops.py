@@ -57,7 +57,8 @@ class MaskLoad:
     """What a mask reads for each key of a tile."""
 
     name: str
-    buffer: str
+    dtype: str
+    """The type of its elements, as the kernel has it."""
     line: Statement
 
 

@@ -340,10 +340,15 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
 
 
 def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: KernelFields) -> list[MaskLoad]:
-    """What a mask reads for each key as a number of its buffer's own type, or of 16 bits."""
+    """What a mask reads for each key, but for single bytes."""
     found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
     lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
-    return [MaskLoad(name, f"{found[name]}_ptr", line) for name, line in lines.items() if name in found]
+
+    def dtype(buffer: str) -> str:
+        as_floats = kernels.layouts[buffer].dtype in ("bf16", "fp16", "any")
+        return "gl.float32" if as_floats else f"{buffer}_ptr.dtype.element_ty"
+
+    return [MaskLoad(name, dtype(found[name]), line) for name, line in lines.items() if name in found]
 
 
 def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | None) -> ConsumedTile:
