@@ -39,6 +39,8 @@ OWN_STAGES = {
     "tune": "tuning",
 }
 """The stages of a family, each with the last one of machinery that it may import."""
+OF_SCHEDULES = {"plan": "plan", "conditions": "plan", "prove": "prove"}
+"""The stages of what lies in the folder of a schedule; the rest of it is of targets."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
@@ -59,11 +61,13 @@ def stage(module: str) -> str | None:
 def own(module: str) -> tuple[str | None, str | None]:
     """The family that a module belongs to, and the stage of that; None where it belongs to none.
 
-    What compiles the files of a target may lie in the target's folder.
+    What compiles the files of a target may lie in the target's folder. A schedule has parts of several stages in one.
     """
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
             return name, "verify"
+        case _, "kernels", name, "schedules", _, part, *_:
+            return name, OF_SCHEDULES.get(str(part), "targets")
         case _, "kernels", name, place, *_:
             return name, place
     return None, None

@@ -9,10 +9,10 @@ from pathlib import Path
 from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
-from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads

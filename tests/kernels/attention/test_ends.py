@@ -7,9 +7,9 @@ import re
 import pytest
 
 from kgen.kernels.attention.plan.ends import ends_of
-from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tile_reads import mask_reads
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 

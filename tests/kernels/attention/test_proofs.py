@@ -18,7 +18,7 @@ from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.prove import block_lists, decode, hopper
+from kgen.kernels.attention.prove import block_lists, decode
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.claims import (
     INT32,
@@ -31,12 +31,13 @@ from kgen.kernels.attention.prove.claims import (
     WHOLE,
 )
 from kgen.kernels.attention.prove.decode import of_decoding
-from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.obligations import obligations, of_fields
 from kgen.kernels.attention.prove.setting import Extent, Setting
+from kgen.kernels.attention.schedules.hopper import prove as hopper
+from kgen.kernels.attention.schedules.hopper.lowering import HopperLoops, hopper_loops
+from kgen.kernels.attention.schedules.hopper.prove import of_hopper
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.hopper import HopperLoops, hopper_loops
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads

@@ -8,11 +8,11 @@ from typing import Any
 
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
-from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
+from kgen.kernels.attention.schedules.hopper.streams import streams_of
 from kgen.kernels.attention.spec import ANY, KV_LENS
-from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.native_decode import NAMES as DECODE_NAMES
 from kgen.kernels.attention.targets.triton.native_decode import decode_fields, decode_tables, paged_inputs

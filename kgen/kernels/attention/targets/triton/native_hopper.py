@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
+from kgen.kernels.attention.schedules.hopper.streams import Stream
 
 Fields = dict[str, Any]
 

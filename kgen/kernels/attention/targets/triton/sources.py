@@ -10,17 +10,17 @@ from typing import Any
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.kernels import Kernels
+from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
+from kgen.kernels.attention.schedules.hopper.templates import file_of, names_of, parts_of
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.exact import exact_fields
-from kgen.kernels.attention.targets.triton.hopper import hopper_kernels
-from kgen.kernels.attention.targets.triton.hopper_kernels import Kernels
-from kgen.kernels.attention.targets.triton.hopper_templates import file_of, names_of, parts_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.loads import block_of, columns_of, load_of

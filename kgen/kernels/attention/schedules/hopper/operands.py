@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
-from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop
-from kgen.kernels.attention.targets.triton.hopper_portable import Param
-from kgen.kernels.attention.targets.triton.hopper_queries import MASKED_TILES, QueriesLoop
-from kgen.kernels.attention.targets.triton.hopper_reads import Pages
-from kgen.kernels.attention.targets.triton.hopper_rows import Rows, rows_of, vectors_of
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.portable import Param
+from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES, QueriesLoop
+from kgen.kernels.attention.schedules.hopper.reads import Pages
+from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
+from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.code import Code

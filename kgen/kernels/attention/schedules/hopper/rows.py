@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.kernels.attention.targets.triton.hopper_portable import Param
+from kgen.kernels.attention.schedules.hopper.portable import Param
 
 VECTORS = ("lse", "delta")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.ends import Ends
-from kgen.kernels.attention.plan.hopper import HALF
-from kgen.kernels.attention.targets.triton.hopper_portable import Gradients, LoopKernel, SpanLoops
+from kgen.kernels.attention.schedules.hopper.plan import HALF
+from kgen.kernels.attention.schedules.hopper.portable import Gradients, LoopKernel, SpanLoops
 from kgen.targets.code import (
     Assign,
     Code,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kgen.expr.hoist import Binding
 from kgen.expr.nodes import Read
-from kgen.kernels.attention.plan.hopper import PAIR_ROOM, HopperPlan
-from kgen.kernels.attention.plan.hopper_conditions import PAIR_BYTES
+from kgen.kernels.attention.schedules.hopper.conditions import PAIR_BYTES
+from kgen.kernels.attention.schedules.hopper.plan import PAIR_ROOM, HopperPlan
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import Assign, as_type, assign, op
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.plan.ends import Ends, ends_of
-from kgen.kernels.attention.plan.hopper import HopperTile
 from kgen.kernels.attention.plan.idioms import Idioms, LinearBias
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.plan.tile_reads import mask_reads
-from kgen.kernels.attention.targets.triton.hopper_loops import (
+from kgen.kernels.attention.schedules.hopper.loops import (
     ZERO,
     ConsumedTile,
     DocumentEnds,
@@ -27,8 +26,9 @@ from kgen.kernels.attention.targets.triton.hopper_loops import (
     passed_names,
     tile_range,
 )
-from kgen.kernels.attention.targets.triton.hopper_portable import LoopKernel
-from kgen.kernels.attention.targets.triton.hopper_reads import from_first_key, mask_of_documents
+from kgen.kernels.attention.schedules.hopper.plan import HopperTile
+from kgen.kernels.attention.schedules.hopper.portable import LoopKernel
+from kgen.kernels.attention.schedules.hopper.reads import from_first_key, mask_of_documents
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (
     Assign,

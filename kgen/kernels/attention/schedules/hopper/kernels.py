@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile
-from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop
-from kgen.kernels.attention.targets.triton.hopper_loops import GradientOfScores
-from kgen.kernels.attention.targets.triton.hopper_operands import KernelOperands, Lag, Operands, PublishedTile
-from kgen.kernels.attention.targets.triton.hopper_portable import Gradients, RowGradient
-from kgen.kernels.attention.targets.triton.hopper_queries import HiddenKeys, QueriesLoop
-from kgen.kernels.attention.targets.triton.hopper_reads import Columns, Pages
-from kgen.kernels.attention.targets.triton.hopper_rows import Rows
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
+from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
+from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag, Operands, PublishedTile
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.portable import Gradients, RowGradient
+from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
+from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
+from kgen.kernels.attention.schedules.hopper.rows import Rows
+from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import Code, Statement
 
 

@@ -6,7 +6,7 @@ half of the accumulators, so forward has three consumers, and dk and dv keep K a
 each consumer of dk and dv has one of them, and what one computes and the other wants goes through shared memory.
 So it is of keys of 192 columns with values of 128 (latent attention), whose last 64 are tiles of their own, and a
 second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What they ask of a plan is in
-`hopper_conditions.py`.
+`conditions.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
 from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.softmax_form import QK
-from kgen.kernels.attention.plan.hopper_conditions import (
+from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.hopper.conditions import (
     WIDE,
     WIDTHS,
     has_rope_dims,
@@ -28,8 +30,6 @@ from kgen.kernels.attention.plan.hopper_conditions import (
     width_of,
     without_kernels,
 )
-from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias
-from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""

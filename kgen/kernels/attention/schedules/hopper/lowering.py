@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kgen.kernels.attention.plan.hopper import HopperPlan, plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.targets.triton.hopper_kernels import (
+from kgen.kernels.attention.schedules.hopper.kernels import (
     Common,
     DkdvKernel,
     DqKernel,
@@ -25,20 +24,21 @@ from kgen.kernels.attention.targets.triton.hopper_kernels import (
     rings_of_dq,
     streamed_queries,
 )
-from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop, keys_loop, with_keys_masked
-from kgen.kernels.attention.targets.triton.hopper_loops import gradient_of_scores
-from kgen.kernels.attention.targets.triton.hopper_operands import (
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop, keys_loop, with_keys_masked
+from kgen.kernels.attention.schedules.hopper.loops import gradient_of_scores
+from kgen.kernels.attention.schedules.hopper.operands import (
     Operands,
     tiles_of_keys,
     tiles_of_queries,
 )
-from kgen.kernels.attention.targets.triton.hopper_portable import (
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, plan_hopper
+from kgen.kernels.attention.schedules.hopper.portable import (
     Param,
     Portable,
     body_of,
     portable_of,
 )
-from kgen.kernels.attention.targets.triton.hopper_queries import (
+from kgen.kernels.attention.schedules.hopper.queries import (
     HiddenKeys,
     QueriesLoop,
     QuerySteps,
@@ -46,8 +46,8 @@ from kgen.kernels.attention.targets.triton.hopper_queries import (
     last_masked,
     queries_loop,
 )
-from kgen.kernels.attention.targets.triton.hopper_reads import columns_of, pages_of
-from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
+from kgen.kernels.attention.schedules.hopper.reads import columns_of, pages_of
+from kgen.kernels.attention.schedules.hopper.streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import Code
 

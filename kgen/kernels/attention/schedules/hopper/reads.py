@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from kgen.expr.mask_form import all_of, conjuncts
 from kgen.expr.nodes import FIRST_AT_LEAST
-from kgen.kernels.attention.plan.hopper import HopperPlan
 from kgen.kernels.attention.plan.idioms import Documents
 from kgen.kernels.attention.plan.model import TileLoop
-from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY, DocumentEnds, DocumentMask
-from kgen.kernels.attention.targets.triton.hopper_portable import LoopKernel, Param, SpanLoops
+from kgen.kernels.attention.schedules.hopper.loops import FIRST_KEY, DocumentEnds, DocumentMask
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
+from kgen.kernels.attention.schedules.hopper.portable import LoopKernel, Param, SpanLoops
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (
     Assign,

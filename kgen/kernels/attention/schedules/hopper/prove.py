@@ -10,17 +10,17 @@ from typing import Any
 import z3
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
-from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, row_rest
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
-from kgen.kernels.attention.targets.triton.hopper import hopper_loops
-from kgen.kernels.attention.targets.triton.hopper_keys import KeysLoop
-from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY, TileRange
-from kgen.kernels.attention.targets.triton.hopper_portable import portable_of
-from kgen.kernels.attention.targets.triton.hopper_queries import QueriesLoop
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
+from kgen.kernels.attention.schedules.hopper.loops import FIRST_KEY, TileRange
+from kgen.kernels.attention.schedules.hopper.lowering import hopper_loops
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile, plan_hopper
+from kgen.kernels.attention.schedules.hopper.portable import portable_of
+from kgen.kernels.attention.schedules.hopper.queries import QueriesLoop
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.functions import Beyond, toward_zero
 from kgen.prove.obligations import Obligation

@@ -8,8 +8,7 @@ from dataclasses import fields as fields_of
 from typing import Any, ClassVar
 
 from kgen.expr.functions import in_order
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
-from kgen.kernels.attention.targets.triton.hopper_kernels import (
+from kgen.kernels.attention.schedules.hopper.kernels import (
     BackwardOperands,
     Common,
     DkdvKernel,
@@ -18,7 +17,8 @@ from kgen.kernels.attention.targets.triton.hopper_kernels import (
     FusedKernel,
     Kernels,
 )
-from kgen.kernels.attention.targets.triton.hopper_reads import Columns, columns_of
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
+from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk

@@ -95,7 +95,7 @@ class Gradients:
     factor: Code
     """What dq and dk are multiplied by after the loop."""
     factor_may_be_nan: bool
-    """True where the factor may be infinite or NaN though no pair is visible."""
+    """True where the factor may be infinite or NaN though nothing is visible."""
     rows: tuple[RowGradient, ...]
     also: list[str]
     """The gradients of buffers in words."""

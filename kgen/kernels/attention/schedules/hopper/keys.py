@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.plan.ends import ends_of
-from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile
 from kgen.kernels.attention.plan.model import TileLoop
-from kgen.kernels.attention.targets.triton.hopper_loops import (
+from kgen.kernels.attention.schedules.hopper.loops import (
     NO_OWN,
     ZERO,
     ConsumedTile,
@@ -25,8 +24,9 @@ from kgen.kernels.attention.targets.triton.hopper_loops import (
     passed_names,
     tile_range,
 )
-from kgen.kernels.attention.targets.triton.hopper_portable import Gradients, LoopKernel
-from kgen.kernels.attention.targets.triton.hopper_queries import MASKED_TILES
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.portable import Gradients, LoopKernel
+from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (
     Assign,
