@@ -200,8 +200,7 @@ def test_a_stream_of_hopper_is_in_the_files_that_the_recipe_names() -> None:
     steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
     of_hopper = [
         *(path for path in ROOT.glob("kgen/kernels/attention/schedules/hopper/*.py") if path.stem != "prove"),
-        *ROOT.glob("templates/attention/triton/*hopper*.j2"),
-        *ROOT.glob("templates/attention/triton/_gluon*.j2"),
+        *ROOT.glob("templates/attention/hopper/*.j2"),
     ]
     assert len(of_hopper) > 20
     name = re.compile(r"pair(?![a-z])", re.IGNORECASE)

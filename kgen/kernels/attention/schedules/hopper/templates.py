@@ -29,7 +29,7 @@ from kgen.targets.template import Template
 class GluonNames(Template):
     """Names of Gluon's, and layouts."""
 
-    template: ClassVar[str] = "attention/triton/_gluon_names.j2"
+    template: ClassVar[str] = "attention/hopper/_gluon_names.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -64,7 +64,7 @@ class Rescaling:
 class SharedParts(Template):
     """Rings, the tile scheduler, products, and other functions of several kernels."""
 
-    template: ClassVar[str] = "attention/triton/_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_shared.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -92,7 +92,7 @@ class SharedParts(Template):
 class Forward(Template):
     """Forward, and the producer of tiles of queries."""
 
-    template: ClassVar[str] = "attention/triton/_forward_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_forward.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -103,7 +103,7 @@ class Forward(Template):
 class Dq(Template):
     """dq, whose tiles of queries have the ranges of forward."""
 
-    template: ClassVar[str] = "attention/triton/_dq_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_dq.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -115,7 +115,7 @@ class Dq(Template):
 class Dkdv(Template):
     """dk and dv, of both of which each consumer has half of the keys."""
 
-    template: ClassVar[str] = "attention/triton/_dkdv_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_dkdv.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -126,7 +126,7 @@ class Dkdv(Template):
 class SplitDkdv(Template):
     """dk and dv, one of which each consumer has."""
 
-    template: ClassVar[str] = "attention/triton/_dkdv_split_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_dkdv_split.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -137,7 +137,7 @@ class SplitDkdv(Template):
 class Fused(Template):
     """dq, dk and dv in one kernel."""
 
-    template: ClassVar[str] = "attention/triton/_backward_fused_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_backward_fused.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -149,7 +149,7 @@ class Fused(Template):
 class Backward(Template):
     """The backward kernels, with the producer of tiles of keys."""
 
-    template: ClassVar[str] = "attention/triton/_backward_hopper.j2"
+    template: ClassVar[str] = "attention/hopper/_backward.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -192,7 +192,7 @@ class Programs:
 class Launcher(Template):
     """The functions that launch kernels for Hopper."""
 
-    template: ClassVar[str] = "attention/triton/_hopper_launcher.j2"
+    template: ClassVar[str] = "attention/hopper/_launcher.j2"
     language: ClassVar[str] = GLUON
 
     common: Common
@@ -231,7 +231,7 @@ class Launcher(Template):
 class HopperFile(Template):
     """`hopper.py`."""
 
-    template: ClassVar[str] = "attention/triton/hopper.j2"
+    template: ClassVar[str] = "attention/hopper/hopper.j2"
     language: ClassVar[str] = GLUON
 
     summary: str
