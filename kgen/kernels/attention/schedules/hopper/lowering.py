@@ -6,9 +6,7 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.schedules.hopper.kernels import (
@@ -34,9 +32,9 @@ from kgen.kernels.attention.schedules.hopper.operands import (
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, plan_hopper
 from kgen.kernels.attention.schedules.hopper.portable import (
     Param,
+    Placement,
     Portable,
     body_of,
-    portable_of,
 )
 from kgen.kernels.attention.schedules.hopper.queries import (
     HiddenKeys,
@@ -118,22 +116,21 @@ def _forward_loop(
 
 
 def hopper_kernels(
-    attention: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]
+    attention: AttentionPlan, kernels: KernelFields, portable: Portable, placement: Placement
 ) -> Kernels | None:
-    """The kernels for Hopper, from those for every chip in `context`; None without one."""
+    """The kernels for Hopper, from those for every chip; None without one."""
     plan = plan_hopper(attention)
     if plan is None:
         return None
-    portable = portable_of(context)
     loops = hopper_loops(plan, attention, kernels, portable)
     operands = Operands(plan, kernels)
     return Kernels(
         plan=plan,
-        common=_common(plan, kernels, loops, operands, context),
-        forward=_forward(plan, kernels, loops, operands, context),
+        common=_common(plan, kernels, loops, operands, placement),
+        forward=_forward(plan, kernels, loops, operands, placement),
         dq=_dq(plan, kernels, portable, loops, operands),
         dkdv=_dkdv(plan, kernels, portable, loops, operands),
-        fused=_fused(plan, kernels, operands, context),
+        fused=_fused(plan, kernels, operands, placement),
     )
 
 
@@ -142,7 +139,7 @@ def _common(
     kernels: KernelFields,
     loops: HopperLoops,
     operands: Operands,
-    context: Mapping[str, Any],
+    placement: Placement,
 ) -> Common:
     packed = kernels.packed
     queries = tiles_of_queries(loops.forward, loops.dq, packed) if loops.forward is not None else None
@@ -150,18 +147,18 @@ def _common(
         packed=packed,
         grouped=kernels.plan.grouped,
         kv_head=kernels.kv_head,
-        kv_heads=context["kv_heads"],
+        kv_heads=placement.kv_heads,
         listed=kernels.plan.forward.listed,
         dynamic=plan.dynamic,
         problem=[name for name in kernels.problem if name != "GQA"],
-        problem_params=context["problem_params"],
-        no_specialize=context["no_specialize"],
+        problem_params=placement.problem_params,
+        no_specialize=placement.no_specialize,
         width=plan.width,
         rope=plan.rope,
         q=operands.q,
         k=operands.k,
         rows=operands.rows,
-        vectors=context["rows"],
+        vectors=placement.vectors,
         consumers=operands.consumers,
         streams=streams_of(plan, kernels),
         hidden_keys=loops.hidden_keys,
@@ -175,7 +172,7 @@ def _forward(
     kernels: KernelFields,
     loops: HopperLoops,
     operands: Operands,
-    context: Mapping[str, Any],
+    placement: Placement,
 ) -> ForwardKernel | None:
     if plan.forward is None:
         return None
@@ -194,8 +191,8 @@ def _forward(
         lanes=[256 // plan.width, plan.width // 8],
         k_bytes="NBYTES + k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
         skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
-        sink_load=context["sinks"]["load"] if spec.sinks else None,
-        dead_rows=context["sinks"]["dead_rows"],
+        sink_load=placement.sink_load if spec.sinks else None,
+        dead_rows=placement.dead_rows,
     )
 
 
@@ -245,7 +242,7 @@ def _dkdv(
 
 
 def _fused(
-    plan: HopperPlan, kernels: KernelFields, operands: Operands, context: Mapping[str, Any]
+    plan: HopperPlan, kernels: KernelFields, operands: Operands, placement: Placement
 ) -> FusedKernel | None:
     if plan.fused is None:
         return None
@@ -253,5 +250,5 @@ def _fused(
         tile=plan.fused,
         operands=operands.fused(),
         columns_guard=columns_of(plan, kernels.spec.head_dim.v).guard,
-        strides_o=context["strides"]["o"],
+        strides_o=placement.strides_o,
     )

@@ -132,6 +132,22 @@ class LoopKernel:
 
 
 @dataclass(frozen=True)
+class Placement:
+    """How the kernels for every chip find rows and heads, and what they declare of the problem."""
+
+    kv_heads: str
+    problem_params: list[str]
+    no_specialize: str
+    vectors: Code
+    """Where a head's row of log-sum-exp and delta begins."""
+    strides_o: str
+    """The strides of a tensor as wide as out, as parameters."""
+    sink_load: Code
+    dead_rows: str
+    """Rows that see no key, in words."""
+
+
+@dataclass(frozen=True)
 class Portable:
     """The loops of the kernels for every chip."""
 
@@ -140,9 +156,57 @@ class Portable:
     dkdv: LoopKernel | None = None
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Lines of the launcher that find the sizes of a call."""
+
+    q: str
+    others: list[str]
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the launcher has a call."""
+
+    inputs: str
+    """Its tensors and numbers."""
+    problem_args: str
+    sizes: Sizes
+    shape_of_lse: str
+    group: int
+    """How many heads are taken at a time."""
+    shares: bool
+    """True where backward is begun and ended by others."""
+
+
+def placement_of(fields: Mapping[str, Any]) -> Placement:
+    """How the kernels for every chip find rows and heads, from all that their templates name."""
+    return Placement(
+        kv_heads=fields["kv_heads"],
+        problem_params=fields["problem_params"],
+        no_specialize=fields["no_specialize"],
+        vectors=fields["rows"],
+        strides_o=fields["strides"]["o"],
+        sink_load=fields["sinks"]["load"],
+        dead_rows=fields["sinks"]["dead_rows"],
+    )
+
+
 def portable_of(fields: Mapping[str, Any]) -> Portable:
-    """The loops among the fields of the kernels for every chip."""
+    """The loops, from all that the templates of their kernels name."""
     return Portable(**{name: _loop(fields[name]) for name in ("forward", "dq", "dkdv") if name in fields})
+
+
+def call_of(fields: Mapping[str, Any]) -> Call:
+    """A call, from all that the templates of the launcher name."""
+    return Call(
+        inputs=fields["op_names"],
+        problem_args=fields["problem_args"],
+        sizes=Sizes(**fields["sizes"]),
+        shape_of_lse=fields["shape"]["lse"],
+        group=fields["group"],
+        shares=fields["shares"],
+    )
 
 
 def body_of(kernels: KernelFields, *given: Any) -> TileBody:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.schedules.hopper.kernels import (
@@ -18,6 +18,7 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     Kernels,
 )
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
+from kgen.kernels.attention.schedules.hopper.portable import Call
 from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import programs
@@ -159,14 +160,6 @@ class Backward(Template):
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Lines of the launcher that find the sizes of a call."""
-
-    q: str
-    others: list[str]
-
-
-@dataclass(frozen=True)
 class OneKernel:
     """When one backward kernel is ahead of two."""
 
@@ -204,16 +197,9 @@ class Launcher(Template):
     backward: BackwardOperands
     one: OneKernel | None
     programs: Programs
-    group: int
-    """How many heads are taken at a time."""
+    call: Call
     forward_group: int
-    shares: bool
-    """True where backward is begun and ended by others."""
-    inputs: str
-    """The tensors and numbers of a call."""
-    problem_args: str
-    sizes: Sizes
-    shape_of_lse: str
+    """How many heads forward takes at a time."""
     half: int = HALF
 
     @property
@@ -250,14 +236,14 @@ def names_of(hopper: Kernels) -> GluonNames:
     return GluonNames(hopper.common, hopper.forward is not None, hopper.dkdv is not None)
 
 
-def parts_of(hopper: Kernels, kernels: KernelFields, context: Mapping[str, Any]) -> list[Template]:
+def parts_of(hopper: Kernels, kernels: KernelFields, call: Call) -> list[Template]:
     """All kernels of a plan, what they share, and their launch."""
     found: list[Template] = [_shared_parts(hopper, kernels)]
     if hopper.forward is not None:
         found.append(Forward(hopper.common, hopper.forward))
     if hopper.dkdv is not None:
         found.append(_backward(hopper, hopper.dkdv))
-    return [*found, _launcher(hopper, kernels, context)]
+    return [*found, _launcher(hopper, kernels, call)]
 
 
 def file_of(
@@ -310,8 +296,8 @@ def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
     return Backward(common, dkdv, of_queries, of_keys)
 
 
-def _launcher(hopper: Kernels, kernels: KernelFields, context: Mapping[str, Any]) -> Launcher:
-    group, plan = context["group"], hopper.plan
+def _launcher(hopper: Kernels, kernels: KernelFields, call: Call) -> Launcher:
+    plan = hopper.plan
     return Launcher(
         common=hopper.common,
         columns=columns_of(plan, kernels.spec.head_dim.v),
@@ -322,13 +308,8 @@ def _launcher(hopper: Kernels, kernels: KernelFields, context: Mapping[str, Any]
         backward=hopper.backward,
         one=_one_kernel(plan, kernels) if hopper.fused is not None else None,
         programs=_programs(plan, kernels),
-        group=group,
-        forward_group=max(plan.heads, group),
-        shares=context["shares"],
-        inputs=context["op_names"],
-        problem_args=context["problem_args"],
-        sizes=Sizes(**context["sizes"]),
-        shape_of_lse=context["shape"]["lse"],
+        call=call,
+        forward_group=max(plan.heads, call.group),
     )
 
 

@@ -16,6 +16,7 @@ from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.kernels import Kernels
 from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
+from kgen.kernels.attention.schedules.hopper.portable import call_of, placement_of, portable_of
 from kgen.kernels.attention.schedules.hopper.templates import file_of, names_of, parts_of
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
@@ -146,7 +147,8 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     context |= printed(loops)
     free = kernels if on_hopper is plan else KernelFields(on_hopper)
     of_hopper = loops if free is kernels else _loops(on_hopper, free)
-    hopper = hopper_kernels(on_hopper, free, context | of_hopper)
+    fields = context | of_hopper
+    hopper = hopper_kernels(on_hopper, free, portable_of(fields), placement_of(fields))
     shares = spec.backward_in_parts and hopper is not None and hopper.fused is not None
     context |= {
         "hopper": hopper,
@@ -176,7 +178,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     if hopper is not None:
         context["of_hopper"] = free
         context["gluon_names"] = names_of(hopper)
-    context["hopper_parts"] = parts_of(hopper, free, context) if hopper is not None else []
+    context["hopper_parts"] = parts_of(hopper, free, call_of(context)) if hopper is not None else []
     return context
 
 
