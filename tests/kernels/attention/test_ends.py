@@ -93,3 +93,20 @@ def test_what_a_mask_reads_has_one_type(mask: str, shape: str, dtype: str, zeros
     found = re.findall(r"= gl.full\(\[BLOCK_N\], 0, ([\w.]+), layout", emitted)
     assert {*found} == ({zeros} if zeros else set())
     assert "gl.load(m_ptr" in emitted
+
+
+@pytest.mark.parametrize(
+    ("score", "linear"),
+    [
+        ("score + s[h] * (kv_idx - q_idx)", True),
+        ("score + 0.5 * (kv_idx - q_idx)", True),
+        ("score - s[h] * abs(kv_idx - q_idx)", False),
+        ("score", False),
+    ],
+)
+def test_a_log_sum_exp_that_is_linear_in_the_query(score: str, linear: bool) -> None:
+    buffers = "s: {shape: [HQ], dtype: fp32}" if "s[h]" in score else ""
+    spec = loads(text("abs(q_idx - kv_idx) < 100", buffers, f"score_mod: {score}\n"), "x.yaml")
+    plan = plan_hopper(plan_attention(spec))
+    assert plan is not None
+    assert (plan.rest_slope is not None) == linear

@@ -32,11 +32,9 @@ from kgen.targets.code import (
     Assign,
     Code,
     Name,
-    Op,
     Statement,
     assign,
     cdiv,
-    codes,
     maximum,
     minimum,
     needed,
@@ -152,9 +150,11 @@ def keys_loop(
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
-    by_column = [_by_column(line) for line in kernel.body.lse_lines]
-    linear = by_column != kernel.body.lse_lines
-    kernel = replace(kernel, body=replace(kernel.body, lse_lines=by_column))
+    if plan.rest_slope is not None:
+        # By the columns of a tile.
+        slope = kernels.printer(of).own(plan.rest_slope)
+        lse_lines: list[Statement] = [assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))]
+        kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
         # Of packed sequences: where dk is stored, sizes are those of the next tile.
@@ -185,7 +185,7 @@ def keys_loop(
         late_consumer=_consumer(prologue.used_late, prologue.late, rows, kernels),
         of_head=[*(line for line in prologue.needed if line in prologue.by_head), *found.blocks],
         passed=passed,
-        linear=linear,
+        linear=plan.rest_slope is not None,
         own_bounds=_own_bounds(found, own),
         past=own.past,
         ahead=own.ahead,
@@ -306,17 +306,6 @@ def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
         for line in kernel.body.mask_lines
     ]
     return replace(kernel, body=replace(kernel.body, mask_lines=lines))
-
-
-def _by_column(line: Statement) -> Statement:
-    """A log-sum-exp that is linear in the query, by the columns of a tile."""
-    (value,) = codes([line])
-    moved = row("sub", "q_start", "q_idx")
-    if isinstance(value, Op) and value.fn == "sub" and value.args[0] == Name("lse"):
-        slope = value.args[1]
-        if isinstance(slope, Op) and slope.fn == "mul" and slope.args[1] == moved:
-            return assign("lse", op("_linear(lse, {0}, offs_m)", slope.args[0], fn="linear"))
-    return line
 
 
 def _consumer(

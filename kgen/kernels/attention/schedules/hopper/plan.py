@@ -20,7 +20,7 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
 from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.softmax_form import QK
-from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias
+from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias, linear_rest
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.schedules.hopper.conditions import (
     WIDE,
@@ -123,6 +123,8 @@ class HopperPlan:
     """Columns of Q and K past those of V: the rope dims of multi-head latent attention."""
     idioms: Mapping[str, Idioms]
     """Of the loops over keys, of forward and of dq."""
+    rest_slope: Node | None
+    """Of dk and dv: the slope of what the log-sum-exp gets back, where that is linear in the query."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -175,6 +177,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         else None,
         width=width,
         rope=plan.spec.head_dim.qk - plan.spec.head_dim.v,
+        rest_slope=linear_rest(plan.dkdv) if plan.dkdv is not None and plan.form.finite else None,
         heads=16 if mask == "search" else 1,
     )
 
