@@ -90,6 +90,27 @@ class SharedParts(Template):
 
 
 @dataclass(frozen=True)
+class ChainedTiles(Template):
+    """The loop of two consumers of forward, in which the values of a tile meet P while the next one's softmax runs."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
+    language: ClassVar[str] = GLUON
+
+    common: Common
+    forward: ForwardKernel
+
+
+@dataclass(frozen=True)
+class TilesOfThree(Template):
+    """The loop of three consumers of forward, which take the keys of a tile in two halves."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_three_consumers.j2"
+    language: ClassVar[str] = GLUON
+
+    forward: ForwardKernel
+
+
+@dataclass(frozen=True)
 class Forward(Template):
     """Forward, and the producer of tiles of queries."""
 
@@ -98,6 +119,29 @@ class Forward(Template):
 
     common: Common
     forward: ForwardKernel
+    tiles: ChainedTiles | TilesOfThree
+    """The loop of a consumer."""
+
+
+@dataclass(frozen=True)
+class DqTiles(Template):
+    """The loop of dq, in which the product of the tile before runs while dS is computed."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_tiles.j2"
+    language: ClassVar[str] = GLUON
+
+    common: Common
+    dq: DqKernel
+
+
+@dataclass(frozen=True)
+class DqTilesApart(Template):
+    """The loop of dq where K and V have rings of their own."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_tiles_apart.j2"
+    language: ClassVar[str] = GLUON
+
+    dq: DqKernel
 
 
 @dataclass(frozen=True)
@@ -110,6 +154,8 @@ class Dq(Template):
     common: Common
     forward: ForwardKernel
     dq: DqKernel
+    tiles: DqTiles | DqTilesApart
+    """The loop of a consumer."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +286,7 @@ def parts_of(hopper: Kernels, kernels: KernelFields, call: Call) -> list[Templat
     """All kernels of a plan, what they share, and their launch."""
     found: list[Template] = [_shared_parts(hopper, kernels)]
     if hopper.forward is not None:
-        found.append(Forward(hopper.common, hopper.forward))
+        found.append(_forward(hopper.common, hopper.forward))
     if hopper.dkdv is not None:
         found.append(_backward(hopper, hopper.dkdv))
     return [*found, _launcher(hopper, kernels, call)]
@@ -285,11 +331,17 @@ def _shared_parts(hopper: Kernels, kernels: KernelFields) -> SharedParts:
     )
 
 
+def _forward(common: Common, forward: ForwardKernel) -> Forward:
+    chained = forward.tile.chained
+    return Forward(common, forward, ChainedTiles(common, forward) if chained else TilesOfThree(forward))
+
+
 def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
     common, of_queries = hopper.common, None
     if hopper.dq is not None:
         assert hopper.forward is not None
-        of_queries = Dq(common, hopper.forward, hopper.dq)
+        tiles = DqTilesApart(hopper.dq) if hopper.dq.rings.apart else DqTiles(common, hopper.dq)
+        of_queries = Dq(common, hopper.forward, hopper.dq, tiles)
     of_keys: Template = SplitDkdv(common, dkdv) if dkdv.split else Dkdv(common, dkdv)
     if hopper.fused is not None:
         of_keys = Fused(common, dkdv, hopper.fused)
