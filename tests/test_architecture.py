@@ -40,6 +40,8 @@ OWN_STAGES = {
     "tune": "tuning",
 }
 """The stages of a family, each with the last one of machinery that it may import."""
+OF_SCHEDULES = {"plan": "plan", "conditions": "plan", "prove": "prove"}
+"""The stages of what lies in the folder of a schedule; the rest of it is of targets."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
@@ -60,11 +62,13 @@ def stage(module: str) -> str | None:
 def own(module: str) -> tuple[str | None, str | None]:
     """The family that a module belongs to, and the stage of that; None where it belongs to none.
 
-    What compiles the files of a target may lie in the target's folder.
+    What compiles the files of a target may lie in the target's folder. A schedule has parts of several stages in one.
     """
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
             return name, "verify"
+        case _, "kernels", name, "schedules", _, part, *_:
+            return name, OF_SCHEDULES.get(str(part), "targets")
         case _, "kernels", name, place, *_:
             return name, place
     return None, None
@@ -279,18 +283,10 @@ LONG = {
     "flex.evaluating": "Evaluator._expression",
     "flex.python": "called",
     "flex.statements": "statement",
-    "kernels.attention.adapt.context_parallel": "_context",
     "kernels.attention.adapt.derived": "yaml_of",
     "kernels.attention.parallel.merging": "_merge_kernel",
     "kernels.attention.parallel.runtime": "backward called",
     "kernels.attention.plan.planning": "_Planner._tile_loop",
-    "kernels.attention.targets.triton.hopper": "hopper_fields",
-    "kernels.attention.targets.triton.hopper_keys": "keys_loop",
-    "kernels.attention.targets.triton.hopper_queries": "queries_loop",
-    "kernels.attention.targets.triton.kernels": "KernelFields.loop",
-    "kernels.attention.targets.triton.launcher": "LauncherFields.fields",
-    "kernels.attention.targets.triton.native": "_Fields._context",
-    "kernels.attention.targets.triton.sources": "_context",
     "kernels.attention.verify.reference": "attention eager _slices",
     "kernels.chunk_output.verify.reference": "chunk_output _output",
     "verify.compare": "check",

@@ -11,10 +11,10 @@ from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
 from kgen.kernels.attention.lowered.bodies import body_of
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile, plan_hopper
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import GLUON, TRITON, lines_of

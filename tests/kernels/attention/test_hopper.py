@@ -15,8 +15,8 @@ from apart import interpreted
 from linting import wrong_names
 from single import single
 
-from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.verify.hopper_cases import for_hopper
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.spec.load import load, loads

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kgen.kernels.attention.explaining import explain as page_of
-from kgen.kernels.attention.plan.hopper import plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import (
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.conditions import (
     OF_ALL,
     OF_BACKWARD,
     OF_NARROW_FORWARD,
     without_kernels,
 )
-from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.pages.text import text as printed
 from kgen.spec.load import Loaded, loads
 

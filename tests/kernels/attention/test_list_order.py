@@ -13,14 +13,18 @@ from kgen.kernels.attention.prove import list_order
 from kgen.kernels.attention.prove.list_order import PART, Listed, each_block_once, each_tile_once
 from kgen.prove.obligations import Verdict, decide
 
-TEMPLATES = Path(__file__).resolve().parents[3] / "templates/attention/triton"
+TEMPLATES = Path(__file__).resolve().parents[3] / "templates/attention"
 LINES = {
-    "_block_mask.j2": (
+    "triton/_block_mask.j2": (
         "absent = column - ones - twos + n_partial + n_full",
         "place = tl.where(kind == 1, ones - 1, tl.where(kind == 2, n_partial + twos - 1, absent))",
     ),
-    "_tiles.j2": ("_start = i + (tl.load({{ x }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE",),
-    "_hopper.j2": ("return gl.load(blocks + i * BLOCK // BLOCK_SIZE) * BLOCK_SIZE + i * BLOCK % BLOCK_SIZE",),
+    "triton/_tiles.j2": (
+        "_start = i + (tl.load({{ inner.name }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE",
+    ),
+    "hopper/_shared.j2": (
+        "return gl.load(blocks + i * BLOCK // BLOCK_SIZE) * BLOCK_SIZE + i * BLOCK % BLOCK_SIZE",
+    ),
 }
 
 

@@ -23,7 +23,7 @@ from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.prove import block_lists, decode, hopper, points
+from kgen.kernels.attention.prove import block_lists, decode, points
 from kgen.kernels.attention.prove import obligations as prove_obligations
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.claims import (
@@ -37,11 +37,12 @@ from kgen.kernels.attention.prove.claims import (
     WHOLE,
 )
 from kgen.kernels.attention.prove.decode import of_decoding
-from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.obligations import kernel_of, obligations, of_pairs
 from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
-from kgen.kernels.attention.targets.triton.hopper import hopper_loops
+from kgen.kernels.attention.schedules.hopper import prove as hopper
+from kgen.kernels.attention.schedules.hopper.lowering import HopperLoops, hopper_loops
+from kgen.kernels.attention.schedules.hopper.prove import of_hopper
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import Name, Statement, renamed, row
@@ -460,11 +461,13 @@ def test_a_planted_error_for_hopper(
 
     assert set(of_kernel()) == {Verdict.PROVED}
 
-    def planted(*arguments: Any) -> dict[str, Fields]:
+    def planted(*arguments: Any) -> HopperLoops:
         loops = hopper_loops(*arguments)
-        fields = loops[kernel]
-        fields[where] = changed_line(fields[where], line, lambda code: minus(code, less))
-        return loops
+        of = getattr(loops, kernel)
+        owner = of.range if where == "bounds" else of
+        lines = {where: changed_line(getattr(owner, where), line, lambda code: minus(code, less))}
+        changed = replace(of, range=replace(of.range, **lines)) if where == "bounds" else replace(of, **lines)
+        return replace(loops, **{kernel: changed})
 
     monkeypatch.setattr(hopper, "hopper_loops", planted)
     assert Verdict.REFUTED in of_kernel()

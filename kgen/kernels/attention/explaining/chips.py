@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kgen.kernels.attention.plan.hopper import HopperPlan, plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, plan_hopper
 from kgen.pages.model import Block, Prose, Table, Words, quoting, words
 
 HOPPER = "sm_90"

@@ -10,9 +10,9 @@ from kgen.expr.nodes import Node
 from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.kernels.attention.plan.decode import DecodePlan
-from kgen.kernels.attention.plan.hopper import plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 
 PORTABLE = 0
 """The chip of tiles for every chip without a row of its own."""

@@ -58,6 +58,16 @@ def linear_bias(loop: TileLoop) -> LinearBias | None:
     return None if program.place(rest.args[1]).axes else LinearBias(slope, rest.args[1], scale)
 
 
+def linear_rest(loop: TileLoop) -> Node | None:
+    """The slope of what the log-sum-exp of a query gets back, in a loop over queries, where that is slope * (first
+    query of the tile - query)."""
+    rest = loop.program.results.get("row_rest")
+    if not isinstance(rest, Call) or rest.fn != "mul":
+        return None
+    slope, moved = rest.args
+    return slope if moved == Call("sub", (loop.inner.start, loop.inner.index), Type.INT) else None
+
+
 @dataclass(frozen=True)
 class Documents:
     """A causal range over the keys of a document, in a sorted buffer that the mask compares, and nothing else that it

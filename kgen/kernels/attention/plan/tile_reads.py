@@ -50,6 +50,17 @@ def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
     return ahead
 
 
+def mask_reads(loop: TileLoop) -> Mapping[str, str]:
+    """What the mask of a tile reads for each position of the inner index, whatever the outer one is: buffers, by the
+    names of their elements."""
+    inner = loop.inner.index.name.removesuffix("_idx")
+    return {
+        b.name: b.node.buffer
+        for b in loop.program.in_loop(needed_by=("mask", "inner_live"))
+        if isinstance(b.node, Read) and b.place.axes == (inner,)
+    }
+
+
 def _ends(loop: TileLoop) -> dict[Node, Bounds]:
     """The first and last position of a tile along each side. Along the inner one they are those of a whole tile."""
     inner, outer = loop.inner, loop.outer

@@ -14,10 +14,10 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.decode import of_decoding
-from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
+from kgen.kernels.attention.schedules.hopper.prove import of_hopper
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 

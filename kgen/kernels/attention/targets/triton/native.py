@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.decode import DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
-from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream, streams_of
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
+from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
 from kgen.kernels.attention.targets.triton.native_calls import (
     AttentionHeader,
     AttentionProgram,
@@ -72,8 +72,8 @@ class _Files:
         self.packed = plan.spec.varlen
         self.decode = plan_decode(loaded) if decodes(loaded) else None
         self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
-        self.lowering = KernelFields(plan)
-        self.of_hopper = self.lowering if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
+        self.lowering = Lowering(plan)
+        self.of_hopper = self.lowering if on_hopper is None or on_hopper is plan else Lowering(on_hopper)
         at = placement(self.packed, plan.grouped, plan.spec.head_dim.v, "")
         self.group = at.of.group
         self.kernels = portable_kernels(self.lowering, at, self.decode, self.hopper)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
-from kgen.kernels.attention.targets.triton.hopper_streams import Stream
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
 
 

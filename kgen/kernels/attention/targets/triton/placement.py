@@ -6,7 +6,6 @@ Kernels and launcher are the same for both but for these names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kgen.targets.code import Code, as_type, row
 
@@ -152,28 +151,6 @@ def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
     if packed:
         return f"(T{length} // {block} + B + 1) * {heads}"
     return f"_cdiv(S{length}, {block}) * B * {heads}"
-
-
-def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, Any]:
-    """The names by which the kernels for Hopper find rows: the coordinates of TMA, of a tile and up to a row of it, and
-    what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
-    ends = {x: ["FAR", f"{x}_end"] if packed else ["b"] for x in ("q", "kv")}
-    of_head = {"q": [*ends["q"], "h"], "kv": [*ends["kv"], kv_head]}
-    rows = {"q": "q_start", "kv": "kv_start", "v": "v_start"}
-    if packed:
-        rows = {x: f"FAR - {'SQ' if x == 'q' else 'SK'} + {row}" for x, row in rows.items()}
-    vectors = ["lse", "delta"]
-    return {
-        "of_head": of_head,
-        "q_row": rows["q"],
-        "kv_row": rows["kv"],
-        "first_rows": {x: ", ".join([*of_head["q" if x == "q" else "kv"], row]) for x, row in rows.items()},
-        # When keys are stored the next tile is known already.
-        "stored_at": ", ".join([*of_head["kv"], "kv_row" if packed else "kv_start"]),
-        "rows_and_columns": "tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
-        "vector_names": [f"{x}_ptr" if packed else f"{x}_desc" for x in vectors],
-        "vectors_given": vectors if packed else [f"_gluon_rows({x}, {queries})" for x in vectors],
-    }
 
 
 _DENSE = Rows(

@@ -44,8 +44,8 @@ from kgen.kernels.attention.lowered.recomputed import (
 )
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.plan.decode import DecodePlan
-from kgen.kernels.attention.plan.hopper import HopperPlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.targets.code import Assign, Code, as_type, load, op, row

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.expr.functions import in_order
-from kgen.kernels.attention.lowered.model import arguments, declared
-from kgen.kernels.attention.lowered.params import SINKS
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
-from kgen.kernels.attention.plan.hopper import HopperPlan, plan_hopper
-from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.kernels import Kernels
+from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
+from kgen.kernels.attention.schedules.hopper.portable import Call, Surroundings, portable_of
+from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_of, names_of, parts_of
 from kgen.kernels.attention.spec import AttentionSpec
-from kgen.kernels.attention.targets.triton.hopper import hopper_fields
 from kgen.kernels.attention.targets.triton.interface import Interface
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, fields_of
 from kgen.kernels.attention.targets.triton.launcher import ChipKernels, Launcher, WhichKernels
 from kgen.kernels.attention.targets.triton.launches import launches_of
 from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Prelude, formula_of, tile_tables
@@ -25,10 +27,28 @@ from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.portable import dead_rows, portable_kernels, sink_load
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.template import Untyped
+from kgen.targets.template import Template
 from kgen.targets.triton.tritons import GLUON
 
-TEMPLATE = "attention/triton/attention.j2"
+
+@dataclass(frozen=True)
+class AttentionFile(Template):
+    """`triton.py`."""
+
+    template: ClassVar[str] = "attention/triton/attention.j2"
+
+    opening: Opening
+    hopper: bool
+    """True where there are kernels for Hopper, here or in a file beside this one."""
+    prelude: Prelude
+    kernels: list[Template]
+    """The kernels for every chip."""
+    launcher: list[Template]
+    gluon_names: GluonNames | None
+    """The names of kernels for Hopper that are in this file."""
+    hopper_parts: list[Template]
+    """Those kernels, and their launch."""
+    gluon_tritons: str = str(GLUON)
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -44,9 +64,9 @@ def sources(loaded: Loaded) -> list[Source]:
         offers += [f"{name}_begin", f"{name}_end"]
     whole = Source(
         "triton.py",
-        Untyped(TEMPLATE, file.names(single=False)),
+        file.whole(single=False),
         rank=1,
-        alone=Untyped(TEMPLATE, file.names(single=True)),
+        alone=file.whole(single=True),
         offers=tuple(offers),
         signature=file.launcher.signature,
         docstring=file.launcher.docstring(),
@@ -54,8 +74,8 @@ def sources(loaded: Loaded) -> list[Source]:
     )
     if file.hopper is None:
         return [whole]
-    names = file.of_hopper() | {"gdc": file.waits}
-    return [whole, Source("hopper.py", Untyped("attention/triton/hopper.j2", names), arch="sm_90a")]
+    beside = file_of(file.hopper, file.hopper_parts, file.free, opening(plan.spec), file.waits)
+    return [whole, Source("hopper.py", beside, arch="sm_90a")]
 
 
 def _not_on_hopper(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:
@@ -75,15 +95,17 @@ class _File:
         self.plan = plan = plan_attention(loaded)
         # TMA ends with the tensor, whatever its length is.
         self.on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
-        self.hopper = plan_hopper(self.on_hopper)
-        self.lowering, self.interface = KernelFields(plan), Interface(plan)
+        self.lowering, self.interface = Lowering(plan), Interface(plan)
+        self.free = self.lowering if self.on_hopper is plan else Lowering(self.on_hopper)
         self.at = placement(plan.spec.varlen, plan.grouped, plan.spec.head_dim.v, self.interface.kv_sizes())
-        self.kernels = portable_kernels(self.lowering, self.at, self.decode, self.hopper)
+        self.kernels = portable_kernels(self.lowering, self.at, self.decode, plan_hopper(self.on_hopper))
+        self.hopper = self._hopper()
         fused = self.hopper is not None and self.hopper.fused is not None
         self.shares = plan.spec.backward_in_parts and fused
+        self.helpers = self.kernels.helpers | (self.free.helpers if self.hopper is not None else set())
         launches = launches_of(self.kernels, self.at)
         self.launcher = Launcher(self.interface, self.at, self.kernels, launches, self.shares)
-        self.fields, self.helpers = self._hopper_fields()
+        self.hopper_parts = parts_of(self.hopper, self.free, self._call()) if self.hopper is not None else []
         follows = self.hopper is not None and self.hopper.dkdv is not None
         waits = follows or (self.hopper is not None and self.hopper.dynamic)
         self.begins = ["gdc_launch_dependents"] if follows else []
@@ -91,17 +113,17 @@ class _File:
         self.waits = [*self.begins, *(["gdc_wait"] if waits else [])]
         """The same, and what it waits by."""
 
-    def names(self, single: bool) -> dict[str, Any]:
-        """The names of the file's template; `single` for one that does without others."""
-        chip = _chip(self.hopper, self.fields, single)
-        return self.of_hopper() | {
-            "single": single,
-            "opening": self._opening(single),
-            "prelude": self._prelude(),
-            "kernels": self.kernels.emitted,
-            "launcher": self.launcher.parts(chip, self._which()),
-            "gluon_tritons": GLUON,
-        }
+    def whole(self, single: bool) -> AttentionFile:
+        """`triton.py`; `single` for one that does without others."""
+        return AttentionFile(
+            opening=self._opening(single),
+            hopper=self.hopper is not None,
+            prelude=self._prelude(),
+            kernels=self.kernels.emitted,
+            launcher=self.launcher.parts(_chip(self.hopper, single), self._which()),
+            gluon_names=names_of(self.hopper) if self.hopper is not None and single else None,
+            hopper_parts=self.hopper_parts if single else [],
+        )
 
     def _opening(self, single: bool) -> Opening:
         plan, spec, hopper = self.plan, self.plan.spec, self.hopper is not None
@@ -141,7 +163,7 @@ class _File:
     def _which(self) -> WhichKernels:
         """The function that says which kernels a call takes, by the tensors that it depends on."""
         asked = {name: name for name in ("q", "k", "v")}
-        for stream in self.fields["streams"] if self.fields is not None else ():
+        for stream in self.hopper.streams if self.hopper is not None else ():
             name = self.plan.called.get(stream.buffer, stream.buffer)
             asked[name] = name + stream.tensor.removeprefix(stream.buffer)
         quoted = ", ".join(f'"{name}"' for name in asked)
@@ -156,45 +178,37 @@ class _File:
 
     # --- kernels for Hopper --------------------------------------------------------------------------------------
 
-    def _hopper_fields(self) -> tuple[dict[str, Any] | None, frozenset[str]]:
-        """The names of the kernels for Hopper in templates, and the functions that all kernels call."""
-        lowering, on_hopper = self.lowering, self.on_hopper
-        free = lowering if on_hopper is self.plan else KernelFields(on_hopper)
-        kernels = self.kernels if free is lowering else portable_kernels(free, self.at, None, None)
-        loops = {name: fields_of(loop) for name, loop in kernels.loops.items()}
-        shared = {"sinks": _sinks(self.plan.spec), "rows": self.at.of.rows, "group": self.at.of.group}
-        fields = hopper_fields(on_hopper, free, shared | loops)
-        return fields, self.kernels.helpers | (free.helpers if fields is not None else set())
+    def _hopper(self) -> Kernels | None:
+        """The kernels for Hopper, if there are any."""
+        at, forward = self.at, self.kernels.forward
+        free = self.free is not self.lowering
+        kernels = portable_kernels(self.free, at, None, None) if free else self.kernels
+        around = Surroundings(
+            kv_heads=at.kv_heads,
+            problem_params=forward.params.problem_params,
+            no_specialize=forward.no_specialize,
+            vectors=at.of.rows,
+            strides_o=forward.params.stride_params[-1],
+            sink_load=sink_load(),
+            dead_rows=dead_rows(self.plan.spec.sinks),
+        )
+        return hopper_kernels(self.on_hopper, self.free, portable_of(kernels.loops), around)
 
-    def of_hopper(self) -> dict[str, Any]:
-        """The names of templates of the kernels for Hopper."""
-        forward, backward, hopper = self.kernels.forward, self.kernels.backward, self.hopper
-        return {
-            "summary": opening(self.plan.spec),
-            "hopper": self.fields,
-            "hopper_forward": hopper is not None and hopper.forward is not None,
-            "hopper_backward": hopper is not None and hopper.dkdv is not None,
-            "shares": self.shares,
-            "sinks": _sinks(self.plan.spec),
-            "grouped": self.at.grouped,
-            "packed": self.at.packed,
-            "kv_head": self.at.kv_head,
-            "kv_heads": self.at.kv_heads,
-            "shape": self.at.of.shape,
-            "sizes": self.at.sizes,
-            "group": self.at.of.group,
-            "op_names": ", ".join(self.launcher.op.names),
-            "problem_params": forward.params.problem_params,
-            "problem_args": ", ".join(forward.params.problem_args),
-            "no_specialize": forward.no_specialize,
-            "strides": {"o": forward.params.stride_params[-1]},
-            "dq": backward and backward.dq.kernel.gradients,
-        }
+    def _call(self) -> Call:
+        """How the launcher has a call."""
+        return Call(
+            inputs=", ".join(self.launcher.op.names),
+            problem_args=", ".join(self.kernels.forward.params.problem_args),
+            sizes=self.at.sizes,
+            shape_of_lse=self.at.of.shape.lse,
+            group=self.at.of.group,
+            shares=self.shares,
+        )
 
 
-def _chip(hopper: HopperPlan | None, fields: Mapping[str, Any] | None, single: bool) -> ChipKernels:
+def _chip(hopper: Kernels | None, single: bool) -> ChipKernels:
     """The kernels for Hopper, as the launcher calls them."""
-    if hopper is None or fields is None:
+    if hopper is None:
         return ChipKernels()
     return ChipKernels(
         forward=hopper.forward is not None,
@@ -202,8 +216,8 @@ def _chip(hopper: HopperPlan | None, fields: Mapping[str, Any] | None, single: b
         backward=hopper.dkdv is not None,
         fused=hopper.fused is not None,
         dynamic=hopper.dynamic,
-        streamed=tuple(fields["streamed"]),
-        operands=tuple(fields["backward"]["operands"]),
+        streamed=tuple(hopper.streamed),
+        operands=tuple(hopper.backward.operands),
         beside="" if single else "_hopper().",
     )
 
@@ -223,15 +237,3 @@ def _passes(missing: Mapping[str, str], decode: DecodePlan | None, backward: boo
     if not backward:
         del passes["backward"]
     return [*passes.items()]
-
-
-def _sinks(spec: AttentionSpec) -> dict[str, object]:
-    """The names of sinks in templates of the kernels for Hopper."""
-    there = spec.sinks
-    return {
-        "there": there,
-        "load": sink_load(),
-        "params": declared(SINKS) if there else [],
-        "args": arguments(SINKS) if there else [],
-        "dead_rows": dead_rows(there),
-    }

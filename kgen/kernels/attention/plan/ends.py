@@ -1,0 +1,84 @@
+"""What the ends of the range of a loop depend on: a part of a tile may have ends of its own where they move with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, variables, walk
+from kgen.kernels.attention.plan.model import TileLoop
+
+
+@dataclass(frozen=True)
+class End:
+    """What one end of a range depends on."""
+
+    moves: bool = False
+    """True where it moves with the tile of the outer index."""
+    searches: bool = False
+    """True where it is searched for in a sorted buffer."""
+    reads_first: bool = False
+    """True where it is read at the first position of the tile, which for a part may lie past the last of all."""
+    may_be_length: bool = False
+    """True where a range of nothing may begin at the length of the inner tensor."""
+
+    def __or__(self, other: End) -> End:
+        return End(
+            self.moves or other.moves,
+            self.searches or other.searches,
+            self.reads_first or other.reads_first,
+            self.may_be_length or other.may_be_length,
+        )
+
+    @property
+    def of_parts(self) -> bool:
+        """True where it is worth finding for a part of a tile."""
+        return self.moves and not self.searches and not self.reads_first
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where the range of a loop with one span begins and ends, and what of it needs no mask."""
+
+    lo: End
+    hi: End
+    full_lo: End
+    full_hi: End
+    has_full: bool
+    """True where some tiles may need no mask."""
+
+    @property
+    def searches(self) -> bool:
+        """True where any is searched for."""
+        whole = self.lo.searches or self.hi.searches
+        return whole or (self.has_full and (self.full_lo.searches or self.full_hi.searches))
+
+    def from_first_key(self) -> Ends:
+        """The same of a range that begins with a key that is searched for, and not with a tile."""
+        return replace(self, lo=End(), full_lo=End())
+
+
+_FIXED = Ends(End(), End(), End(), End(), has_full=False)
+
+
+def ends_of(loop: TileLoop) -> Ends:
+    """The ends of a loop. Those of listed blocks depend on the lists alone."""
+    if loop.listed:
+        return _FIXED
+    (span,) = loop.spans
+    lo, hi, full_lo, full_hi = (_end(bound, loop) for bound in (span.lo, span.hi, span.full_lo, span.full_hi))
+    if span.lo != Const(0, Type.INT):
+        full_lo = full_lo | lo  # it is no further ahead
+    return Ends(lo, hi, full_lo, full_hi, span.has_full and loop.masked)
+
+
+def _end(bound: Node, loop: TileLoop) -> End:
+    start, last = loop.outer.start.name, loop.outer.last.name
+    parts = [*walk(bound)]
+    found = [part for part in parts if isinstance(part, Read)]
+    chosen = [part for part in parts if isinstance(part, Call) and part.fn == "where"]
+    return End(
+        moves=bool({start, last} & variables(bound)),
+        searches=any(read.buffer.endswith(FIRST_AT_LEAST) for read in found),
+        reads_first=any(start in variables(read) for read in found),
+        may_be_length=any(loop.inner.size in choice.args for choice in chosen),
+    )

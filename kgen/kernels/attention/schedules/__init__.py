@@ -1,0 +1,1 @@
+"""Schedules of attention for a chip of their own."""

@@ -1,0 +1,321 @@
+"""The kernels for Hopper, and what each has beside its loop and its operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kgen.kernels.attention.lowered.model import Gradients, RowGradient
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
+from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
+from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag, Operands, PublishedTile
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
+from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
+from kgen.kernels.attention.schedules.hopper.rows import Rows
+from kgen.kernels.attention.schedules.hopper.streams import Stream
+from kgen.targets.code import Code, Statement
+
+
+@dataclass(frozen=True)
+class Common:
+    """What all kernels for Hopper of one plan have."""
+
+    packed: bool
+    grouped: bool
+    kv_head: str
+    kv_heads: str
+    listed: bool
+    dynamic: bool
+    """True where programs take tiles from a counter."""
+    problem: list[str]
+    """What kernels hand on of the problem, but for what is known when they are compiled."""
+    problem_params: list[str]
+    no_specialize: str
+    width: int
+    """Columns of a tile."""
+    rope: int
+    """Columns of Q and K past those of V, which are tiles of their own."""
+    q: list[str]
+    """The tiles of Q."""
+    k: list[str]
+    rows: Rows
+    vectors: Code
+    """Where a head's row of log-sum-exp and delta begins."""
+    consumers: int
+    """Consumers of forward."""
+    streams: list[Stream]
+    hidden_keys: HiddenKeys | None
+    """Where keys past an end may be in a tile that only the mask knows."""
+
+    @property
+    def of_heads(self) -> bool:
+        """True where batches of one head come one after the other."""
+        return bool(self.streams) and all(s.of_heads for s in self.streams)
+
+
+@dataclass(frozen=True)
+class RingAt:
+    """A ring that is read in turn with another, and the number of the tile."""
+
+    name: str
+    at: str
+
+
+@dataclass(frozen=True)
+class SkippedRings:
+    """The rings from which a half releases tiles that are the other half's alone."""
+
+    ring: str
+    beside: list[RingAt] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ForwardKernel:
+    """Forward, with the producer of tiles of queries."""
+
+    tile: HopperTile
+    loop: QueriesLoop
+    published: PublishedTile
+    """What the producer tells of a tile of queries, here and in dq."""
+    last_masked: Code
+    """How many tiles at the end of a tile's range have the mask."""
+    operands: KernelOperands
+    pages: Pages
+    unpaged: HiddenKeys | None
+    """The keys that are on no page; None where keys are in no pages."""
+    lag: Lag
+    columns_of_out: Columns
+    lanes: list[int]
+    """Threads of a warp beside each other in a row, eight elements each, and rows."""
+    k_bytes: str
+    skipped: SkippedRings
+    sink_load: Code | None
+    dead_rows: str
+    """Rows that see no key, in words."""
+
+    @property
+    def part(self) -> str:
+        """The part of a tile of queries that a consumer has, in words."""
+        return {2: "half", 3: "third"}[self.tile.consumers]
+
+    @property
+    def columns(self) -> str:
+        """Keys of which a consumer has scores at a time."""
+        return "BLOCK_N" if self.tile.chained else "BLOCK_N // 2"
+
+    @property
+    def carried(self) -> str:
+        """What the loop carries."""
+        return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
+
+    @property
+    def value_slots(self) -> str:
+        """How many tiles of V the ring has."""
+        return f"SLOTS - {self.tile.fewer_values}" if self.tile.fewer_values else "SLOTS"
+
+    @property
+    def alpha(self) -> list[str]:
+        """What the softmax of a tile gives beside P, m_i and l_i."""
+        return [] if self.tile.bounded else ["alpha"]
+
+    @property
+    def sum(self) -> str:
+        """The sum of a row. Of bounded logits m_i is a number where no key is seen, too."""
+        return "l_i" if self.tile.bounded else "l_safe"
+
+
+@dataclass(frozen=True)
+class MaskedLate:
+    """Where the mask is made once, with all that it hides: the products of dS, and the sums over keys."""
+
+    products: list[Statement]
+    names: list[str]
+    sums: list[Statement]
+
+
+@dataclass(frozen=True)
+class DqKernel:
+    """dq, and gradients of buffers that are sums over keys."""
+
+    tile: HopperTile
+    loop: QueriesLoop
+    gradient: GradientOfScores
+    late: MaskedLate | None
+    dqk: str
+    operands: KernelOperands
+    row_gradients: tuple[RowGradient, ...]
+    row_sums: list[str]
+    stored: list[tuple[str, Code]]
+    """Tiles of Q, and what is stored of their sums."""
+    rings: DqRings
+    also: list[str]
+    """The gradients of buffers in words."""
+
+    @property
+    def carried(self) -> str:
+        """What the loop carries."""
+        return ", ".join([*self.rings.carried, *self.row_sums])
+
+
+@dataclass(frozen=True)
+class DqRings:
+    """Where dq has K and V, and what its loop carries: the dS of the tile before, too, if there is room for its K."""
+
+    rings: list[str]
+    held: list[str]
+    """Where the loop finds Q and dO."""
+    carried: list[str]
+    skipped: SkippedRings
+    sums: str
+    """The sums that products are added to."""
+    products: str
+    younger: int
+    """Products that are younger than dP."""
+    apart: bool
+    """True where K and V have rings of their own, and no tile is ahead of the loop."""
+
+
+def rings_of_dq(plan: HopperPlan) -> DqRings:
+    """The rings of dq."""
+    rope = ["q_rope"] if plan.rope else []
+    own = ["dq", *(f"d{x}" for x in rope)]
+    apart = plan.dq_rings_apart
+    return DqRings(
+        rings=["k_ring", "v_ring"] if apart else ["kv_ring"],
+        held=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
+        carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
+        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
+        sums=", ".join(own),
+        products=", ".join(f"{x}_async" for x in own),
+        younger=2 if rope else 1,
+        apart=apart,
+    )
+
+
+def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
+    """What is masked where all that the mask hides is there."""
+    return MaskedLate(gradients.products, gradients.masked_late, gradients.sums) if late else None
+
+
+@dataclass(frozen=True)
+class StreamedQueries:
+    """What streams past tiles of keys: Q, dO, log-sum-exp and delta, which are one ring."""
+
+    descs: list[str]
+    slots: list[str]
+    rings: list[str]
+    writers: int
+    """Who fills a slot: TMA, and the producer itself where vectors begin anywhere."""
+    nbytes: str
+    """Bytes of a tile that TMA brings."""
+
+
+def streamed_queries(operands: Operands) -> StreamedQueries:
+    """What streams past tiles of keys."""
+    rope, packed = operands.q[1:], operands.packed
+    nbytes = ["2 * q_desc.block_type.nbytes"]
+    if not packed:
+        nbytes.append("2 * lse_desc.block_type.nbytes")
+    nbytes += [f"{x}_desc.block_type.nbytes" for x in rope]
+    return StreamedQueries(
+        descs=operands.query_descs,
+        slots=[f"{x}_slots" for x in ("q", "do", "lse", "delta", *rope)],
+        rings=[_ring_of(desc) for desc in operands.query_descs],
+        writers=2 if packed else 1,
+        nbytes=" + ".join(nbytes),
+    )
+
+
+def _ring_of(desc: str) -> str:
+    return f"_slots({desc}, SLOTS)" if desc.endswith("_desc") else "_vector_slots(BLOCK_M, SLOTS)"
+
+
+@dataclass(frozen=True)
+class DkdvKernel:
+    """dk and dv, with the producer of tiles of keys."""
+
+    tile: HopperTile
+    loop: KeysLoop
+    published: PublishedTile
+    """What the producer tells of a tile of keys."""
+    operands: KernelOperands
+    queries: StreamedQueries
+    split: bool
+    """True where one consumer has dv, and the other dk."""
+    head_columns: int
+    held_keys: list[str]
+    """K as the loop of dv has it."""
+    with_dq: bool
+    """True where one kernel may have dq, too."""
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """dq, dk and dv in one kernel."""
+
+    tile: HopperTile
+    operands: KernelOperands
+    columns_guard: str | None
+    """Which columns of dq are there."""
+    strides_o: str
+    """The strides of dq, as parameters."""
+
+
+@dataclass(frozen=True)
+class BackwardOperands:
+    """What `backward_on_hopper` is given beside the inputs."""
+
+    operands: list[str]
+    gradients: list[str]
+
+    @property
+    def descs(self) -> list[str]:
+        """The descriptors of what all kernels have tiles of 64 rows of."""
+        return [f"{x}_desc" for x in ["q", "k", "v", "do", *self.gradients]]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """All kernels for Hopper of a plan."""
+
+    plan: HopperPlan
+    common: Common
+    forward: ForwardKernel | None
+    dq: DqKernel | None
+    dkdv: DkdvKernel | None
+    fused: FusedKernel | None
+
+    @property
+    def dynamic(self) -> bool:
+        """True where programs take tiles from a counter."""
+        return self.common.dynamic
+
+    @property
+    def streams(self) -> list[Stream]:
+        """What forward fetches for each tile of keys beside K and V."""
+        return self.common.streams
+
+    @property
+    def streamed(self) -> list[str]:
+        """The tensors of these."""
+        return [s.tensor for s in self.streams]
+
+    @property
+    def backward(self) -> BackwardOperands:
+        """What `backward_on_hopper` is given beside the inputs."""
+        gradients = [*(["dq"] if self.dq is not None else []), "dk", "dv"]
+        ahead = ["counters"] if self.dynamic else []
+        ahead += ["dq_sum"] if self.fused is not None else []
+        sums = self.dq.row_sums if self.dq is not None else []
+        return BackwardOperands([*ahead, *gradients, *sums], gradients)
+
+    @property
+    def loops(self) -> Sequence[QueriesLoop | KeysLoop]:
+        """The loops of all kernels."""
+        return [of.loop for of in (self.forward, self.dq, self.dkdv) if of is not None]
+
+    @property
+    def of_queries(self) -> Sequence[QueriesLoop]:
+        """The loops of kernels whose tiles are queries."""
+        return [of.loop for of in (self.forward, self.dq) if of is not None]

@@ -1,0 +1,332 @@
+"""The kernels for Hopper whose tiles are keys: those of dk and dv, with dq or without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import Gradients, LoopKernel
+from kgen.kernels.attention.plan.ends import ends_of
+from kgen.kernels.attention.plan.model import TileLoop
+from kgen.kernels.attention.schedules.hopper.loops import (
+    NO_OWN,
+    ZERO,
+    ConsumedTile,
+    GradientOfScores,
+    Own,
+    TileRange,
+    begin_of_range,
+    from_zero,
+    gradient_of_scores,
+    head_of,
+    names_of_tile,
+    of_half,
+    offsets,
+    own_range,
+    passed_names,
+    tile_range,
+)
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Statement,
+    assign,
+    cdiv,
+    maximum,
+    minimum,
+    needed,
+    op,
+    over,
+    row,
+    uses_of,
+)
+
+
+@dataclass(frozen=True)
+class KeyPart:
+    """A loop over the tiles of queries `[lo, hi)`, with tiles before and after it that the other half has alone."""
+
+    masked: bool
+    lo: str
+    hi: str
+    ahead: str | None = None
+    past: str | None = None
+
+
+@dataclass(frozen=True)
+class KeyConsumer:
+    """What a consumer makes of a tile of keys that it was told of."""
+
+    offs_n: list[Statement]
+    begin: list[Statement]
+    shared_prologue: list[Statement]
+    """The part of it that the plan asks for."""
+
+
+@dataclass(frozen=True)
+class KeyProducts:
+    """How a consumer takes the queries of a tile: at once, or in two halves."""
+
+    lse_rows: str
+    delta_rows: str
+    younger: int
+    """How many products are younger than that of the scores."""
+    columns: str
+    held: str
+    """What has K and V, to the function of the loop and in it."""
+    held_params: str
+    looked_up: bool
+    """True where K and V are looked up for each tile, for registers are short."""
+    at_the_end: str
+
+
+@dataclass(frozen=True)
+class KeysLoop:
+    """A kernel whose tiles are keys: its range of queries, and what it computes of a tile of them."""
+
+    range: TileRange
+    body: ConsumedTile
+    gradient: GradientOfScores
+    consumer: KeyConsumer
+    late_consumer: KeyConsumer
+    """That of dk, where the other has dv alone."""
+    of_head: list[Statement]
+    """What a consumer makes for each query head."""
+    passed: list[str]
+    """What the functions of a tile are told."""
+    linear: bool
+    """True where the log-sum-exp of a query is linear in it."""
+    own_bounds: list[Statement]
+    """What finds the tiles that are this half's own."""
+    past: bool
+    ahead: bool
+    loops: list[KeyPart]
+    q_start: Code
+    """Where the j-th tile of queries begins."""
+    produced: Code
+    """The same to the producer."""
+    of_tiles: list[str]
+    """What the function of the loop is told of the range."""
+    products: KeyProducts
+    stored_dk: Code
+    stored_dk_rope: Code
+
+    @property
+    def left_out(self) -> list[str]:
+        """The counts of tiles that are the other half's alone."""
+        return [name for name, there in (("n_ahead", self.ahead), ("n_past", self.past)) if there]
+
+
+@dataclass(frozen=True)
+class _Prologue:
+    """What is made for a tile of keys ahead of its loop."""
+
+    shared: list[Statement]
+    by_head: list[Statement]
+    needed: list[Statement]
+    late: list[Statement]
+    """What the consumer of dk alone needs, which knows nothing of tiles."""
+    used_late: frozenset[str]
+
+    @property
+    def all(self) -> list[Statement]:
+        """All of both."""
+        return [*self.shared, *self.by_head]
+
+
+def keys_loop(
+    kernel: LoopKernel,
+    plan: HopperPlan,
+    of: TileLoop,
+    kernels: Lowering,
+    problem: list[str],
+    hidden: frozenset[str],
+) -> KeysLoop:
+    """The kernel of dk and dv; its loop over query heads has a prologue of its own. `hidden` is what tells which keys
+    are past an end."""
+    tile, gradients = plan.dkdv, kernel.gradients
+    assert tile is not None
+    assert gradients is not None
+    if plan.rest_slope is not None:
+        # By the columns of a tile.
+        slope = kernels.printer(of).own(plan.rest_slope)
+        lse_lines: list[Statement] = [assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))]
+        kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
+    shared = [of_half(line, "kv") for line in kernel.shared_prologue]
+    if uses_of([gradients.factor]) & {"SQ", "SK"}:
+        # Of packed sequences: where dk is stored, sizes are those of the next tile.
+        shared.append(assign("dk_scale", gradients.factor))
+        gradients = replace(gradients, factor=Name("dk_scale"))
+    prologue = _prologue(kernel, gradients, shared, plan.split_dkdv, hidden)
+    of_tiles = names_of_tile(kernel) | uses_of(kernel.body.lse_lines)
+    passed = passed_names(of_tiles, ["b", "h", "kv_idx", *prologue.all], problem)
+    ends = ends_of(of)
+    found = tile_range(kernel, ends.searches, prologue.all)
+    # Where one consumer has dv and the other dk, both have all keys of a tile.
+    own = (
+        NO_OWN
+        if plan.split_dkdv
+        else own_range(kernel, ends, prologue.all, prologue.needed, False, tile.BLOCK_M)
+    )
+    at_the_end = uses_of([gradients.factor]) | hidden
+    used = uses_of([*prologue.needed, *own.lines]) | {*passed} | at_the_end
+    rows = "BLOCK_N" if plan.split_dkdv else "OWN_N"
+    own_shared = [line for line in prologue.needed if line in shared]
+    q_start = start_of_queries(found, begin_of_range(found, "q_lo"))
+    gradient = gradient_of_scores(gradients)
+    return KeysLoop(
+        range=found,
+        body=_body(kernel),
+        gradient=gradient,
+        consumer=_consumer(used, own_shared, rows, kernels),
+        late_consumer=_consumer(prologue.used_late, prologue.late, rows, kernels),
+        of_head=[*(line for line in prologue.needed if line in prologue.by_head), *found.blocks],
+        passed=passed,
+        linear=plan.rest_slope is not None,
+        own_bounds=_own_bounds(found, own),
+        past=own.past,
+        ahead=own.ahead,
+        loops=_loops(kernel.body.masked, found, own),
+        q_start=q_start,
+        produced=q_start if found.listed else start_of_queries(found, found.lo),
+        of_tiles=_told_of_range(q_start),
+        products=_products(tile, plan.split_dkdv, looked_up=bool(gradient.factor_lines)),
+        stored_dk=gradients.scaled("dk"),
+        stored_dk_rope=gradients.scaled("dk_rope"),
+    )
+
+
+def _prologue(
+    kernel: LoopKernel,
+    gradients: Gradients,
+    shared: list[Statement],
+    split: bool,
+    hidden: frozenset[str],
+) -> _Prologue:
+    """What is made for a tile of keys, of what its loop, its end and its hidden keys ask for."""
+    by_head = [of_half(line, "kv") for line in kernel.prologue]
+    of_tiles = names_of_tile(kernel) | uses_of(kernel.body.lse_lines)
+    at_the_end = uses_of([gradients.factor])
+    late = needed([*shared, *by_head], at_the_end | hidden)
+    return _Prologue(
+        shared=shared,
+        by_head=by_head,
+        needed=needed([*shared, *by_head], (of_tiles if split else of_tiles | at_the_end) | hidden),
+        late=late,
+        used_late=uses_of(late) | at_the_end | hidden,
+    )
+
+
+def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
+    """What finds the tiles of a half: how many of those with the mask it leaves out."""
+    lines = [*own.lines]
+    masked = "n_masked" if found.has_full else "n_tiles"
+    rest: Code = maximum(row("sub", masked, 1), 0)
+    if own.ahead:
+        fewer: Code = minimum(over(row("sub", "own_lo", "q_lo"), "BLOCK_M"), rest)
+        lines.append(assign("n_ahead", maximum(fewer, 0) if own.before else fewer))
+    if own.past:
+        left = row("sub", rest, "n_ahead") if own.ahead else rest
+        left_out = row("sub", "n_tiles", cdiv(row("sub", "own_hi", "q_lo"), "BLOCK_M"))
+        lines.append(assign("n_past", minimum(left_out, left)))
+    return [line.map(lambda code: from_zero(code, "q_lo")) for line in lines] if found.from_start else lines
+
+
+def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
+    """The loops over the tiles of queries that a tile of keys meets, those with the mask first."""
+    n_masked = "n_masked" if found.has_full else "n_tiles"
+    loops: list[KeyPart] = []
+    if masked:
+        ahead, past = "n_ahead" if own.ahead else None, "n_past" if own.past else None
+        hi = f"{n_masked} - {past}" if past else n_masked
+        loops.append(KeyPart(True, ahead or "0", hi, ahead, past))
+    if found.has_full:
+        loops.append(KeyPart(False, n_masked, "n_tiles"))
+    return loops
+
+
+def _told_of_range(q_start: Code) -> list[str]:
+    """What the function of the loop is told of the range."""
+    used = uses_of([q_start])
+    return [n for n in ("q_blocks", "q_lo", *MASKED_TILES, "n_masked", "n_tiles") if n in used]
+
+
+def _body(kernel: LoopKernel) -> ConsumedTile:
+    body = kernel.body
+    mask = [line for line in body.mask_lines if line.defines == {"mask"}]
+    return ConsumedTile(
+        masked=body.masked,
+        mask_loads=[],
+        mask_lines=[line for line in body.mask_lines if line not in mask],
+        mask=mask[0] if mask else None,
+        documents=None,
+        score_lines=body.score_lines,
+        logits=body.logits,
+        scaled=body.scaled,
+        dead_rows=body.dead_rows,
+        lse_lines=body.lse_lines,
+    )
+
+
+def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
+    """How the kernel of dk and dv takes the queries of a tile, and where it has K and V."""
+    if tile.halves:
+        return KeyProducts(
+            lse_rows="lse_rows",
+            delta_rows="delta_rows",
+            younger=3,
+            columns="BLOCK_M // 2",
+            held="k_held, v_held",
+            held_params="k, v",
+            looked_up=False,
+            at_the_end="No product may be in flight where the loop closes: "
+            "the compiler would wait after each of them.",
+        )
+    held = "kv_ring, at_k" if looked_up else "k, v"
+    return KeyProducts(
+        lse_rows="lse_slots.index(slot).reshape([BLOCK_M])",
+        delta_rows="delta_slots.index(slot).reshape([BLOCK_M])",
+        younger=0 if split else 1,
+        columns="BLOCK_M",
+        held=held,
+        held_params=held,
+        looked_up=looked_up,
+        at_the_end="As in dq, no product may be in flight where the loop closes.",
+    )
+
+
+def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
+    """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
+    ends = op("({0})[:, None]", row("lt", "kv_idx", "SK"))
+    lines = [
+        line.map(lambda code: row("and", ends, code)) if line.defines == {"mask"} else line
+        for line in kernel.body.mask_lines
+    ]
+    return replace(kernel, body=replace(kernel.body, mask_lines=lines))
+
+
+def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernels: Lowering) -> KeyConsumer:
+    """A consumer that uses some names of a tile of keys."""
+    offs_n = offsets(rows, 1) if "kv_idx" in used else []
+    begin = [head_of(used, kernels.packed)]
+    if kernels.plan.grouped:
+        begin.append(assign("h_kv", over("h", "GQA")))
+    if offs_n:
+        begin.append(assign("kv_idx", row("add", "kv_start", "offs_n")))
+    begin += prologue
+    if kernels.packed:
+        first = row("add", row("sub", "FAR", "SK"), "kv_start")
+        begin.append(Assign(("kv_end", "kv_row"), (row("add", "kv_begin", "SK"), first)))
+    return KeyConsumer(offs_n, begin, prologue)
+
+
+def start_of_queries(found: TileRange, lo: Code) -> Code:
+    """Where the j-th tile of queries begins that a tile of keys meets."""
+    if found.listed:
+        return op("_listed(j, {0}, BLOCK_M)", "q_blocks")
+    first = ZERO if found.head is None else Name("n_first_masked")
+    masked = Name("n_masked" if found.has_full else "n_tiles")
+    return op("_masked_first(j, {0}, {1}, {2}, {3}, BLOCK_M)", lo, first, masked, "n_tiles")

@@ -1,0 +1,286 @@
+"""The range of a loop of a kernel for Hopper, and what a tile of it computes, from the fields of the kernels for every
+chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.model import Gradients, LoopKernel, SpanLoops
+from kgen.kernels.attention.plan.ends import Ends
+from kgen.kernels.attention.schedules.hopper.plan import HALF
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Op,
+    Statement,
+    assign,
+    calls,
+    codes,
+    minimum,
+    needed,
+    op,
+    over,
+    renamed,
+    rewritten,
+    row,
+    text,
+    uses_of,
+    with_names,
+)
+
+FIRST_KEY = "_first_key_hopper"
+ZERO = text("0")
+
+
+@dataclass(frozen=True)
+class DocumentEnds:
+    """How a producer calls the documents of the first and the last query of a tile."""
+
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class DocumentMask:
+    """The part of a mask that compares documents: only where a tile of queries has several."""
+
+    several: Code
+    load: Statement
+    same: Code
+
+
+@dataclass(frozen=True)
+class MaskLoad:
+    """What a mask reads for each key of a tile."""
+
+    name: str
+    dtype: str
+    """The type of its elements, as the kernel has it."""
+    line: Statement
+
+
+@dataclass(frozen=True)
+class TileRange:
+    """The tiles that a program's tile meets, as the producer finds them."""
+
+    lo: Code
+    length: Code
+    bounds: list[Statement]
+    """What makes its ends."""
+    has_full: bool
+    """True where some tiles may need no mask."""
+    full_length: Code
+    """Of what needs no mask."""
+    full_end: Code
+    """Where that ends, from the beginning of the range."""
+    head: Code | None = None
+    """How far ahead of what needs no mask the range begins; None where it is not."""
+    last: bool = False
+    """True where the last position of a program's tile is asked for."""
+    blocks: list[Statement] = field(default_factory=list)
+    """The list that a block mask has for a program's tile."""
+    searches: bool = False
+    """True where two keys are searched for."""
+    listed: bool = False
+    from_first_key: DocumentEnds | None = None
+    """Where the range begins with the first key of a document."""
+
+    @property
+    def from_start(self) -> bool:
+        """True where the range begins with the first position."""
+        return self.lo == ZERO
+
+
+@dataclass(frozen=True)
+class ConsumedTile:
+    """What a consumer computes of a tile."""
+
+    masked: bool
+    mask_loads: list[MaskLoad]
+    """What is asked for before the product is waited for."""
+    mask_lines: list[Statement]
+    mask: Statement | None
+    """The mask itself, where it is not among its lines."""
+    documents: DocumentMask | None
+    score_lines: list[Statement]
+    logits: str
+    scaled: Code | None
+    dead_rows: bool
+    lse_lines: list[Statement]
+
+
+@dataclass(frozen=True)
+class GradientOfScores:
+    """How dS follows from dP: what multiplies it is there before, unless gradients of buffers want the parts of dS."""
+
+    factor: str
+    factor_lines: list[Statement]
+    lines: list[Statement]
+    dqk: str
+    """The gradient of q @ k^T."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """The range `[own_lo, own_hi)` of half a tile, and what of it needs no mask, `[own_full_lo, own_full_hi)`: whether
+    they may begin, or end, at other tiles than the whole's."""
+
+    lines: list[Statement]
+    ahead: bool
+    past: bool
+    full_ahead: bool
+    full_past: bool
+    before: bool = False
+    """A half without any may begin before the whole does: where there is nothing, a range begins at the end of the
+    tensor, and one beside it may begin past that."""
+
+
+NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
+"""That of who has whole tiles."""
+
+
+def own_range(
+    kernel: LoopKernel,
+    ends: Ends,
+    before: list[Statement],
+    there: list[Statement],
+    by_query: bool,
+    block: int,
+) -> Own:
+    """What of a half's range is worth computing: nothing where a tile is longer than it."""
+    if block > HALF:
+        return NO_OWN
+    outer, inner, rows, size = ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
+    found = {"lo": ends.lo, "hi": ends.hi}
+    if by_query and ends.has_full:
+        found |= {"full_lo": ends.full_lo, "full_hi": ends.full_hi}
+    own = {name: end for name, end in found.items() if end.of_parts}
+    (span,) = kernel.ranges.spans
+    lines: list[Statement] = []
+    for name in own:
+        made = needed([*before, *span.bounds], [f"{inner}_{name}"])
+        lines += [line for line in made if line not in there and line not in lines]
+    if f"{outer}_last" in uses_of(lines):
+        last = row("sub", minimum(row("add", f"{outer}_start", rows), size), 1)
+        lines.insert(0, assign(f"{outer}_last", last))
+    renamed_ends = {f"{inner}_{name}": f"own_{name}" for name in ("lo", "hi", "full_lo", "full_hi")}
+    return Own(
+        [with_names(line, renamed_ends) for line in lines],
+        ahead="lo" in own,
+        past="hi" in own,
+        full_ahead="full_lo" in own,
+        full_past="full_hi" in own,
+        before="lo" in own and any(end.may_be_length for end in own.values()),
+    )
+
+
+def tile_range(
+    kernel: LoopKernel, searches: bool, before: list[Statement], of_documents: DocumentEnds | None = None
+) -> TileRange:
+    """The range of a loop with one span, an end of which it may search for; `before` is what it may be told."""
+    (span,) = kernel.ranges.spans
+    if kernel.ranges.listed:
+        return _listed_range(span)
+    plain = next((part for part in span.loops if not part.masked), None)
+    ends = span.loops[-1] if span.loops[0].gap is None else span.loops[0]
+    lo, hi = span.loops[0].lo, ends.hi
+    full_lo, full_hi = (plain.lo, plain.hi) if plain else (lo, lo)
+    bounds = needed([*before, *span.bounds], uses_of([lo, hi, full_lo, full_hi]))
+    return TileRange(
+        lo=lo,
+        length=_less(hi, lo),
+        bounds=bounds,
+        has_full=plain is not None,
+        full_length=_less(full_hi, full_lo),
+        full_end=_less(full_hi, lo),
+        head=None if full_lo == lo or of_documents is not None else _less(full_lo, lo),
+        last=bool({"q_last", "kv_last"} & uses_of(bounds)),
+        searches=searches,
+        from_first_key=of_documents,
+    )
+
+
+def _listed_range(span: SpanLoops) -> TileRange:
+    """As `tile_range`, of what a block mask lists: blocks with the mask come first."""
+    *counts, blocks = span.bounds
+    full = text("n_full * BLOCK_SIZE")
+    return TileRange(
+        lo=Name("row"),
+        length=text("(n_partial + n_full) * BLOCK_SIZE"),
+        bounds=counts,
+        has_full=True,
+        full_length=full,
+        full_end=full,
+        blocks=[blocks],
+        listed=True,
+    )
+
+
+def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
+    """How dS follows from dP in a kernel."""
+    lines, dqk = gradients.lines, gradients.dqk
+    if dqk == "ds" or gradients.rows:
+        return GradientOfScores("p", [], lines, dqk)
+    names = {"ds": "p", dqk: "factor"}
+    return GradientOfScores("factor", [with_names(line, names) for line in lines], [], "ds")
+
+
+def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> frozenset[str]:
+    """What a tile computes with, made outside or by itself."""
+    body, gradients = kernel.body, kernel.gradients
+    lines: list[Statement | Code | None] = [*body.mask_lines, *body.score_lines, body.scaled]
+    if gradients is not None:
+        lines += gradients.lines
+    if documents is not None:
+        lines += [documents.several, documents.load, documents.same]
+    return uses_of(lines)
+
+
+def passed_names(used: Set[str], before: Iterable[Statement | str], problem: list[str]) -> list[str]:
+    """Which names of the function outside, given or made there by statements, are `used`."""
+    made = [name for b in before for name in ([b] if isinstance(b, str) else b.names_in_order)]
+    return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
+
+
+def _less(a: Code, b: Code) -> Code:
+    return a if b == ZERO else row("sub", a, b)
+
+
+def from_zero(code: Code, lo: str = "kv_lo") -> Code:
+    """A bound of a range that begins with the first position."""
+
+    def change(part: Code) -> Code | None:
+        match part:
+            case Op(fn="sub", args=(end, Name(name=begin))) if begin == lo:
+                return end
+        return None
+
+    return rewritten(code, change)
+
+
+def of_half(line: Statement, x: str) -> Statement:
+    """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
+    if not any(calls(code, "load") for code in codes([line])):
+        return line
+    first = minimum(f"{x}_start", row("sub", f"S{x[0].upper()}", 1))
+    return line.map(lambda code: renamed(code, {f"{x}_start": first}))
+
+
+def head_of(used: Set[str], packed: bool) -> Statement:
+    """The head of a consumer's item, and its batch, which finds the rows of tensors that are not packed."""
+    batch, head = over("b_h", "HQ"), op("{0} % {1}", "b_h", "HQ", binds=MUL, operand=MUL)
+    return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
+
+
+def offsets(length: str, dim: int) -> list[Statement]:
+    """Keys of a tile, in the layout of scores without a dimension."""
+    form = f"gl.arange(0, {{0}}, layout=gl.SliceLayout({dim}, SCORES))"
+    return [assign("offs_n", op(form, length, fn="arange"))]
+
+
+def begin_of_range(found: TileRange, name: str) -> Code:
+    """Where the range of a tile begins, as its consumers know it."""
+    return ZERO if found.from_start else op("{0}", name)

@@ -1,0 +1,252 @@
+"""The kernels for Hopper, from those for every chip.
+
+They are written in Gluon, which has Triton's functions under its own name; whatever has positions gets its layout from
+the index vectors that the templates make.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.kernels.attention.lowered.bodies import body_of
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import Param
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.schedules.hopper.kernels import (
+    Common,
+    DkdvKernel,
+    DqKernel,
+    ForwardKernel,
+    FusedKernel,
+    Kernels,
+    RingAt,
+    SkippedRings,
+    late_of,
+    rings_of_dq,
+    streamed_queries,
+)
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop, keys_loop, with_keys_masked
+from kgen.kernels.attention.schedules.hopper.loops import gradient_of_scores
+from kgen.kernels.attention.schedules.hopper.operands import (
+    Operands,
+    tiles_of_keys,
+    tiles_of_queries,
+)
+from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, plan_hopper
+from kgen.kernels.attention.schedules.hopper.portable import Portable, Surroundings
+from kgen.kernels.attention.schedules.hopper.queries import (
+    HiddenKeys,
+    QueriesLoop,
+    QuerySteps,
+    hidden_keys,
+    last_masked,
+    queries_loop,
+)
+from kgen.kernels.attention.schedules.hopper.reads import columns_of, pages_of
+from kgen.kernels.attention.schedules.hopper.streams import streams_of
+from kgen.targets.code import Code
+
+
+@dataclass(frozen=True)
+class HopperLoops:
+    """The loops of the kernels for Hopper."""
+
+    forward: QueriesLoop | None
+    dq: QueriesLoop | None
+    dkdv: KeysLoop | None
+    hidden_keys: HiddenKeys | None
+
+    @property
+    def last_masked(self) -> Code:
+        """How many tiles of keys at the end of a range have the mask, as the producer of forward and dq knows it."""
+        assert self.forward is not None
+        return last_masked(self.forward, self.dq)
+
+
+def hopper_loops(
+    plan: HopperPlan, attention: AttentionPlan, kernels: Lowering, portable: Portable
+) -> HopperLoops:
+    """The loop of each kernel, from those for every chip."""
+    # Lengths of packed sequences are told with each tile.
+    known = [*kernels.problem, *(("SQ", "SK") if kernels.packed else ())]
+    forward, hidden = _forward_loop(plan, attention, kernels, portable, known)
+    dq, dkdv = None, None
+    if plan.dq is not None:
+        assert portable.dq is not None
+        assert attention.dq is not None
+        steps = QuerySteps(plan.dq, plan.idioms["dq"], roped=plan.rope > 0, begun=not plan.dq_rings_apart)
+        dq = queries_loop(portable.dq, steps, attention.dq, kernels, known)
+    if plan.dkdv is not None:
+        assert portable.dkdv is not None
+        assert attention.dkdv is not None
+        kernel = with_keys_masked(portable.dkdv) if plan.fused else portable.dkdv
+        dkdv = keys_loop(
+            kernel, plan, attention.dkdv, kernels, known, frozenset(hidden.names if hidden else ())
+        )
+    return HopperLoops(forward, dq, dkdv, hidden)
+
+
+def _forward_loop(
+    plan: HopperPlan,
+    attention: AttentionPlan,
+    kernels: Lowering,
+    portable: Portable,
+    known: list[str],
+) -> tuple[QueriesLoop | None, HiddenKeys | None]:
+    """The loop of forward, and how it knows which keys only the mask hides."""
+    if plan.forward is None:
+        return None, None
+    kernel, streams = portable.forward, streams_of(plan, kernels)
+    if streams:
+        of = attention.forward
+        given = [s.binding for s in streams]
+        rest = body_of(kernels, of, kernels.printer(of), given=given).score_lines
+        kernel = replace(kernel, body=replace(kernel.body, score_lines=[*(s.line for s in streams), *rest]))
+    steps = QuerySteps(
+        plan.forward,
+        plan.idioms["forward"],
+        roped=plan.rope > 0,
+        begun=plan.forward.chained,
+        forward=True,
+    )
+    problem = [*known, *(f"{s.name}_ring" for s in streams)]
+    loop = queries_loop(kernel, steps, attention.forward, kernels, problem)
+    return loop, hidden_keys(kernel, loop, problem, plan.hidden_scores) if plan.hidden_keys else None
+
+
+def hopper_kernels(
+    attention: AttentionPlan, kernels: Lowering, portable: Portable, placement: Surroundings
+) -> Kernels | None:
+    """The kernels for Hopper, from those for every chip; None without one."""
+    plan = plan_hopper(attention)
+    if plan is None:
+        return None
+    loops = hopper_loops(plan, attention, kernels, portable)
+    operands = Operands(plan, kernels)
+    return Kernels(
+        plan=plan,
+        common=_common(plan, kernels, loops, operands, placement),
+        forward=_forward(plan, kernels, loops, operands, placement),
+        dq=_dq(plan, kernels, portable, loops, operands),
+        dkdv=_dkdv(plan, kernels, portable, loops, operands),
+        fused=_fused(plan, kernels, operands, placement),
+    )
+
+
+def _common(
+    plan: HopperPlan,
+    kernels: Lowering,
+    loops: HopperLoops,
+    operands: Operands,
+    placement: Surroundings,
+) -> Common:
+    return Common(
+        packed=kernels.packed,
+        grouped=kernels.plan.grouped,
+        kv_head=kernels.kv_head,
+        kv_heads=placement.kv_heads,
+        listed=kernels.plan.forward.listed,
+        dynamic=plan.dynamic,
+        problem=[name for name in kernels.problem if name != "GQA"],
+        problem_params=placement.problem_params,
+        no_specialize=placement.no_specialize,
+        width=plan.width,
+        rope=plan.rope,
+        q=operands.q,
+        k=operands.k,
+        rows=operands.rows,
+        vectors=placement.vectors,
+        consumers=operands.consumers,
+        streams=streams_of(plan, kernels),
+        hidden_keys=loops.hidden_keys,
+    )
+
+
+def _forward(
+    plan: HopperPlan,
+    kernels: Lowering,
+    loops: HopperLoops,
+    operands: Operands,
+    placement: Surroundings,
+) -> ForwardKernel | None:
+    if plan.forward is None:
+        return None
+    assert loops.forward is not None
+    spec, streams = kernels.spec, streams_of(plan, kernels)
+    pages = pages_of(plan, spec.paged_kv.page_size if spec.paged_kv is not None else None)
+    sinks = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")] if spec.sinks else []
+    return ForwardKernel(
+        tile=plan.forward,
+        loop=loops.forward,
+        published=tiles_of_queries(loops.forward, loops.dq, kernels.packed),
+        last_masked=loops.last_masked,
+        operands=operands.forward(streams, pages, sinks),
+        pages=pages,
+        unpaged=loops.hidden_keys if spec.paged_kv is not None else None,
+        lag=operands.lag,
+        columns_of_out=columns_of(plan, spec.head_dim.v),
+        lanes=[256 // plan.width, plan.width // 8],
+        k_bytes="NBYTES + k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
+        skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
+        sink_load=placement.sink_load if spec.sinks else None,
+        dead_rows=placement.dead_rows,
+    )
+
+
+def _dq(
+    plan: HopperPlan, kernels: Lowering, portable: Portable, loops: HopperLoops, operands: Operands
+) -> DqKernel | None:
+    if plan.dq is None:
+        return None
+    assert loops.dq is not None
+    assert portable.dq is not None
+    assert portable.dq.gradients is not None
+    gradients, gradient = portable.dq.gradients, gradient_of_scores(portable.dq.gradients)
+    # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
+    late = loops.dq.body.masked and (kernels.packed or gradients.open_ended)
+    rings = rings_of_dq(plan)
+    return DqKernel(
+        tile=plan.dq,
+        loop=loops.dq,
+        gradient=gradient,
+        late=late_of(gradients, late),
+        dqk=gradients.dqk if late else gradient.dqk,
+        operands=operands.dq(rings.rings, gradients.names),
+        row_gradients=gradients.rows,
+        row_sums=gradients.names,
+        stored=[(x, gradients.scaled(f"d{x}")) for x in operands.q],
+        rings=rings,
+        also=gradients.also,
+    )
+
+
+def _dkdv(
+    plan: HopperPlan, kernels: Lowering, portable: Portable, loops: HopperLoops, operands: Operands
+) -> DkdvKernel | None:
+    if plan.dkdv is None:
+        return None
+    assert loops.dkdv is not None
+    return DkdvKernel(
+        tile=plan.dkdv,
+        loop=loops.dkdv,
+        published=tiles_of_keys(loops.dkdv, kernels.packed),
+        operands=operands.dkdv(),
+        queries=streamed_queries(operands),
+        split=plan.split_dkdv,
+        head_columns=kernels.spec.head_dim.qk,
+        held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
+        with_dq=plan.fused is not None,
+    )
+
+
+def _fused(
+    plan: HopperPlan, kernels: Lowering, operands: Operands, placement: Surroundings
+) -> FusedKernel | None:
+    if plan.fused is None:
+        return None
+    return FusedKernel(
+        tile=plan.fused,
+        operands=operands.fused(),
+        columns_guard=columns_of(plan, kernels.spec.head_dim.v).guard,
+        strides_o=placement.strides_o,
+    )

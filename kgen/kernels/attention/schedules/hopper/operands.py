@@ -1,0 +1,383 @@
+"""What the kernels for Hopper are given and hand on: their parameters, and the tiles that a producer publishes to its
+consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import Param
+from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES, QueriesLoop
+from kgen.kernels.attention.schedules.hopper.reads import Pages
+from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
+from kgen.kernels.attention.schedules.hopper.streams import Stream
+from kgen.kernels.attention.targets.triton.ranges import lists_of
+from kgen.targets.code import Code
+
+
+@dataclass(frozen=True)
+class Partition:
+    """An entry of `warp_specialize`."""
+
+    function: str
+    given: list[str]
+
+
+@dataclass(frozen=True)
+class Warpgroup:
+    """What a function of a warpgroup, or of several, is given."""
+
+    operands: list[str]
+    constexprs: list[str]
+    """Known when it is compiled."""
+    own: list[str] = field(default_factory=list)
+    """Operands of which each warpgroup has another."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """What the kernel has for an operand, if not a variable of its name."""
+
+    @property
+    def params(self) -> list[str]:
+        """Operands are one tuple: `warp_specialize` is given short lists."""
+        return ["operands", *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
+
+    @property
+    def handed(self) -> list[str]:
+        """What the kernel has for the operands."""
+        return [self.made.get(name, name) for name in self.operands]
+
+    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Partition]:
+        """Entries of `warp_specialize` for `n` warpgroups, whose operands the kernel has as `name`; `given` are other
+        arguments, in which `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
+
+        def entry(number: int) -> Partition:
+            letter = "abc"[number]
+            others = (*self.own, *self.constexprs)
+            rest = [given.get(other, other).format(n=number, letter=letter) for other in others]
+            return Partition(function, [name, *rest])
+
+        return [entry(number) for number in range(n)]
+
+
+@dataclass(frozen=True)
+class Warpgroups:
+    """All warpgroups of a kernel: their operands, and warps and registers of all but the first."""
+
+    handed: list[tuple[str, list[str]]]
+    partitions: list[Partition]
+    warps: list[int]
+    registers: list[int]
+    rest: str
+    """The warpgroups in words, and the registers of the first."""
+
+
+@dataclass(frozen=True)
+class KernelOperands:
+    """What a kernel is given, and what it hands to its warpgroups."""
+
+    params: list[Param]
+    groups: Warpgroups
+    producer: Warpgroup
+    consumer: Warpgroup
+    dk_consumer: Warpgroup | None = None
+    """The consumer of dk, where the other has dv."""
+
+    @property
+    def declared(self) -> list[str]:
+        """The parameters in the signature."""
+        return [p.declared for p in self.params]
+
+    @property
+    def given(self) -> list[str]:
+        """The arguments of the launch."""
+        return [p.argument for p in self.params if p.argument is not None]
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores."""
+
+    own: str
+    """That of forward."""
+    given: bool
+    """True where the producer serves dq, too, which needs K and V together: it is told."""
+
+
+class Operands:
+    """What several kernels are given."""
+
+    def __init__(self, plan: HopperPlan, kernels: Lowering) -> None:
+        of = kernels.plan
+        rope = ["q_rope"] if plan.rope else []
+        self.plan = plan
+        self.packed = kernels.packed
+        self.rows: Rows = rows_of(kernels.packed, kernels.kv_head, plan.dkdv.BLOCK_M if plan.dkdv else 0)
+        self.q, self.k = ["q", *rope], ["k", *(["k_rope"] if plan.rope else [])]
+        self.key_rings = ["kv_ring", *(["k_rope_ring"] if plan.rope else [])]
+        self.consumers = plan.forward.consumers if plan.forward else 2
+        self.lists = {x: _tensors(lists_of(x)) if of.forward.listed else [] for x in ("kv", "q")}
+        vectors = [p.name for p in self.rows.vectors]
+        self.query_descs = ["q_desc", "do_desc", *vectors, *(f"{x}_desc" for x in rope)]
+        chained = plan.forward is not None and plan.forward.chained
+        self.lag = Lag("1" if chained else "0", plan.dq is not None and not plan.dq_rings_apart)
+        self.group = ["GQA"] if of.grouped else []
+
+    def counter(self, tensor: str) -> list[Param]:
+        """The counter of tiles, where programs take tiles from one."""
+        return [Param("counter_ptr", tensor)] if self.plan.dynamic else []
+
+    def constexprs(self, *more: str) -> list[str]:
+        """What is known when a kernel is compiled."""
+        return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
+
+    def forward(self, streams: list[Stream], pages: Pages, sinks: list[Param]) -> KernelOperands:
+        """Forward, and the producer of queries' tiles, which may serve dq too."""
+        tile = self.plan.forward
+        assert tile is not None
+        lists, streamed = self.lists["kv"], _descs([s.name for s in streams])
+        descs, counter = _descs([*self.q, *self.k, "v", "o"]), self.counter(_NEW_COUNTER)
+        params = [*descs, Param("lse_ptr", "lse"), *lists, *streamed, *pages.params, *counter, *sinks]
+        extras = [*_names([*lists, *streamed]), *(f"{s.name}_rings" for s in streams)]
+        extras += _names([*pages.params, *counter])
+        producer = Warpgroup(
+            [
+                "scheduler",
+                "q_descs",
+                *_names(_descs([*self.k, "v"])),
+                "q_rings",
+                "kv_ring",
+                *extras,
+                "problem",
+            ],
+            self.constexprs(*self._lag_given(), "GROUP"),
+            made={
+                "q_descs": _tuple(_names(_descs(self.q))),
+                "q_rings": _tuple(_rings(self.q)),
+                **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
+            },
+        )
+        rings = [*_rings(self.q), "kv_ring"]
+        stored = ["out_slots", "o_desc", "lse_ptr", "problem"]
+        consumer = Warpgroup(
+            ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored],
+            self.constexprs("CONSUMER", "STORE_LSE"),
+            _rings([s.name for s in streams]),
+        )
+        of_streams = {f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams}
+        partitions = consumer.partitions(
+            "_hopper_consumer", "consumer", self.consumers, CONSUMER="{n}", **of_streams
+        )
+        partitions += producer.partitions("_hopper_producer", "producer", LAG=self.lag.own)
+        handed = {"consumer": consumer, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def dq(self, rings: list[str], sums: list[str]) -> KernelOperands:
+        """dq, and its own producer where K and V have rings of their own."""
+        tile, apart = self.plan.dq, self.plan.dq_rings_apart
+        assert tile is not None
+        lists, counter = self.lists["kv"], self.counter("counters")
+        own, held = _descs([f"d{x}" for x in self.q]), [*self.q, "do"]
+        vectors = _tensors(["lse", "delta", *sums])
+        descs = _descs([*self.q, *self.k, "v", "do"])
+        stored = [*_names(own), *_names(vectors), "problem"]
+        consumer = Warpgroup(
+            ["scheduler", *_rings(held), *rings, *_names(lists[2:]), *stored], self.constexprs("CONSUMER")
+        )
+        streamed, more = _names(_descs([*self.k, "v"])), _names([*lists, *counter])
+        producer = Warpgroup(
+            ["scheduler", "q_descs", *streamed, "q_rings", *rings, *more, "problem"],
+            self.constexprs(*self._lag_given(), "GROUP"),
+            made={"q_descs": _tuple(_names(_descs(held))), "q_rings": _tuple(_rings(held))},
+        )
+        partitions = consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        function = "_dq_hopper_producer" if apart else "_hopper_producer"
+        partitions += producer.partitions(function, "producer", LAG="0")
+        handed = {"consumer": consumer, "producer": producer}
+        groups = _warpgroups(tile, handed, partitions)
+        return KernelOperands([*descs, *own, *vectors, *lists, *counter], groups, producer, consumer)
+
+    def dkdv(self) -> KernelOperands:
+        """dk and dv, of both of which each consumer has half of the keys, or one of which each has."""
+        tile = self.plan.dkdv
+        assert tile is not None
+        lists, short = self.lists["q"], tile.BLOCK_M < HALF
+        streams = [
+            Param(p.name, f"short_{p.name}") if short and p.name in ("q_desc", "do_desc") else p
+            for p in _descs([*self.q, *self.k, "v", "do"])
+        ]
+        own = _descs([*(f"d{x}" for x in self.k), "dv"])
+        params = [*streams, *self.rows.vectors, *own, *lists, *self.counter("counters")]
+        producer = self._producer_of_keys()
+        if self.plan.split_dkdv:
+            return self._split(tile, params, own, producer)
+        consumer = Warpgroup(
+            ["scheduler", "kv_ring", "q_ring", *_names([*lists[2:], *own]), "problem"],
+            self.constexprs("CONSUMER"),
+        )
+        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
+        handed = {"consumer": consumer, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def _producer_of_keys(self) -> Warpgroup:
+        """The producer of tiles of keys."""
+        more = _names([*self.lists["q"], *self.counter("counters")])
+        descs = _names(_descs([*self.k, "v"]))
+        return Warpgroup(
+            ["scheduler", *descs, "q_descs", *self.key_rings, "q_ring", *more, "problem"],
+            self.constexprs("GROUP"),
+            made={"q_descs": _tuple(self.query_descs)},
+        )
+
+    def _split(
+        self, tile: HopperTile, params: list[Param], own: list[Param], producer: Warpgroup
+    ) -> KernelOperands:
+        """One consumer has dv, and the other dk."""
+        ahead, (*dk_descs, dv_desc) = ["scheduler", *self.key_rings, "q_ring", "factors"], _names(own)
+        lists = _names(self.lists["q"][2:])
+        dv = Warpgroup([*ahead, *lists, dv_desc, "problem"], self.constexprs())
+        dk = Warpgroup([*ahead, *dk_descs, "problem"], self.constexprs())
+        partitions = [
+            *dv.partitions("_dv_hopper_consumer", "dv_consumer"),
+            *dk.partitions("_dk_hopper_consumer", "dk_consumer"),
+            *producer.partitions("_dkdv_hopper_producer", "producer"),
+        ]
+        handed = {"dv_consumer": dv, "dk_consumer": dk, "producer": producer}
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, dv, dk)
+
+    def fused(self) -> KernelOperands:
+        """dq, dk and dv in one kernel."""
+        tile, lists = self.plan.fused, self.lists["q"]
+        assert tile is not None
+        own, sums = _descs(["dk", "dv"]), [Param("dq_sum_ptr", "dq_sum")]
+        ahead = [*_descs(["q", "k", "v", "do"]), *vectors_of(self.packed, tile.BLOCK_M)]
+        consumer = Warpgroup(
+            ["scheduler", "kv_ring", "q_ring", "ds_ring", *_names([*lists[2:], *own, *sums]), "problem"],
+            self.constexprs("CONSUMER", "DQ"),
+        )
+        producer = self._producer_of_keys()
+        partitions = consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
+        handed = {"consumer": consumer, "producer": producer}
+        params = [*ahead, *own, *sums, *lists, *self.counter("counters")]
+        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+
+    def _lag_given(self) -> list[str]:
+        return ["LAG"] if self.lag.given else []
+
+
+_NEW_COUNTER = "q.new_zeros(1, dtype=torch.int32)"
+
+
+def _warpgroups(tile: HopperTile, handed: Mapping[str, Warpgroup], partitions: list[Partition]) -> Warpgroups:
+    """Warps and registers of all warpgroups but the first."""
+    others = tile.consumers - 1
+    which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
+    return Warpgroups(
+        handed=[(name, group.handed) for name, group in handed.items()],
+        partitions=partitions,
+        warps=[4] * tile.consumers,
+        registers=[tile.consumer_registers] * others + [tile.producer_registers],
+        rest=f"the {which} and the producer; the first consumer has the rest of {all_of}",
+    )
+
+
+def _descs(names: list[str]) -> list[Param]:
+    return [Param(f"{name}_desc", f"{name}_desc") for name in names]
+
+
+def _tensors(names: list[str] | tuple[str, ...]) -> list[Param]:
+    """Pointers to tensors."""
+    return [Param(f"{name}_ptr", name) for name in names]
+
+
+def _names(params: list[Param]) -> list[str]:
+    return [p.name for p in params]
+
+
+def _rings(names: list[str]) -> list[str]:
+    return [f"{name}_ring" for name in names]
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a producer tells of a tile, by the name that consumers have for it."""
+
+    name: str
+    value: Code | str
+
+
+@dataclass(frozen=True)
+class PublishedTile:
+    """A tile that a producer publishes to its consumers."""
+
+    told: list[Told]
+
+    @property
+    def fields(self) -> list[str]:
+        """What consumers call it."""
+        return [one.name for one in self.told]
+
+    @property
+    def rest(self) -> list[str]:
+        """The same without where it begins."""
+        return self.fields[1:]
+
+    @property
+    def count(self) -> int:
+        """How many numbers it is."""
+        return len(self.told)
+
+    @property
+    def given(self) -> list[Code | str]:
+        """What the producer calls it."""
+        return [one.value for one in self.told]
+
+    @property
+    def size(self) -> int:
+        """Numbers of a slot of the scheduler."""
+        return 8 if self.count <= 8 else 16
+
+    @property
+    def masks_last(self) -> bool:
+        """True where it is told how many tiles at the end of its range have the mask."""
+        return "n_last_masked" in self.fields
+
+
+def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool) -> PublishedTile:
+    """What is told of a tile of queries: what forward or dq asks for."""
+    used = forward.asks if dq is None else forward.asks | dq.asks
+    told = [Told("q_start", "q_start"), Told("b_h", "b_h")]
+    if forward.range.listed:
+        told.append(Told("row", "row"))
+    elif "kv_lo" in used:
+        told.append(Told("kv_lo", forward.range.lo))
+    told += [Told(name, name) for name in MASKED_TILES if name in used]
+    told.append(Told("n_tiles", "n_tiles"))
+    return PublishedTile(told + _lengths("q_begin", packed))
+
+
+def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
+    """What is told of a tile of keys."""
+    told = [Told("kv_start", "kv_start"), Told("b_h", "b * HQ + h")]
+    if loop.range.listed:
+        told.append(Told("row", "row"))
+    elif not loop.range.from_start:
+        told.append(Told("q_lo", loop.range.lo))
+    if loop.range.head is not None and not loop.range.listed:
+        told.append(Told("n_first_masked", "n_first_masked"))
+    if loop.range.has_full:
+        told.append(Told("n_masked", "n_masked"))
+    told.append(Told("n_tiles", "n_tiles"))
+    return PublishedTile(told + _lengths("kv_begin", packed))
+
+
+def _lengths(begin: str, packed: bool) -> list[Told]:
+    """Where packed sequences begin, and their lengths."""
+    return [Told(name, name) for name in (begin, "SQ", "SK")] if packed else []

@@ -1,0 +1,55 @@
+"""What the kernels for Hopper take of the portable kernels and of their launcher, beside what is made of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kgen.kernels.attention.lowered.model import LoopKernel
+from kgen.kernels.attention.targets.triton.placement import Sizes
+from kgen.targets.code import Code
+
+
+@dataclass(frozen=True)
+class Portable:
+    """The loops of the kernels for every chip."""
+
+    forward: LoopKernel
+    dq: LoopKernel | None = None
+    dkdv: LoopKernel | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """How the kernels for every chip find rows and heads, and what they declare of the problem."""
+
+    kv_heads: str
+    problem_params: list[str]
+    no_specialize: str
+    vectors: Code
+    """Where a head's row of log-sum-exp and delta begins."""
+    strides_o: str
+    """The strides of a tensor as wide as out, as parameters."""
+    sink_load: Code
+    dead_rows: str
+    """Rows that see no key, in words."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How the launcher has a call."""
+
+    inputs: str
+    """Its tensors and numbers."""
+    problem_args: str
+    sizes: Sizes
+    shape_of_lse: str
+    group: int
+    """How many heads are taken at a time."""
+    shares: bool
+    """True where backward is begun and ended by others."""
+
+
+def portable_of(loops: Mapping[str, LoopKernel]) -> Portable:
+    """The loops by the names of their kernels."""
+    return Portable(loops["forward"], loops.get("dq"), loops.get("dkdv"))

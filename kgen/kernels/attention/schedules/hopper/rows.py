@@ -1,0 +1,68 @@
+"""Where the kernels for Hopper find the rows of a tile: coordinates of TMA, and vectors of log-sum-exp and delta."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.kernels.attention.lowered.model import Param
+
+VECTORS = ("lse", "delta")
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """All coordinates of a row but itself and its column."""
+
+    q: list[str]
+    kv: list[str]
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """All coordinates of the first row of a tile but the column."""
+
+    q: str
+    kv: str
+    v: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D], which TMA counts from their ends."""
+
+    of_head: HeadRows
+    q: str
+    """The first row of a tile of queries."""
+    kv: str
+    first: FirstRows
+    stored_at: str
+    """Where a tile of keys is stored. The next one is known by then."""
+    rows_and_columns: str
+    """The shape of a slot without its first dimensions."""
+    vectors: list[Param]
+    """Log-sum-exp and delta as the kernel of dk and dv is given them."""
+
+
+def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
+    """Where rows are. The kernel of dk and dv has tiles of so many `queries`."""
+    q, kv = ([["FAR", "q_end", "h"], ["FAR", "kv_end", kv_head]]) if packed else (["b", "h"], ["b", kv_head])
+    q_row, kv_row, v_row = "q_start", "kv_start", "v_start"
+    if packed:
+        q_row, kv_row, v_row = f"FAR - SQ + {q_row}", f"FAR - SK + {kv_row}", f"FAR - SK + {v_row}"
+    return Rows(
+        of_head=HeadRows(q, kv),
+        q=q_row,
+        kv=kv_row,
+        first=FirstRows(*(", ".join(at) for at in ([*q, q_row], [*kv, kv_row], [*kv, v_row]))),
+        stored_at=", ".join([*kv, "kv_row" if packed else "kv_start"]),
+        rows_and_columns="tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
+        vectors=vectors_of(packed, queries),
+    )
+
+
+def vectors_of(packed: bool, queries: int) -> list[Param]:
+    """Log-sum-exp and delta for tiles of so many queries. Those of packed sequences begin anywhere, and TMA at
+    multiples of 16 bytes: the producer writes them."""
+    if packed:
+        return [Param(f"{x}_ptr", x) for x in VECTORS]
+    return [Param(f"{x}_desc", f"_gluon_rows({x}, {queries})") for x in VECTORS]
