@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2be081ca7af4f698
+# inputs: 2994265b0dd18c68
 # body: b7ca44915532c03b
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7dbd46fecee6be81
+# inputs: 5a53aac55cc867c9
 # body: 5ea51aa5e8a133a8
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 10d71bbf6148bbed
+# inputs: 4971c6d56a9888dc
 # body: 6aead5433b37f76c
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

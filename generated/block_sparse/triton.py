@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b815a0cc7ac97ad
+# inputs: 1f6a0be3ed39a701
 # body: b874d8082e522e41
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

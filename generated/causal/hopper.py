@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c3309b8e6bc4c9d
+# inputs: 6c329acb62440f7c
 # body: 3e3668bc611cf50e
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1fdc60ef3c1ee30c
+# inputs: 8ba43001ce0bf36b
 # body: ce8e6325801a1bfe
 """Attention of every query to the keys up to its own position.
 

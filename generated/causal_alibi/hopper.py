@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dbabbac91180e546
+# inputs: f89e13dd3fe93719
 # body: 9380061d5bb58544
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa52eadd8f2a4adb
+# inputs: af1c7e59b49f35a4
 # body: 13918656f3d6066b
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a05dd57adb40b42f
+# inputs: 77351708975bdd85
 # body: 944c497286504356
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c359ea25a9ce56a8
+# inputs: 41ab27b2c3ec8ffd
 # body: 55d33d6ab2120b85
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a5c7365d32e0517
+# inputs: e6a9ca0e1cab6a64
 # body: 2282d6deb0f39eb4
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c054d38452f0ef52
+# inputs: 99be1129cd8cc2a8
 # body: ffb77bd5629ad075
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f0a20235a2388cb8
+# inputs: bd40d68a331dfbde
 # body: b155713de7780414
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2abd0920d3f5304
+# inputs: 81c0df746270da31
 # body: 2e8b07feb5cbd705
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

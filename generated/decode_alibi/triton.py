@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bc7a4159f72ff482
+# inputs: ce1d47d67fc9827b
 # body: ed5edef390a08d67
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

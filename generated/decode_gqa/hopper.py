@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa4a4c431cd400dc
+# inputs: e206f2687ec9822e
 # body: ab3d90dc204a8cb4
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

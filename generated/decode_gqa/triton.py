@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b017442c1354231
+# inputs: 760128ac9b24350c
 # body: be173690eca1acf1
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

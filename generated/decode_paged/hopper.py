@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ddb444f699d30f7d
+# inputs: ffb9939cc5888020
 # body: bac9fc572a8f162e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

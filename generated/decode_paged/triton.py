@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e917765ce4bfde02
+# inputs: fc8debc1e9483808
 # body: 84fee0559a3d05c3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fef4ccd9d0690aac
+# inputs: 5aa4405d5910a1b2
 # body: 0553009922010fd8
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7444c399a15e183
+# inputs: a61d0d12486db860
 # body: efdcdda86cde406b
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e95755107ee4d7a4
+# inputs: de5114e85f22431f
 # body: 255d6a775f9ac5c2
 """Causal attention to every fourth position back from the query.
 

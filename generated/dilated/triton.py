@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 440a75bbf7e1cbd7
+# inputs: b258f6c44231347e
 # body: c0b3101076c7bf1c
 """Causal attention to every fourth position back from the query.
 

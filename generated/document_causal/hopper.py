@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b3da492495a0d88f
+# inputs: 54bd485ce8ac235a
 # body: 1c431670589d432d
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 034e4206fb135eb9
+# inputs: d3035d7ee638352b
 # body: f605f548bc641c8a
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ad6f863147347f7e
+# inputs: 2a6c8f5708187d3f
 # body: ea8d38f74d154c5f
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8faf7228185db653
+# inputs: 038a770bc75c7676
 # body: f033df78e918dc7b
 """Attention of every query to every key.
 

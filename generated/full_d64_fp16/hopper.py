@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6388d0c1dbec37dc
+# inputs: 799914f5b214bce5
 # body: f2cb2d736ea1c50d
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b0088900e3a20c7
+# inputs: 29242bc2e598471e
 # body: 8500cb841512790e
 """Attention of every query to every key, heads of 64 in fp16.
 

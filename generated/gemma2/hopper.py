@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bfaf32e9000dcadb
+# inputs: 07753d168bec52e8
 # body: 2ed982db72422b5a
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

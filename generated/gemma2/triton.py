@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5ebfa044d06416af
+# inputs: 5bd662c5294db0e8
 # body: 5d05af00343c4d05
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c38d6b40bfc70468
+# inputs: 20aebf2173052bcc
 # body: 2471030406d49c60
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

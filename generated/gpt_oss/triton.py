@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a41124b2f30a297e
+# inputs: 75710751dccd7781
 # body: 692ef31ac3178e09
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

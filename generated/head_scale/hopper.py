@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b256ad928bbc2e9
+# inputs: a12131b4729451d4
 # body: c1313800f91d270e
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 88c7d30133909d37
+# inputs: 6d3f74db5c142c4b
 # body: 2f850b551ca55d79
 """Attention with a learned temperature for each head.
 

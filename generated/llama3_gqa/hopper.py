@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c88e2935cd9f0df0
+# inputs: de66057607e5460c
 # body: 5a5bf258c8dbc4a9
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 38fd78bbe40bd2a5
+# inputs: 7232aaa5aee2b74f
 # body: d2a91bd0deac53ae
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

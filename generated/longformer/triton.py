@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e420f45e46d9b07
+# inputs: b242e1eeeaab7fa4
 # body: 32b97ac26cb6d888
 """Attention to a symmetric window and to a few global tokens at the front.
 

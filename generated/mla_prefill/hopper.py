@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0de23fa3ad13d76
+# inputs: 43aeafad1c2fd556
 # body: 99605a1bcad093f2
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 12028c15a8b98c0d
+# inputs: 92e6e675afcc1820
 # body: ddaf30dc774d8368
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

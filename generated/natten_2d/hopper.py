@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0220a2b1527ff5be
+# inputs: 604fe3cd8c566b24
 # body: 4fd4b814770aaabc
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3dc6eb1c27d3c218
+# inputs: 5617050f5ff83efc
 # body: d476eaf9c0e0ff98
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 

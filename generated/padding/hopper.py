@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7615370cb19b12d6
+# inputs: b0b2b99939244c57
 # body: c7a9d737be5e8924
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

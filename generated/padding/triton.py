@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 15c85db75538fe8a
+# inputs: d2e1f749dc72acf1
 # body: 198d43ca29f60161
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1005f702f916e293
+# inputs: 2e77c77ac6fb6842
 # body: a4c4295667d33aeb
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6a316fb059c701b4
+# inputs: 94462d5c30515bdc
 # body: db4ccfd05da80f42
 """Attention with a learned bias for each head and each pair of positions.
 

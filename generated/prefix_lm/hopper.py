@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d84f6debbfcaab57
+# inputs: 0f3d93ec541e70cc
 # body: a50baf715f5cb1c7
 """Full attention within a prefix whose length is given at launch, causal after it.
 

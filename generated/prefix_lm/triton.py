@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dec36a7219632c99
+# inputs: 41f393649c8075aa
 # body: 2cc1379b63258410
 """Full attention within a prefix whose length is given at launch, causal after it.
 

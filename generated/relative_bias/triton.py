@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fcbe10d6823e7da7
+# inputs: 065abcb52047cd91
 # body: ae9076b18b6cff69
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

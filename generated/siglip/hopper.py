@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e13eeca9144ffa5c
+# inputs: 57439382b8901c71
 # body: f1c605a9b5f7a569
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc5c93eb63b47180
+# inputs: 748cd49f17ceaf0e
 # body: f958cd61be846e20
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

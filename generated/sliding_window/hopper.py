@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 797bdc33bfcd5fe1
+# inputs: 9281d93e060a8ce0
 # body: 90bbf122a4307f8e
 """Causal attention to the last 1024 positions.
 

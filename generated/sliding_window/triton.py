@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8cd6f7c6e1f0bc69
+# inputs: db76fdea35ecd9a1
 # body: b7e5f4fb025f58aa
 """Causal attention to the last 1024 positions.
 

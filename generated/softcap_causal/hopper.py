@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e3cfe8a4c8dcb61b
+# inputs: 5ba4ead2a65ea5d1
 # body: 080d2a478cf228c9
 """Causal attention whose scores saturate smoothly at 30.
 

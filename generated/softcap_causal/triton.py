@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e17aeb1bf40cd37
+# inputs: e03c46ba797435ed
 # body: 7dfbb739b6d114db
 """Causal attention whose scores saturate smoothly at 30.
 

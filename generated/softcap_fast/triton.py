@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc5ee3a24479a94a
+# inputs: 2a922a16b44424f1
 # body: 614e41f3a53061a8
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e26f1d70c9d4df12
+# inputs: c9c325885475a830
 # body: 496c12e8b7f1ad9d
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

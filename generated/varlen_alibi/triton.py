@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 772458060aad67b8
+# inputs: f4cb71e76d61fae3
 # body: 3d6a5ced6199e0c5
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1d4d019a0e25b0b5
+# inputs: 9d168e065d943a4d
 # body: 47e40071810af3e1
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 76d247e14d244ee9
+# inputs: 6016cd1a6dc206c5
 # body: f2379b1477496cd5
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
