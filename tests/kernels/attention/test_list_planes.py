@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kgen.kernels.attention.lowered import block_mask, ranges
+from kgen.kernels.attention.lowered.model import SpanLoops
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove import list_planes
 from kgen.kernels.attention.prove.claims import LOADS, OWN_LIST, STORES
 from kgen.kernels.attention.prove.list_planes import of_planes
 from kgen.kernels.attention.prove.obligations import of_pairs
-from kgen.kernels.attention.targets.triton import block_mask, ranges
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, loads
 from kgen.targets.code import Assign, Code, Name, rewritten
@@ -79,10 +81,10 @@ def test_a_list_of_another_sequence_is_refuted(monkeypatch: pytest.MonkeyPatch) 
     def of_head(code: Code) -> Code | None:
         return Name("h") if code == Name("b") else None
 
-    def wrong(*args: Any) -> dict[str, Any]:
+    def wrong(*args: Any) -> SpanLoops:
         found = loops(*args)
-        first, *rest = found["bounds"]
-        return {**found, "bounds": [first.map(lambda code: rewritten(code, of_head)), *rest]}
+        first, *rest = found.bounds
+        return replace(found, bounds=[first.map(lambda code: rewritten(code, of_head)), *rest])
 
     monkeypatch.setattr(list_planes, "listed_loops", wrong)
     found = decisions("[B, SQ, SK]")

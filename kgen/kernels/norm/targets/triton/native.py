@@ -192,7 +192,7 @@ def _program(
         checks=tuple(_checks(plan)),
         params=params,
         eps=repr(float(spec.eps)),
-        forward=(*arguments.read, *arguments.written),
+        forward=(*arguments.read, *arguments.stored),
         saved=arguments.saved,
         schedule=HeadSchedule() if heads else RowSchedule(),
         shared=not heads,

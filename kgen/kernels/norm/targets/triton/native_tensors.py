@@ -30,7 +30,7 @@ class Arguments:
 
     read: tuple[Argument, ...]
     """The tensors that forward reads."""
-    written: tuple[Argument, ...]
+    stored: tuple[Argument, ...]
     """The tensors that forward writes."""
     saved: tuple[Argument, ...] = ()
     """The statistics that forward writes for backward."""
@@ -40,11 +40,11 @@ class Arguments:
     @property
     def all(self) -> tuple[Argument, ...]:
         """Those of forward, then those of backward."""
-        return (*self.read, *self.written, *self.saved, *self.read_by_backward, *self.gradients)
+        return (*self.read, *self.stored, *self.saved, *self.read_by_backward, *self.gradients)
 
     @property
     def outputs(self) -> tuple[Argument, ...]:
-        return (*self.written, *self.saved)
+        return (*self.stored, *self.saved)
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
@@ -66,7 +66,7 @@ def arguments_of(plan: NormPlan) -> Arguments:
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
         read = (*read, spells.plain("scale", ("1",), "fp32", "[1] float32, what the output is divided by"))
     saved = tuple(
-        spells.written(name, "row", "fp32", "written where all of these are there; read by backward")
+        spells.stored(name, "row", "fp32", "written where all of these are there; read by backward")
         for name in plan.saves
     )
     return Arguments(
@@ -118,7 +118,7 @@ class _Spelled:
             strides=tuple(strides),
         )
 
-    def written(self, name: str, along: str, dtype: str, said: str) -> Argument:
+    def stored(self, name: str, along: str, dtype: str, said: str) -> Argument:
         """A tensor that a kernel writes."""
         words = f"{self.shape(along)} {WORDS.get(dtype, dtype)}, contiguous: {said}"
         return self.plain(name, self.sizes(along), dtype, words)
@@ -132,13 +132,13 @@ class _Spelled:
 
 def _outputs(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
     spec = plan.spec
-    written = [spells.written("out", "element", spec.dtypes["output"], "written")]
+    stored = [spells.stored("out", "element", spec.dtypes["output"], "written")]
     if spec.quantize and spec.quantize.scale == "per_row":
-        written.append(spells.written("scale", "row", "fp32", "written, what out is to be multiplied by"))
+        stored.append(spells.stored("scale", "row", "fp32", "written, what out is to be multiplied by"))
     if plan.stores_h:
         said = "written, what is normed; read by backward" if plan.backward else "written, what is normed"
-        written.append(spells.written("h", "element", spec.dtypes["residual"], said))
-    return tuple(written)
+        stored.append(spells.stored("h", "element", spec.dtypes["residual"], said))
+    return tuple(stored)
 
 
 def _read_by_backward(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
@@ -157,5 +157,5 @@ def _gradients(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
     found = []
     for g in (*plan.backward.elements, *plan.backward.rows, *plan.backward.columns):
         also = f", and the gradient of {same[g.of]}" if g.of in same else ""
-        found.append(spells.written(g.name, g.along, g.dtype, f"written{also}"))
+        found.append(spells.stored(g.name, g.along, g.dtype, f"written{also}"))
     return tuple(found)
