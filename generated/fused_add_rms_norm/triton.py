@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 53b95689baf5a90f
+# inputs: 4320d4e4820d7c87
 # body: 1daec856f2aa48a2
 """Adds a block's output to the residual stream and norms the sum; returns both.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0051b4d0c9ba5c1a
+# inputs: 2aae557b209ac9a8
 # body: afdff1e3f600ae71
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a428d46ccb403f15
+# inputs: 96e98db45d716120
 # body: 0f3cd19d24d53a5a
 """Layer norm over the last dimension, with weight and bias.
 

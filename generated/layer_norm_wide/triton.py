@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a2dc0a817dccce44
+# inputs: 18d7730de0a2174e
 # body: f0b1bc236485a8a7
 """Layer norm of rows of 65536.
 

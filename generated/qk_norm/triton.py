@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4cb7a6ef90d46821
+# inputs: 7b8a85618de1e92e
 # body: de4439700951583e
 """RMS norm of queries or keys, with a weight for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb4efb929d5a2f21
+# inputs: 3769782964253af0
 # body: f1ab409096895fbc
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f095436a1412945a
+# inputs: a5aafd1e320e9a68
 # body: 975c7fbf89c32072
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

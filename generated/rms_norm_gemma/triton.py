@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6652b83deaf82170
+# inputs: 302ea814566e3b5d
 # body: 8e839ff15477dda2
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
