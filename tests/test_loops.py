@@ -39,6 +39,8 @@ LAGGING = tuple(
 )
 """Values are fetched a tile after their keys."""
 FIXED = "the file fixes the number of turns"
+NO_KEYS = "there are as many queries as keys, so a call without keys has no program"
+NO_SEQUENCES = "offsets of no sequence are refused"
 LISTED = {
     FILE: (
         Listed("_finalize_kernel: for start in tl.range(0, n_parts", 0, "there is at least one part"),
@@ -48,7 +50,19 @@ LISTED = {
         ),
         Listed("_dkdv_kernel: for h in range(h_kv * GQA", 0, "a key-value head has a query head"),
         Listed(
-            "_dkdv_kernel: for h in range(h_kv * GQA", 1, "`gqa` is more", ("llama3_gqa", "gpt_oss", "gemma2")
+            "_dkdv_kernel: for h in range(h_kv * GQA",
+            1,
+            "`gqa` is more",
+            ("llama3_gqa", "gpt_oss", "gemma2", "block_sparse", "varlen_alibi"),
+        ),
+        Listed("_first_at_least: while step > 0", 0, NO_KEYS, ("document_causal",)),
+        Listed("_packed_tile: while count > 1", 0, NO_SEQUENCES),
+        Listed("_block_list: for start in range(0, size", 0, NO_KEYS, ("causal_images",)),
+        Listed(
+            "_block_list: for start in range(0, size",
+            2,
+            "there are as many queries as keys: 2**30 pairs",
+            ("causal_images",),
         ),
         Listed("_d_table_kernel: for i in range(n_tiles)", 0, "a diagonal of tiles has one at least"),
         Listed("_block_kind: for start in range(q_start, q_start + BLOCK_SIZE, 32)", None, FIXED),
@@ -66,14 +80,70 @@ LISTED = {
             "_consumer_skip: for _ in range(n)",
             2,
             "one half of a tile of keys needs at most one tile of queries less",
+            tuple(x for x in SPECS[HOPPER] if x != "padding"),
         ),
+        Listed("_consumer_skip: for _ in range(n)", 1, "lengths end several tiles earlier", ("padding",)),
         Listed("_start >= 0", 0, "a program is launched for a tile at least", UNPACKED),
         Listed(
             "_dkdv_hopper_producer: for j in range(n_tiles)",
             1,
             "a block has several tiles",
-            ("block_sparse",),
+            ("block_sparse", "causal_images", "natten_2d"),
         ),
+        Listed("range(n_tiles + LAG)", 1, "a block has several tiles", ("causal_images",)),
+        Listed(
+            "_backward_hopper_tiles: for j in range(j_lo, j_hi)",
+            1,
+            "a block has several tiles",
+            ("causal_images", "natten_2d"),
+        ),
+        Listed(
+            "_dkdv_hopper_producer: for j in range(n_tiles)",
+            0,
+            "a query sees each key",
+            (
+                "full",
+                "full_d64_fp16",
+                "head_scale",
+                "siglip",
+                "decode_alibi",
+                "document_causal",
+                "causal_images",
+            ),
+        ),
+        Listed(
+            "_dkdv_hopper_producer: for j in range(n_tiles)",
+            1,
+            "lengths end several tiles earlier",
+            ("padding",),
+        ),
+        Listed(
+            "_dq_hopper_tiles: for j in range(j_lo, j_hi)",
+            0,
+            "a query sees its own key",
+            ("causal_images", "gemma2"),
+        ),
+        Listed("_dq_hopper_producer: for j in range(n_tiles)", 0, "a query sees its own key", ("gemma2",)),
+        Listed(
+            "range(n_past)", 2, "a half of a tile of queries needs at most one tile of keys less", ("gemma2",)
+        ),
+        Listed(
+            "_dq_hopper_consumer: for _ in range(n_ahead)",
+            1,
+            "the window is longer than quick cases",
+            ("gemma2",),
+        ),
+        Listed(
+            "_dq_hopper_consumer: for _ in range(n_ahead)",
+            2,
+            "the window is longer than quick cases",
+            ("gemma2",),
+        ),
+        Listed("while number < n_q_tiles", 2, "quick cases have few tiles", ("pair_bias",)),
+        Listed("_hopper_consumer: while q_start >= 0", 2, "quick cases have few tiles", ("pair_bias",)),
+        Listed("_first_key_hopper: while step > 0", 0, NO_KEYS),
+        Listed("_first_at_least_hopper: while step > 0", 0, NO_KEYS, ("document_causal",)),
+        Listed("_packed_tile_hopper: while count > 1", 0, NO_SEQUENCES),
         Listed("while number < n_", 0, "a program is launched for a tile at least"),
         Listed("range(n_tiles + LAG)", 0, "queries without keys meet one tile, all of it masked"),
         Listed("range(n_tiles + LAG)", 1, "and `LAG` is 1", LAGGING),
