@@ -15,7 +15,7 @@ from kgen.verify.farm.tasks import Hands
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is tried, and whether the table hears of it."""
+    """The tiles to try, and if the result is entered in the table."""
 
     shape: str | None = None
     """Text that the family reads; None for its default."""

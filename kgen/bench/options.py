@@ -11,7 +11,7 @@ from kgen.verify.farm.sharding import WHOLE, Shard
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What races against what, where, and where the reports go."""
+    """The contenders of a race, the device, and the folder of its reports."""
 
     against: Sequence[str] | None = None
     """Names of peers; None for the default peers of the family."""

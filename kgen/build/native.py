@@ -100,7 +100,7 @@ class MachineCode(File):
     template: ClassVar[str] = "c/_cubins.inc.j2"
 
     hint: str
-    """What to do where no machine code fits a call."""
+    """The hint for a call that no machine code fits."""
     kernels: tuple[str, ...]
     names: tuple[str, ...]
     """The arguments of kernels."""

@@ -76,12 +76,12 @@ __all__ = [{quoted}]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What packages are built of, and for which architectures."""
+    """The specs of packages, and the architectures to build for."""
 
     archs: Sequence[str] = ARCHS
     """Names of architectures, as `sm_90a`."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: SIZES)
-    """What a spec leaves open: the numbers of heads, sequences or elements of a row, by name."""
+    """The sizes that a spec leaves open, by name: numbers of heads, sequences or elements of a row."""
     targets: Collection[str] | None = None
     """The targets whose files are built; None for those whose package is installed."""
     c: bool = False

@@ -147,7 +147,7 @@ def _unordered(groups: list[list[Part]]) -> Iterator[tuple[list[Part], list[Part
         for second in groups[i + 1 :]:
             if _all_before(first, second) == _all_before(second, first):
                 yield first, second
-    # Of a circle, as [s, t), [t, u) and [u, s), any two have an order and all three have none.
+    # In a circle such as [s, t), [t, u) and [u, s), any two have an order and all three have none.
     for first, second, third in permutations(groups, 3):
         if _all_before(first, second) and _all_before(second, third) and _all_before(third, first):
             yield first, second

@@ -46,7 +46,7 @@ class Facts:
 
 
 def facts(value: Any) -> Facts | None:
-    """What is proved of a tensor, or of a number; None if that is nothing."""
+    """The facts that are proved of a tensor or a number; None if there are none."""
     if isinstance(value, bool | int):
         return Facts(int(value), int(value), True)
     if not isinstance(value, Tensor):
@@ -244,7 +244,7 @@ def _repeat(made: Tensor, input: Any, *sizes: Any, **keywords: Any) -> Facts | N
 
 
 def _numbers(*values: Any) -> list[Facts] | None:
-    """What is known of the operands, one of which may be a number."""
+    """The facts of both operands, one of which may be a number."""
     found = [facts(value) for value in values]
     return [one for one in found if one is not None] if None not in found else None
 

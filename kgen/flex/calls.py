@@ -71,7 +71,7 @@ def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
 
 
 def made(ev: Evaluator, fn: str, args: Sequence[Any], place: Place) -> Term:
-    """What an operation gives: without a gradient in `torch.no_grad()`."""
+    """The result of an operation, without a gradient in `torch.no_grad()`."""
     term = Term(fn, args, place)
     return Term("detach", (term,), place) if ev.detaches else term
 
@@ -166,7 +166,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
     if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
-        # What is compared with it, or called, is its mask.
+        # Comparisons and calls use its mask.
         mask = args[0] if args else keywords["mask_mod"]
         if is_callable(mask):
             called = ev.classes.caller(mask, place) if isinstance(mask, Instance) else mask

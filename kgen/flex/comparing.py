@@ -75,5 +75,5 @@ def _identity_varies(value: Any) -> bool:
 
 
 def known(value: Any, place: Place) -> Unknown:
-    """What cannot be told; the dtype of a value of the pair is the kernel's."""
+    """The comparison is unknown; the dtype of a value of the pair is the kernel's."""
     return value if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def listed(
     ev: Evaluator, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: Scope, source: Source
 ) -> Any:
-    """What a comprehension gives."""
+    """The value of a comprehension."""
     place = Place(source, node)
     found: list[Any] = []
     pairs: dict[Any, Any] = {}

@@ -154,7 +154,7 @@ class Reach:
                     self.wild.append(scope)
                 case ast.Name(id=name, ctx=ast.Load()):
                     found = self._found(scope, name)
-                    # Of a module, what its attributes are is looked at.
+                    # A module is looked up by its attributes.
                     if not (isinstance(found, Frame) and id(part) in owners):
                         self.value(found)
                 case ast.Subscript(ctx=ast.Store() | ast.Del()):
@@ -192,7 +192,7 @@ class Reach:
             return []
 
     def _resolved(self, node: ast.expr, scope: Scope, inner: set[str]) -> Any:
-        """What a dotted name stands for; None if that is not known."""
+        """The value of a dotted name; None if it is not known."""
         match node:
             case ast.Name(id=name) if name not in inner:
                 value = self._found(scope, name)
@@ -241,7 +241,7 @@ class Reach:
             return isinstance(self._found(scope, name), bool | int | float | str)
         return all(isinstance(v, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant) for v in values)
 
-    # What follows ------------------------
+    # --- consequences ------------------------
 
     def spoil(self, unknown: Unknown) -> None:
         """Refuse from here on what the code could have changed."""

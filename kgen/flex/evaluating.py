@@ -72,9 +72,9 @@ class Evaluator:
         self.of_a_pair = False
         """Whether a mod is being inlined: what is not a term or a number has no place there."""
         self.detaches = False
-        """Whether a block of `torch.no_grad()` is read: operations in it have no gradient."""
+        """True inside a block of `torch.no_grad()`, whose operations have no gradient."""
         self.context: object = self
-        """What is being read: a module, EXPR (this object), or a mod."""
+        """The source that is being read: a module, EXPR (this object), or a mod."""
         self.main: modules.Module | None = None
         self.made: dict[int, tuple[Any, object]] = {}
         """Lists and dictionaries by their identity, with the context that made them."""

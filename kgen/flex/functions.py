@@ -36,7 +36,7 @@ def defined(ev: Evaluator, node: ast.FunctionDef | ast.Lambda, scope: Scope, pla
 def inlined(
     ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
-    """What a call gives: the body is read with the arguments under their names."""
+    """The result of a call: the body is read with the arguments under their names."""
     ev.step(place)
     if f.results is not None and not ev.of_a_pair:
         return _kept(ev, f, args, keywords, place)
@@ -60,7 +60,7 @@ def inlined(
 
 
 def _kept(ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """What a function with `lru_cache` returns: a later call with equal arguments gives the same object."""
+    """The result of a function with `lru_cache`: a later call with equal arguments gives the same object."""
     results = f.results
     assert results is not None
     key = (tuple(args), tuple(keywords.items()))

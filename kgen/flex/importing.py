@@ -243,7 +243,7 @@ def _says_nothing(field_: str, tree: Node) -> bool:
 
 
 def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
-    """What a comment says of a buffer."""
+    """The comment on a buffer."""
     if tensor.open:
         yield "its extents depend on values that are not known: any"
     if tensor.dtype is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def called(ev: Evaluator, name: str, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
-    """What a function of `itertools` gives; `MISSING` for one that is not read."""
+    """The result of a function of `itertools`; `MISSING` for one that is not read."""
     if any(isinstance(a, Unknown) for a in (*args, *keywords.values())):
         return next(a for a in (*args, *keywords.values()) if isinstance(a, Unknown))
     match name:

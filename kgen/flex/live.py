@@ -95,7 +95,7 @@ class _Reader:
         if live is None or isinstance(live, bool | int | float | str):
             return live
         if type(live) in (tuple, list):
-            # What a mod did not make it may not change.
+            # A mod may only change objects that it made itself.
             return self.known(type(live)(self.value(item, name, place) for item in live))
         if type(live) is dict:
             return self.known({key: self.value(item, str(key), place) for key, item in live.items()})
@@ -273,7 +273,7 @@ class _Object:
         return self.reader.value(live, f"{self.name}_{key}" if key.isdigit() else key, place)
 
     def find_items(self, place: Place) -> list[Any] | None:
-        """What a loop runs over: of dictionaries, their keys."""
+        """The elements that a loop runs over; for a dictionary, its keys."""
         found = self.parts()
         if found is None:
             return None

@@ -47,7 +47,7 @@ class Lowering:
         self.labels: dict[Node, str] = {}
         self.notes: dict[str, None] = {}
         self.ends: dict[Node, End] = {}
-        """What stands for indices that count from the end, until the shapes of buffers are known."""
+        """The markers of indices that count from the end, until the shapes of buffers are known."""
         self.place: Place
 
     def tree(self, root: Term) -> Node:

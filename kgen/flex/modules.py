@@ -285,7 +285,7 @@ class Module(Frame):
         package = None
         while os.path.isfile(folder / "__init__.py"):
             folder, package = folder.parent, folder.name
-        # What lies beside a package is another one, as all that is installed.
+        # A folder beside a package is another package, as is every installed one.
         return None if package is not None and parts[0] != package else folder
 
 

@@ -176,7 +176,7 @@ _KEYWORDS = {
 
 
 def _keys(ev: Evaluator, items: list[Any], key: Any, place: Place) -> list[Any]:
-    """What a sequence is ordered by: numbers alone."""
+    """The key that a sequence is ordered by; only numbers are read."""
     keys = items if key is None else [ev.call(key, [item], {}, place) for item in items]
     for value in keys:
         if isinstance(value, Unknown):

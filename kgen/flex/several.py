@@ -81,7 +81,7 @@ def size(
 
 
 def several(ev: Evaluator, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """What a function of torch that takes tensors apart gives, ahead of the mods; None for any other function."""
+    """The result of a torch function that takes tensors apart, outside of mods; None for any other function."""
     if name in _FROM_OUTSIDE:
         of = [a for a in args if isinstance(a, Tensor)]  # whose memory it may share
         roots = tuple(root for a in of for root in a.roots) or (Root(),)

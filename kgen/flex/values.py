@@ -74,7 +74,7 @@ class Tensor:
     detached_from: Tensor | None = None
     """The tensor whose elements these are, where no gradient goes back to it."""
     facts: Any = None
-    """What the source proves of its integers, `kgen.flex.ascending.Facts`, until it changes them."""
+    """The facts that the source proves of its integers (`kgen.flex.ascending.Facts`), until it changes them."""
     roots: tuple[Root, ...] = field(default_factory=lambda: (Root(),))
     """The memory that it may be a view of."""
 
@@ -154,7 +154,7 @@ class Unknown:
 
 
 class Passing:
-    """What an iterator will give, as a generator or `map`. It is used where it stands, and has no name."""
+    """The elements of an iterator such as a generator or `map`. It is used where it stands, and has no name."""
 
     def __init__(self, items: list[Any], once: bool = True, of: Sequence[Any] = ()) -> None:
         self.items = items
@@ -190,7 +190,7 @@ class Frame:
     shared: Mapping[str, Scope] = field(default_factory=dict)
     """The frames of names that are declared `global` or `nonlocal`."""
     context: object = None
-    """What was being read when the frame was made: a module, EXPR or a mod."""
+    """The source that was being read when the frame was made: a module, EXPR or a mod."""
 
     def find(self, name: str) -> Any:
         if name in self.names:
@@ -235,9 +235,9 @@ class Class:
     bases: tuple[str, ...]
     context: object
     fields: tuple[str, ...] | None = None
-    """Of a named tuple."""
+    """The fields of a named tuple."""
     members: dict[Any, Any] | None = None
-    """Of an enumeration, by value."""
+    """The members of an enumeration, by value."""
     data: dict[str, Any] | None = None
     """The fields of a dataclass, with their defaults: `MISSING`, a value, or a `Fresh`."""
     frozen: bool = False

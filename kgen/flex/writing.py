@@ -42,7 +42,7 @@ class Spec:
     ascending: set[str] = field(default_factory=set)
     """The buffers whose rows the source puts in order."""
     sorted: set[str] = field(default_factory=set)
-    """Those that the spec promises to be."""
+    """The buffers that the spec promises to be sorted."""
 
     def promised(self, useful: Iterable[str]) -> Spec:
         """The same with a promise for each buffer that is proved to be in order, or a note that one would be of use."""

@@ -77,7 +77,7 @@ def _environment(root: Path, language: str) -> Environment:
 
 
 def _text_of(value: object, language: str) -> object:
-    """What is printed of a value, or of each in a list: what is neither a template nor a tree is a text or a number."""
+    """The text of a value, or of each in a list. Texts and numbers stay as they are."""
     if isinstance(value, Template | Untyped):
         return rendered(value)
     if isinstance(value, list | tuple):

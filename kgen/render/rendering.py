@@ -163,7 +163,7 @@ def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> d
 
 
 def _blocks(source: Source, block: str) -> list[str]:
-    """What the blocks of a name are in a file and in every template within it."""
+    """The texts of the blocks of a name in a file and in every template within it."""
     found: list[str] = []
 
     def kept(render: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:

@@ -51,7 +51,7 @@ class Numbers:
 
 
 NO_NUMBERS = Numbers()
-"""Of a function that takes tensors alone."""
+"""The numbers of a function that takes only tensors."""
 
 
 def derivatives_of(

@@ -66,7 +66,7 @@ def capability(arch: str) -> int:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What is compiled for which architectures."""
+    """The kernels to compile, and the architectures to compile them for."""
 
     archs: Sequence[str] = DEFAULT_ARCHS
     """Names of architectures, as `sm_90`."""

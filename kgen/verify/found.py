@@ -103,7 +103,7 @@ class Found:
         path, where = self.emitted.path, ledger.Where(**self.where)
         if built is None:
             ledger.record(generated, path, digest, self.rows, where, quick=quick)
-        # Where a package has no machine code for the device, no case has run, and there is nothing to take back.
+        # If a package has no machine code for the device, no case has run, and there is nothing to take back.
         for code in () if built is None else _code_for(built, self):
             ledger.record_package(generated, path, digest, self.rows, where, code, quick=quick)
         return bool(self.rows) and all(row["ok"] for row in self.rows)

@@ -35,5 +35,5 @@ class Elements(Template):
 
 
 def used(dtypes: Collection[str], **more: bool) -> Elements:
-    """What a file defines whose tensors have these dtypes of a spec."""
+    """The definitions of a file whose tensors have these dtypes of a spec."""
     return Elements(**{name: name in dtypes for name in ELEMENTS}, **more)

@@ -1,4 +1,4 @@
-"""What compiles, loads and launches the kernels of a .cu file from Python."""
+"""The Python code that compiles, loads and launches the kernels of a .cu file."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _operands(lowering: Lowering, loop: TileLoop) -> list[Param]:
     if backward and not of_keys:
         names += ["lse", *(("lse_low",) if plan.exact else ()), "delta"]
     found = [Param(name, name) for name in names]
-    # Where tiles are of keys, what streams is of one query head.
+    # A tile of keys meets tensors of one query head at a time.
     found += [Param(f"{x}_ptr", f"{x}_head" if of_keys else f"{x}_ptr") for x in _streamed(loop)]
     if of_keys:
         found += [Param(f"{x}_ptr", f"{x}_head") for x in ("lse", "delta")]

@@ -185,7 +185,7 @@ def _is_named(value: Code) -> bool:
     return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
 
 
-# Of a comparison, for operands within [a, z] and [b, y]: whether it can hold, and whether it must.
+# For operands within [a, z] and [b, y]: the conditions under which a comparison can hold, and must hold.
 _COMPARED: dict[str, Callable[[Code, Code, Code, Code], tuple[Code, Code]]] = {
     "lt": lambda a, z, b, y: (row("lt", a, y), row("lt", z, b)),
     "le": lambda a, z, b, y: (row("le", a, y), row("le", z, b)),

@@ -107,7 +107,7 @@ def _log_sum_exp(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[S
     if lowering.plan.exact:
         high = as_type("lse", "float32")
         low = as_type(row("sub", "lse", high), "float32")
-        # Of an infinite one nothing is left: inf - inf would be NaN.
+        # An infinite log-sum-exp has no low part: inf - inf would be NaN.
         lines.append(assign("lse_low", row("where", row("eq", high, "lse"), text("0.0"), low)))
         lines.append(assign("lse", high))
     return lines

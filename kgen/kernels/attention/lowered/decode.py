@@ -150,7 +150,7 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
     guard = column("kv_live") if seen or attention.kv.live != TRUE else None
     spans, lines = _live_tiles(plan, lowering)
     used = uses_of(lines)
-    # Of pages [page, row, head, column].
+    # Pages are [page, row, head, column].
     order = "pshd" if plan.page_size is not None else "bhsd"
     return DecodeKernel(
         loop=loop,

@@ -85,7 +85,7 @@ def _guards(lowering: Lowering, loop: TileLoop, printer: Printer) -> _Guards:
     of_outer = plan.q if outer is QUERIES else plan.kv
     live, bound = results["outer_live"], of_outer.bound
     exists = Name(f"{outer.name}_live") if of_outer.live == bound else printer.own(bound)
-    # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
+    # In dq and forward these are the rows of the tile; in dkdv they are the columns of the loop.
     rows = live if outer is QUERIES else results["inner_live"]
     return _Guards(
         outer=None if live == TRUE else column(f"{outer.name}_live"),

@@ -71,7 +71,7 @@ def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapp
             for i, span in enumerate(found)
         ]
     if side_of(loop.outer) is KEYS:
-        # What is searched for may depend on the query head.
+        # The searched value may depend on the query head.
         spans[0] = replace(spans[0], bounds=[*searches, *spans[0].bounds])
         searches = []
     gapped = any(part.gap is not None for span in spans for part in span.loops)
@@ -131,7 +131,7 @@ def span_loops(
     def down(node: Node) -> Code:
         return in_tiles(over(atom(printer.position(node)), block), block)
 
-    # What the span before this one has visited is done.
+    # The span before this one has visited all tiles up to here.
     lo: Code = text("0") if first else done
     if span.lo != Const(0, Type.INT):
         lo = down(span.lo) if first else maximum(down(span.lo), done)

@@ -1,4 +1,4 @@
-"""What the ends of the range of a loop depend on: a part of a tile may have ends of its own where they move with it."""
+"""The dependences of the ends of a loop's range: a part of a tile may have ends of its own if they move with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.kernels.attention.plan.model import TileLoop
 
 @dataclass(frozen=True)
 class End:
-    """What one end of a range depends on."""
+    """The dependences of one end of a range."""
 
     moves: bool = False
     """True where it moves with the tile of the outer index."""
@@ -37,7 +37,7 @@ class End:
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the range of a loop with one span begins and ends, and what of it needs no mask."""
+    """The ends of the range of a loop with one span, and those of the part that needs no mask."""
 
     lo: End
     hi: End

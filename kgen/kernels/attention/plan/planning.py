@@ -371,7 +371,7 @@ class _Planner:
         return tuple(found)
 
     def _derivative(self, wrt: Var | Read) -> Node:
-        """Of the score, as kernels compute it: what stops gradients has done so."""
+        """The derivative of the score as kernels compute it, with `detach` applied."""
         return without_detach(differentiate(self.score_mod or SCORE, wrt, self.algebra))
 
     def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:

@@ -51,7 +51,7 @@ def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
 
 
 def mask_reads(loop: TileLoop) -> Mapping[str, str]:
-    """What the mask of a tile reads for each position of the inner index, whatever the outer one is: buffers, by the
+    """The reads of a tile's mask that depend on the inner index and not on the outer one: buffers, by the
     names of their elements."""
     inner = loop.inner.index.name.removesuffix("_idx")
     return {

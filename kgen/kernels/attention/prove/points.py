@@ -211,7 +211,7 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
 
 
 def _bound(loop: TileLoop) -> dict[str, Node]:
-    """What a program computes before its results, by name."""
+    """The values that a program computes before its results, by name."""
     axes = {"outer_live": loop.outer, "inner_live": loop.inner}
     live = {axis.index.name.removesuffix("idx") + "live": loop.program.results[n] for n, axis in axes.items()}
     return {**{binding.name: binding.node for binding in loop.program.bindings}, **live}

@@ -44,7 +44,7 @@ class Extent:
     shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
     """The shapes of tiles that are looked at, of those that a kernel has."""
     memory: bool = True
-    """Whether the width of integers is, too, and loads and stores are in every shape."""
+    """True if integer widths are checked too, and loads and stores in every shape."""
     values: bool = True
     """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
 
@@ -67,9 +67,9 @@ class Setting:
     packed: bool = False
     """Rows of a tile are of several query heads."""
     memory: bool = True
-    """Whether the width of integers is looked at."""
+    """True if integer widths are checked."""
     values: bool = True
-    """Whether masks and scores are looked at, and loads and stores."""
+    """True if masks, scores, loads and stores are checked."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
     shared: Any = field(init=False)

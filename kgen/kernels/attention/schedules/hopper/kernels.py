@@ -19,7 +19,7 @@ from kgen.targets.code import Code, Statement
 
 @dataclass(frozen=True)
 class Common:
-    """What all kernels for Hopper of one plan have."""
+    """The fields that all kernels for Hopper of one plan share."""
 
     packed: bool
     grouped: bool
@@ -29,7 +29,7 @@ class Common:
     dynamic: bool
     """True where programs take tiles from a counter."""
     problem: list[str]
-    """What kernels hand on of the problem, but for what is known when they are compiled."""
+    """The arguments of the problem that kernels hand on, except compile-time constants."""
     problem_params: list[str]
     no_specialize: str
     width: int
@@ -41,12 +41,12 @@ class Common:
     k: list[str]
     rows: Rows
     vectors: Code
-    """Where a head's row of log-sum-exp and delta begins."""
+    """The offset of a head's row of log-sum-exp and delta."""
     consumers: int
     """Consumers of forward."""
     streams: list[Stream]
     hidden_keys: HiddenKeys | None
-    """Where keys past an end may be in a tile that only the mask knows."""
+    """The keys past an end that only the mask of a tile excludes."""
 
     @property
     def of_heads(self) -> bool:
@@ -77,7 +77,7 @@ class ForwardKernel:
     tile: HopperTile
     loop: QueriesLoop
     published: PublishedTile
-    """What the producer tells of a tile of queries, here and in dq."""
+    """The fields of a tile of queries that the producer publishes, here and in dq."""
     last_masked: Code
     """How many tiles at the end of a tile's range have the mask."""
     operands: KernelOperands
@@ -106,7 +106,7 @@ class ForwardKernel:
 
     @property
     def carried(self) -> str:
-        """What the loop carries."""
+        """The values that the loop carries."""
         return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
 
     @property
@@ -116,7 +116,7 @@ class ForwardKernel:
 
     @property
     def alpha(self) -> list[str]:
-        """What the softmax of a tile gives beside P, m_i and l_i."""
+        """The results of a tile's softmax beside P, m_i and l_i."""
         return [] if self.tile.bounded else ["alpha"]
 
     @property
@@ -127,7 +127,7 @@ class ForwardKernel:
 
 @dataclass(frozen=True)
 class MaskedLate:
-    """Where the mask is made once, with all that it hides: the products of dS, and the sums over keys."""
+    """The values that one late mask hides: the products of dS, and the sums over keys."""
 
     products: list[Statement]
     names: list[str]
@@ -154,17 +154,17 @@ class DqKernel:
 
     @property
     def carried(self) -> str:
-        """What the loop carries."""
+        """The values that the loop carries."""
         return ", ".join([*self.rings.carried, *self.row_sums])
 
 
 @dataclass(frozen=True)
 class DqRings:
-    """Where dq has K and V, and what its loop carries: the dS of the tile before, too, if there is room for its K."""
+    """The rings of K and V in dq, and the values that its loop carries: also dS of the tile before, if its K fits."""
 
     rings: list[str]
     held: list[str]
-    """Where the loop finds Q and dO."""
+    """The slots in which the loop finds Q and dO."""
     carried: list[str]
     skipped: SkippedRings
     sums: str
@@ -194,25 +194,25 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
 
 
 def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
-    """What is masked where all that the mask hides is there."""
+    """The values that the late mask hides."""
     return MaskedLate(gradients.products, gradients.masked_late, gradients.sums) if late else None
 
 
 @dataclass(frozen=True)
 class StreamedQueries:
-    """What streams past tiles of keys: Q, dO, log-sum-exp and delta, which are one ring."""
+    """The tensors that stream past tiles of keys: Q, dO, log-sum-exp and delta, in one ring."""
 
     descs: list[str]
     slots: list[str]
     rings: list[str]
     writers: int
-    """Who fills a slot: TMA, and the producer itself where vectors begin anywhere."""
+    """The number of writers of a slot: TMA, and the producer itself where vectors may begin anywhere."""
     nbytes: str
     """Bytes of a tile that TMA brings."""
 
 
 def streamed_queries(operands: Operands) -> StreamedQueries:
-    """What streams past tiles of keys."""
+    """The tensors that stream past tiles of keys."""
     rope, packed = operands.q[1:], operands.packed
     nbytes = ["2 * q_desc.block_type.nbytes"]
     if not packed:
@@ -238,7 +238,7 @@ class DkdvKernel:
     tile: HopperTile
     loop: KeysLoop
     published: PublishedTile
-    """What the producer tells of a tile of keys."""
+    """The fields of a tile of keys that the producer publishes."""
     operands: KernelOperands
     queries: StreamedQueries
     split: bool
@@ -264,7 +264,7 @@ class FusedKernel:
 
 @dataclass(frozen=True)
 class BackwardOperands:
-    """What `backward_on_hopper` is given beside the inputs."""
+    """The arguments of `backward_on_hopper` beside the inputs."""
 
     operands: list[str]
     gradients: list[str]
@@ -293,7 +293,7 @@ class Kernels:
 
     @property
     def streams(self) -> list[Stream]:
-        """What forward fetches for each tile of keys beside K and V."""
+        """The tensors that forward fetches for each tile of keys beside K and V."""
         return self.common.streams
 
     @property
@@ -303,7 +303,7 @@ class Kernels:
 
     @property
     def backward(self) -> BackwardOperands:
-        """What `backward_on_hopper` is given beside the inputs."""
+        """The arguments of `backward_on_hopper` beside the inputs."""
         gradients = [*(["dq"] if self.dq is not None else []), "dk", "dv"]
         ahead = ["counters"] if self.dynamic else []
         ahead += ["dq_sum"] if self.fused is not None else []

@@ -58,7 +58,7 @@ class KeyPart:
 
 @dataclass(frozen=True)
 class KeyConsumer:
-    """What a consumer makes of a tile of keys that it was told of."""
+    """The values that a consumer computes for a published tile of keys."""
 
     offs_n: list[Statement]
     begin: list[Statement]
@@ -76,7 +76,7 @@ class KeyProducts:
     """How many products are younger than that of the scores."""
     columns: str
     held: str
-    """What has K and V, to the function of the loop and in it."""
+    """The operands with K and V, as the loop's function gets them and names them."""
     held_params: str
     looked_up: bool
     """True where K and V are looked up for each tile, for registers are short."""
@@ -94,22 +94,22 @@ class KeysLoop:
     late_consumer: KeyConsumer
     """That of dk, where the other has dv alone."""
     of_head: list[Statement]
-    """What a consumer makes for each query head."""
+    """The values that a consumer computes for each query head."""
     passed: list[str]
-    """What the functions of a tile are told."""
+    """The arguments of the functions of a tile."""
     linear: bool
     """True where the log-sum-exp of a query is linear in it."""
     own_bounds: list[Statement]
-    """What finds the tiles that are this half's own."""
+    """The statements that find the tiles of this half."""
     past: bool
     ahead: bool
     loops: list[KeyPart]
     q_start: Code
-    """Where the j-th tile of queries begins."""
+    """The start of the j-th tile of queries."""
     produced: Code
     """The same to the producer."""
     of_tiles: list[str]
-    """What the function of the loop is told of the range."""
+    """The arguments of the loop's function that describe the range."""
     products: KeyProducts
     stored_dk: Code
     stored_dk_rope: Code
@@ -122,13 +122,13 @@ class KeysLoop:
 
 @dataclass(frozen=True)
 class _Prologue:
-    """What is made for a tile of keys ahead of its loop."""
+    """The values that are computed for a tile of keys ahead of its loop."""
 
     shared: list[Statement]
     by_head: list[Statement]
     needed: list[Statement]
     late: list[Statement]
-    """What the consumer of dk alone needs, which knows nothing of tiles."""
+    """The values that the consumer of dk needs. It knows nothing of tiles."""
     used_late: frozenset[str]
 
     @property
@@ -157,7 +157,7 @@ def keys_loop(
         kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
-        # Of packed sequences: where dk is stored, sizes are those of the next tile.
+        # In packed sequences, sizes are those of the next tile by the time dk is stored.
         shared.append(assign("dk_scale", gradients.factor))
         gradients = replace(gradients, factor=Name("dk_scale"))
     prologue = _prologue(kernel, gradients, shared, plan.split_dkdv, hidden)
@@ -165,7 +165,7 @@ def keys_loop(
     passed = passed_names(of_tiles, ["b", "h", "kv_idx", *prologue.all], problem)
     ends = ends_of(of)
     found = tile_range(kernel, ends.searches, prologue.all)
-    # Where one consumer has dv and the other dk, both have all keys of a tile.
+    # If one consumer computes dv and the other dk, both have all keys of a tile.
     own = (
         NO_OWN
         if plan.split_dkdv
@@ -206,7 +206,7 @@ def _prologue(
     split: bool,
     hidden: frozenset[str],
 ) -> _Prologue:
-    """What is made for a tile of keys, of what its loop, its end and its hidden keys ask for."""
+    """The values of a tile of keys that its loop, its end and its hidden keys need."""
     by_head = [of_half(line, "kv") for line in kernel.prologue]
     of_tiles = names_of_tile(kernel) | uses_of(kernel.body.lse_lines)
     at_the_end = uses_of([gradients.factor])
@@ -221,7 +221,7 @@ def _prologue(
 
 
 def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
-    """What finds the tiles of a half: how many of those with the mask it leaves out."""
+    """The statements that find the tiles of a half: how many masked tiles it leaves out."""
     lines = [*own.lines]
     masked = "n_masked" if found.has_full else "n_tiles"
     rest: Code = maximum(row("sub", masked, 1), 0)
@@ -249,7 +249,7 @@ def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
 
 
 def _told_of_range(q_start: Code) -> list[str]:
-    """What the function of the loop is told of the range."""
+    """The arguments of the loop's function that describe the range."""
     used = uses_of([q_start])
     return [n for n in ("q_blocks", "q_lo", *MASKED_TILES, "n_masked", "n_tiles") if n in used]
 
@@ -324,7 +324,7 @@ def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernel
 
 
 def start_of_queries(found: TileRange, lo: Code) -> Code:
-    """Where the j-th tile of queries begins that a tile of keys meets."""
+    """The start of the j-th tile of queries that a tile of keys meets."""
     if found.listed:
         return op("_listed(j, {0}, BLOCK_M)", "q_blocks")
     first = ZERO if found.head is None else Name("n_first_masked")

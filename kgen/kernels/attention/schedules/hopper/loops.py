@@ -54,7 +54,7 @@ class DocumentMask:
 
 @dataclass(frozen=True)
 class MaskLoad:
-    """What a mask reads for each key of a tile."""
+    """The reads of a mask for each key of a tile."""
 
     name: str
     dtype: str
@@ -69,13 +69,13 @@ class TileRange:
     lo: Code
     length: Code
     bounds: list[Statement]
-    """What makes its ends."""
+    """The statements that compute its ends."""
     has_full: bool
     """True where some tiles may need no mask."""
     full_length: Code
-    """Of what needs no mask."""
+    """The length of the part that needs no mask."""
     full_end: Code
-    """Where that ends, from the beginning of the range."""
+    """The end of that part, from the beginning of the range."""
     head: Code | None = None
     """How far ahead of what needs no mask the range begins; None where it is not."""
     last: bool = False
@@ -86,7 +86,7 @@ class TileRange:
     """True where two keys are searched for."""
     listed: bool = False
     from_first_key: DocumentEnds | None = None
-    """Where the range begins with the first key of a document."""
+    """The names of a range that begins with the first key of a document."""
 
     @property
     def from_start(self) -> bool:
@@ -96,11 +96,11 @@ class TileRange:
 
 @dataclass(frozen=True)
 class ConsumedTile:
-    """What a consumer computes of a tile."""
+    """The values that a consumer computes of a tile."""
 
     masked: bool
     mask_loads: list[MaskLoad]
-    """What is asked for before the product is waited for."""
+    """The loads that are issued before the product is waited for."""
     mask_lines: list[Statement]
     mask: Statement | None
     """The mask itself, where it is not among its lines."""
@@ -150,7 +150,7 @@ def own_range(
     by_query: bool,
     block: int,
 ) -> Own:
-    """What of a half's range is worth computing: nothing where a tile is longer than it."""
+    """The ends of a half's range that are worth computing: none if a tile is longer than the half."""
     if block > HALF:
         return NO_OWN
     outer, inner, rows, size = ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
@@ -229,7 +229,7 @@ def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
 
 
 def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> frozenset[str]:
-    """What a tile computes with, made outside or by itself."""
+    """The names that a tile computes with, from outside or its own."""
     body, gradients = kernel.body, kernel.gradients
     lines: list[Statement | Code | None] = [*body.mask_lines, *body.score_lines, body.scaled]
     if gradients is not None:
@@ -282,5 +282,5 @@ def offsets(length: str, dim: int) -> list[Statement]:
 
 
 def begin_of_range(found: TileRange, name: str) -> Code:
-    """Where the range of a tile begins, as its consumers know it."""
+    """The start of a tile's range, as its consumers know it."""
     return ZERO if found.from_start else op("{0}", name)

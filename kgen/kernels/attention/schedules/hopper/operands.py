@@ -1,4 +1,4 @@
-"""What the kernels for Hopper are given and hand on: their parameters, and the tiles that a producer publishes to its
+"""Parameters of the kernels for Hopper, the operands that they hand on, and the tiles that a producer publishes to its
 consumers."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Warpgroup:
-    """What a function of a warpgroup, or of several, is given."""
+    """The parameters of a function of one or several warpgroups."""
 
     operands: list[str]
     constexprs: list[str]
@@ -36,7 +36,7 @@ class Warpgroup:
     own: list[str] = field(default_factory=list)
     """Operands of which each warpgroup has another."""
     made: Mapping[str, str] = field(default_factory=dict)
-    """What the kernel has for an operand, if not a variable of its name."""
+    """The kernel's expression for an operand that is no variable of the same name."""
 
     @property
     def params(self) -> list[str]:
@@ -45,7 +45,7 @@ class Warpgroup:
 
     @property
     def handed(self) -> list[str]:
-        """What the kernel has for the operands."""
+        """The kernel's expressions for the operands."""
         return [self.made.get(name, name) for name in self.operands]
 
     def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Partition]:
@@ -75,7 +75,7 @@ class Warpgroups:
 
 @dataclass(frozen=True)
 class KernelOperands:
-    """What a kernel is given, and what it hands to its warpgroups."""
+    """The parameters of a kernel, and the operands of its warpgroups."""
 
     params: list[Param]
     groups: Warpgroups
@@ -106,7 +106,7 @@ class Lag:
 
 
 class Operands:
-    """What several kernels are given."""
+    """The parameters that several kernels share."""
 
     def __init__(self, plan: HopperPlan, kernels: Lowering) -> None:
         of = kernels.plan
@@ -129,7 +129,7 @@ class Operands:
         return [Param("counter_ptr", tensor)] if self.plan.dynamic else []
 
     def constexprs(self, *more: str) -> list[str]:
-        """What is known when a kernel is compiled."""
+        """The compile-time parameters of a kernel."""
         return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
 
     def forward(self, streams: list[Stream], pages: Pages, sinks: list[Param]) -> KernelOperands:
@@ -307,7 +307,7 @@ def _tuple(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """What a producer tells of a tile, by the name that consumers have for it."""
+    """A field of a published tile."""
 
     name: str
     value: Code | str
@@ -321,7 +321,7 @@ class PublishedTile:
 
     @property
     def fields(self) -> list[str]:
-        """What consumers call it."""
+        """The names of its fields in consumers."""
         return [one.name for one in self.told]
 
     @property
@@ -336,7 +336,7 @@ class PublishedTile:
 
     @property
     def given(self) -> list[Code | str]:
-        """What the producer calls it."""
+        """The values of its fields in the producer."""
         return [one.value for one in self.told]
 
     @property
@@ -351,7 +351,7 @@ class PublishedTile:
 
 
 def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool) -> PublishedTile:
-    """What is told of a tile of queries: what forward or dq asks for."""
+    """The published fields of a tile of queries: those that forward or dq needs."""
     used = forward.asks if dq is None else forward.asks | dq.asks
     told = [Told("q_start", "q_start"), Told("b_h", "b_h")]
     if forward.range.listed:
@@ -364,7 +364,7 @@ def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool)
 
 
 def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
-    """What is told of a tile of keys."""
+    """The published fields of a tile of keys."""
     told = [Told("kv_start", "kv_start"), Told("b_h", "b * HQ + h")]
     if loop.range.listed:
         told.append(Told("row", "row"))
@@ -379,5 +379,5 @@ def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
 
 
 def _lengths(begin: str, packed: bool) -> list[Told]:
-    """Where packed sequences begin, and their lengths."""
+    """The starts of packed sequences, and their lengths."""
     return [Told(name, name) for name in (begin, "SQ", "SK")] if packed else []

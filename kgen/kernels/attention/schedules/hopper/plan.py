@@ -112,7 +112,7 @@ class HopperPlan:
     hidden_keys: bool
     """Whether keys past an end that only the mask knows may be in a tile."""
     hidden_scores: bool
-    """Whether the scores of such keys have to be numbers: those that share a reciprocal would share a NaN."""
+    """True if the scores of such keys have to be numbers: scores that share a reciprocal would share a NaN."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
     page_rows: int | None
@@ -124,13 +124,13 @@ class HopperPlan:
     idioms: Mapping[str, Idioms]
     """Of the loops over keys, of forward and of dq."""
     rest_slope: Node | None
-    """Of dk and dv: the slope of what the log-sum-exp gets back, where that is linear in the query."""
+    """In dk and dv, the slope of the term that the log-sum-exp gets back, if that is linear in the query."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
     @property
     def dq_rings_apart(self) -> bool:
-        """Whether dq has K and V in rings of their own: of heads so wide there is room for one tile of V."""
+        """True if dq has K and V in rings of their own: for such wide heads there is room for one tile of V."""
         return self.width == WIDE
 
     @property
@@ -183,7 +183,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
 
 
 def _shares_reciprocals(loop: TileLoop) -> bool:
-    """Whether scores have a tanh, of which several have one reciprocal."""
+    """True if scores have a tanh: several of them share one reciprocal."""
     results = (node for name in ("core", "bias") if (node := loop.program.results.get(name)) is not None)
     made = (b.node for b in loop.program.in_loop(without=("mask", "inner_live")))
     return any(isinstance(n, Call) and n.fn == "tanh" for node in (*results, *made) for n in walk(node))

@@ -1,4 +1,4 @@
-"""What the kernels for Hopper take of the portable kernels and of their launcher, beside what is made of each value."""
+"""The parts of the portable kernels and their launcher that the kernels for Hopper use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Surroundings:
     problem_params: list[str]
     no_specialize: str
     vectors: Code
-    """Where a head's row of log-sum-exp and delta begins."""
+    """The offset of a head's row of log-sum-exp and delta."""
     strides_o: str
     """The strides of a tensor as wide as out, as parameters."""
     sink_load: Code

@@ -242,7 +242,7 @@ class HopperKernel:
             return self._obligation(SCORE, None, beyond=str(beyond))
 
     def _prologue(self) -> list[Statement]:
-        """What a consumer makes ahead of its loop."""
+        """The values that a consumer computes ahead of its loop."""
         raise NotImplementedError
 
     def _begun(self, body: Machine) -> Any:

@@ -50,9 +50,9 @@ from kgen.targets.code import (
 )
 
 MASKED_TILES = ("n_first_masked", "n_last_masked")
-"""Of the tiles that a tile meets, how many need masking at the start of the range, and at its end."""
+"""The numbers of masked tiles at the start and at the end of a range."""
 OUTSIDE = ("b", "h", "q_idx", "q_start", "item")
-"""What a consumer of queries knows of its tile."""
+"""The names that a consumer of queries knows of its tile."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class QueryPart:
     lo: Code
     hi: Code
     masked: list[str]
-    """What says whether its tiles have the mask, where that is known when it is compiled."""
+    """The compile-time parameter that says if tiles have the mask; none if that is known only at run time."""
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ class QueriesLoop:
     range: TileRange
     body: ConsumedTile
     begin: list[Statement]
-    """What a consumer makes of a tile of queries that it was told of."""
+    """The values that a consumer computes for a published tile of queries."""
     prologue: list[Statement]
     """The part of it that the plan asks for."""
     offs_n: list[Statement]
     passed: list[str]
-    """What the functions of a tile are told."""
+    """The arguments of the functions of a tile."""
     product: Code
     """The scores of a tile, in flight."""
     bias: ProductBias | None
     own_bounds: list[Statement]
-    """What finds the tiles that are this half's own."""
+    """The statements that find the tiles of this half."""
     past: bool
     """True where tiles at the end of the range may be the other half's alone."""
     ahead: bool
@@ -123,13 +123,13 @@ class QueriesLoop:
     fewer_first: bool
     """True where a half may have fewer masked tiles at the start."""
     kv_start: Code
-    """Where the j-th tile of keys begins."""
+    """The start of the j-th tile of keys."""
     v_start: Code
     first_start: Code
     of_tiles: list[str]
-    """What the function of the loop is told of the range."""
+    """The arguments of the loop's function that describe the range."""
     asks: frozenset[str]
-    """What the consumers ask of a tile."""
+    """The fields of a published tile that the consumers need."""
     masked_tiles: MaskedTiles
     row_rest: Code | None
     sink: Code
@@ -143,7 +143,7 @@ class HiddenKeys:
 
     live: Statement
     needed: list[Statement]
-    """What its producer has not made for the range."""
+    """The statements that the producer has not computed for the range."""
     last_live: Statement
     names: list[str]
     of_scores: bool
@@ -210,7 +210,7 @@ def _with_bias(
 
 def _product(steps: QuerySteps, bias: ProductBias | None) -> Code:
     """The scores of a tile, in flight."""
-    # Where dq has K and V in rings of their own, it begins with no tile.
+    # If dq has K and V in rings of their own, no tile comes ahead of its loop.
     keys = "_keys(kv_ring, n_used)" if steps.forward or steps.begun else "k"
     product = op("_async_dot_nt(q, {0}, SCORES)", keys)
     if bias is not None:
@@ -272,7 +272,7 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
 
 
 def _used_after(kernel: LoopKernel) -> frozenset[str]:
-    """What a consumer uses of a tile of queries beside the loop."""
+    """The names that a consumer of queries uses beside the loop."""
     found = uses_of([kernel.row_rest, kernel.sink, *kernel.body.lse_lines, kernel.vector_guard])
     gradients = kernel.gradients
     return (
@@ -283,7 +283,7 @@ def _used_after(kernel: LoopKernel) -> frozenset[str]:
 
 
 def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
-    """What finds the tiles of a half: how many it leaves out, and how many of its own have the mask."""
+    """The statements that find the tiles of a half: how many it leaves out, and how many of its own are masked."""
     lines = [*own.lines]
     last: Code = row("sub", "n_tiles", 1)
     if own.past:
@@ -340,7 +340,7 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
 
 
 def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: Lowering) -> list[MaskLoad]:
-    """What a mask reads for each key, but for single bytes."""
+    """The reads of a mask for each key, except single bytes."""
     found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
     lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
 
@@ -369,7 +369,7 @@ def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | N
 
 
 def start_of_keys(j: Code, lo: Code, listed: bool) -> Code:
-    """Where the j-th tile of keys begins that a tile of queries meets."""
+    """The start of the j-th tile of keys that a tile of queries meets."""
     if listed:
         return op("_listed({0}, {1}, BLOCK_N)", j, "kv_blocks")
     return op("_last_first({0}, {1}, {2}, BLOCK_N)", j, lo, "n_tiles")

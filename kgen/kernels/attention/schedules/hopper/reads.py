@@ -1,4 +1,4 @@
-"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, columns of Q and K past
+"""Reads of the kernels for Hopper other than whole tiles of Q, K and V: pages of keys, columns of Q and K past
 those of V, tiles that a block mask lists, and keys of documents."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pages:
     """The row of a page that a tile begins with."""
     params: list[Param] = field(default_factory=list)
     k: str = "k"
-    """What the launcher makes descriptors of: [pages, HKV, size, D] of pages."""
+    """The tensors that the launcher makes descriptors of; pages are [pages, HKV, size, D]."""
     v: str = "v"
     rows: str = "BLOCK_N"
     """How many rows TMA loads at a time."""

@@ -1,4 +1,4 @@
-"""Where the kernels for Hopper find the rows of a tile: coordinates of TMA, and vectors of log-sum-exp and delta."""
+"""Rows of a tile in the kernels for Hopper: coordinates of TMA, and vectors of log-sum-exp and delta."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Rows:
     kv: str
     first: FirstRows
     stored_at: str
-    """Where a tile of keys is stored. The next one is known by then."""
+    """The coordinates at which a tile of keys is stored. The next tile is known by then."""
     rows_and_columns: str
     """The shape of a slot without its first dimensions."""
     vectors: list[Param]
@@ -44,7 +44,7 @@ class Rows:
 
 
 def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
-    """Where rows are. The kernel of dk and dv has tiles of so many `queries`."""
+    """The places of rows. The kernel of dk and dv has tiles of `queries` rows."""
     q, kv = ([["FAR", "q_end", "h"], ["FAR", "kv_end", kv_head]]) if packed else (["b", "h"], ["b", kv_head])
     q_row, kv_row, v_row = "q_start", "kv_start", "v_start"
     if packed:

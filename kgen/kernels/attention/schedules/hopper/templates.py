@@ -1,4 +1,4 @@
-"""What the templates of the kernels for Hopper print: one for each kernel, what they share, and their launch."""
+"""Templates of the kernels for Hopper: one for each kernel, the parts that they share, and their launch."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Rescaling:
 
     @property
     def alpha_at(self) -> int:
-        """Where alpha of the first row is."""
+        """The place of the first row's alpha among the operands."""
         return 2 * self.elements
 
     @property
     def next_alpha_at(self) -> int:
-        """Where that of the second is."""
+        """The place of the second row's alpha."""
         return 2 * self.elements + 2
 
 
@@ -252,7 +252,7 @@ class Launcher(Template):
 
     @property
     def forward_options(self) -> list[str]:
-        """What forward's launch is told beside its arguments."""
+        """The options of forward's launch."""
         return ["launch_pdl=True"] if self.common.dynamic else []
 
     @property
@@ -272,9 +272,9 @@ class HopperFile(Template):
     uses_torch: bool
     uses_triton: bool
     gdc: list[str]
-    """What lets a kernel begin beside the end of the one before."""
+    """The functions that let a kernel begin beside the end of the one before."""
     imported: list[str]
-    """What it has from `triton.py`."""
+    """The names that it imports from `triton.py`."""
     names: GluonNames
     parts: list[Template]
 
@@ -391,11 +391,11 @@ def _one_kernel(plan: HopperPlan, kernels: Lowering) -> OneKernel:
 
 
 def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:
-    """What `hopper.py` has from `triton.py`."""
+    """The names that `hopper.py` imports from `triton.py`."""
     values = [*codes_in(hopper)]
     used = {name for code in values for name in code.names}
     spelled = [p.spelled[GLUON] for code in values for p in walk(code) if isinstance(p, Op)]
-    # What Gluon has of its own is in `hopper.py`.
+    # Helpers of Gluon are in `hopper.py`.
     helpers = [s.form.partition("(")[0] for s in spelled if s.helper in kernels.helpers]
     launcher = ["_launch", "_multiprocessors", "_by_ends" if kernels.packed else "_cdiv"]
     constants = ["LOG2E"]

@@ -55,7 +55,7 @@ class Module(Template):
     torch_dtype: str
     plan: DeltaPlan
     divisible: str
-    """What is ahead of the condition of vectors."""
+    """The text ahead of the condition of vectors."""
     casts: list[str]
     dense_check: str
     derivatives: Derivatives

@@ -42,7 +42,7 @@ class Exact:
 
     @property
     def rescaling(self) -> str:
-        """What a sum is rescaled by, in base 2."""
+        """The exponent, in base 2, by which a sum is rescaled."""
         return self._narrow("m_i - m_ref")
 
     @property
@@ -52,7 +52,7 @@ class Exact:
 
     @property
     def low_of_rows(self) -> str | None:
-        """What is left of the log-sum-exp, along the rows of a tile."""
+        """The low part of the log-sum-exp, along the rows of a tile."""
         return "lse_low[:, None]" if self.there else None
 
     @property
@@ -67,7 +67,7 @@ class Exact:
 
     @property
     def of_dlse(self) -> list[str]:
-        """What makes float32 of a gradient."""
+        """The conversion of a gradient to float32."""
         return ["dlse = None if dlse is None else dlse.float()"] if self.there else []
 
     @property

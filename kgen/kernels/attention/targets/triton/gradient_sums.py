@@ -134,7 +134,7 @@ def _reduction(interface: Interface, g: ReadGradient) -> list[str]:
 def _scattered(interface: Interface, g: ReadGradient) -> list[str]:
     """A value for each row, added to the element that it belongs to."""
     packed = interface.spec.varlen
-    # Of packed sequences each token has its own lengths.
+    # In packed sequences each token has its own lengths.
     tensors = POSITIONS | {"SQ", "SK"} if packed else POSITIONS
     index = ", ".join(torch_index(interface.folded(i), tensors) for i in g.indices)
     added = f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})"

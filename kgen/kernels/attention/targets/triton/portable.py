@@ -141,7 +141,7 @@ class _OfBackward(Template):
 
     @property
     def gradients(self) -> Gradients:
-        """What a tile adds to gradients."""
+        """The gradients that a tile adds to."""
         assert self.kernel.gradients is not None
         return self.kernel.gradients
 

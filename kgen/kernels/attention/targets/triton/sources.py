@@ -47,7 +47,7 @@ class AttentionFile(Template):
     gluon_names: GluonNames | None
     """The names of kernels for Hopper that are in this file."""
     hopper_parts: list[Template]
-    """Those kernels, and their launch."""
+    """The kernels for Hopper, and their launch."""
     gluon_tritons: str = str(GLUON)
 
 

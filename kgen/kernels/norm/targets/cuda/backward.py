@@ -158,7 +158,7 @@ class BackwardKernel(Template):
     statistic_parts: int | None
     means: tuple[Mean, ...]
     first: Elements
-    """What needs no mean of the row."""
+    """The statements that need no mean of the row."""
     second: Elements
     scratch: tuple[Scratch, ...]
     gradients: tuple[str, ...]
@@ -277,7 +277,7 @@ def backward_of(spelled: Spelled) -> Backward | None:
 
 
 def _d(spelled: Spelled, gradient: planning.Gradient) -> str:
-    """What kernels call a gradient."""
+    """The name of a gradient in kernels."""
     return f"d{spelled.local(gradient.of)}"
 
 
@@ -383,7 +383,7 @@ def _columns(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand]) -
     reads: dict[str, Assign] = {o.name: spelled.of_column(o) for o in loads}
     ends = [*_sums(spelled, b, "{}", late=False), *_sums(spelled, b, "{}", late=True)]
     values = [*b.before, b.dh]
-    # What a row has as a whole comes from the kernel before, which leaves it behind.
+    # The values of a whole row come from the kernel before.
     scratch = _scratch(plan, spelled.body(reads, values, ends).uses)
     of_row = {s.name: s.at for s in scratch} | {s: f"{s}_ptr[row]" for s in plan.saves}
     reads |= {n: Assign((n,), (text(at),), type="float") for n, at in of_row.items()}

@@ -432,7 +432,7 @@ class _Modules:
 
 
 def passes_words(plan: planning.NormPlan) -> tuple[str, ...]:
-    """What is computed in two passes over a row."""
+    """The statistics that take two passes over a row."""
     return ("mean and variance in two passes",) if plan.layer else ()
 
 

@@ -19,7 +19,7 @@ from kgen.targets.cuda.statements import stored_at_once, without_copies
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
 SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BOOL: "bool"}
 ORDER = ("element", "column", "row")
-"""Of parameters, by what their tensors vary along."""
+"""The types of parameters, by the axes that their tensors vary along."""
 ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.LONG: "0", Type.BOOL: "false"}
 
 
@@ -73,7 +73,7 @@ class Spelled:
         return {f"{name}_forward", f"{name}_backward", f"{name}_kernels"}.union(*made)
 
     def local(self, name: str) -> str:
-        """What kernels call a tensor or a parameter."""
+        """The name of a tensor or a parameter in kernels."""
         return self.locals.get(name, name)
 
     # --- lines ---
@@ -102,7 +102,7 @@ class Spelled:
         return Assign((value.name,), (code,), type="float")
 
     def end(self, to: str, tree: Node, sign: str = "=") -> Assign:
-        """What is done with a value of each element."""
+        """The statements for the value of each element."""
         return Assign((to,), (self.printer.real(tree),), sign)
 
     def body(self, reads: Mapping[str, Assign], values: Iterable[Value], ends: Sequence[Statement]) -> Body:

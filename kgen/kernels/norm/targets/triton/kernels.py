@@ -110,7 +110,7 @@ class ForwardKernel(Template):
     after: tuple[Statement, ...]
     row_scale: RowScale | None
     quantized: tuple[Statement, ...]
-    """What brings the output into the range of eight bits."""
+    """The scaling of the output into the range of eight bits."""
     stores: tuple[Store, ...]
     saves: tuple[str, ...]
     """The statistics that backward reads."""

@@ -42,7 +42,7 @@ class NormHeader(Header):
     template: ClassVar[str] = "norm/c/norm.h.j2"
 
     shapes: str
-    """What becomes of x, in words."""
+    """The shapes of x and of the results, in words."""
     arguments: tuple[Argument, ...]
     params: tuple[Parameter, ...]
     eps: str
@@ -147,7 +147,7 @@ def _tiles(plan: NormPlan) -> Iterator[Tiles]:
 
 
 def _names(program: NormProgram, arguments: Arguments) -> list[str]:
-    """What kernels call their arguments."""
+    """The names of arguments in kernels."""
     found = [f"{t.name}_ptr" for t in arguments.all]
     found += [stride.name for t in arguments.all for stride in t.strides]
     if program.backward:

@@ -39,7 +39,7 @@ class Arguments:
 
     @property
     def all(self) -> tuple[Argument, ...]:
-        """Those of forward, then those of backward."""
+        """The arguments of forward, then those of backward."""
         return (*self.read, *self.stored, *self.saved, *self.read_by_backward, *self.gradients)
 
     @property
