@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
@@ -57,6 +60,21 @@ def test_every_package_has_tests() -> None:
     stages = {place.partition("/")[0] for place in packages(ROOT / "kgen")} - {".", "kernels"}
     families = {place for place in packages(ROOT / "kgen") if re.fullmatch(r"kernels/\w+", place)}
     assert stages | families <= {path.parent.as_posix() for path in TESTS}
+
+
+def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
+    """`pytest` with no arguments goes into each folder that has tests, and takes each file of tests in it."""
+    never, files, roots = (
+        pytestconfig.getini(name) for name in ("norecursedirs", "python_files", "testpaths")
+    )
+    assert roots == ["tests"]
+    passed_over = {
+        path.as_posix()
+        for path in TESTS
+        if any(fnmatch(part, pattern) for part in path.parts[:-1] for pattern in never)
+        or not any(fnmatch(path.name, pattern) for pattern in files)
+    }
+    assert passed_over == set()
 
 
 def test_tests_that_are_named_are_there() -> None:
