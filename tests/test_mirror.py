@@ -77,6 +77,15 @@ def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
     assert passed_over == set()
 
 
+def test_helpers_lie_in_folders() -> None:
+    """Beside the tests of the repository there is nothing but what pytest reads and the records of these tests."""
+    top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {path.name for path in TESTS}
+    assert top == {"conftest.py", "corners.json", "signatures.json", "verdicts.json"}
+    groups = {path for path in ROOT.glob("tests/support/*") if path.is_dir() and path.name != "__pycache__"}
+    assert [path.name for path in ROOT.glob("tests/support/*.py")] == ["__init__.py"]
+    assert {path for path in groups if not (path / "__init__.py").exists()} == set()
+
+
 def test_tests_that_are_named_are_there() -> None:
     """In pages, scripts and code, but for the changelog, which tells what was, and for tests of a made-up project."""
     places = ("*.md", "docs/**/*.md", "kgen/**/*.py", "tests/**/*.py", "scripts/*", ".ci/*", "pyproject.toml")
