@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from standin import TEMPLATES
+from support.specs.stand_in_command import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
-STANDIN = Path(__file__).with_name("standin.py")
-pytest_plugins = ["verdicts", "pytester"]
+STANDIN = Path(__file__).parent / "support/specs/stand_in_command.py"
+pytest_plugins = ["support.running.verdicts", "pytester"]
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import evidence
-import pictures
 import pytest
-import speed_tables
 import typer
-import walkthrough
 from ruamel.yaml import YAML
+from support.docs import evidence, pictures, speed_tables, walkthrough
 
 from kgen.cli import app
 from kgen.cli.terminal import EXIT_INTERRUPTED

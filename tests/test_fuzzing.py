@@ -10,13 +10,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from apart import interpreted
 from fuzzing import attention, running, seeds
 from fuzzing.drawing import drawn
 from fuzzing.explained import EXPLAINED
 from fuzzing.ledger import Ledger, generator
 from fuzzing.running import smaller, tried, written
 from ruamel.yaml import YAML
+from support.interpreters.own_process import interpreted
 
 from kgen.diagnostics import KgenError
 from kgen.expr.functions import TABLE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import reduce
 from pathlib import Path
 
-import hostile
 import pytest
-from pace import within
+from support.running.pace import within
+from support.specs import hostile
 
 from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from unittest import mock
 
-import large
 import pytest
 import torch
-from apart import interpreted
+from on_gpu import large
+from support.interpreters.own_process import interpreted
 
 ROOT = Path(__file__).parents[1]
 # The last row of a large call is off.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from linting import findings
-from single import single
+from support.interpreters.single_file import single
+from support.running.linting import findings
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from loops import ROOT, Turns, counted, turns
+from support.interpreters.loops import ROOT, Turns, counted, turns
 
 from kgen.spec.load import load
 from kgen.verify.families import problem_of

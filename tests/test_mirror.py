@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
@@ -19,22 +22,22 @@ OF_THE_REPOSITORY = {
     "files": "kgen/files.py, which is in no package",
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
-    "large": "tests/large.py",
+    "large": "tests/on_gpu/large.py",
     "left_alone": "emitted files of every family, as other tools see them",
-    "loops": "tests/loops.py",
+    "loops": "tests/support/interpreters/loops.py",
     "mirror": "tests",
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
     "random_proofs": "tests/fuzzing",
     "recipes": "CONTRIBUTING.md, followed in a copy",
-    "repeating": "tests/repeating.py",
-    "sampling": "tests/sampling.py",
+    "repeating": "tests/on_gpu/repeating.py",
+    "sampling": "tests/support/running/sampling.py",
     "sensitivity": "emitted files of every family, run",
     "settings": "kgen/settings.py, which is in no package",
     "release": "the project as others meet it: versions, workflows, the site",
     "signatures": "emitted files of every family, as their callers see them",
     "unused": "emitted files of every family, as text",
-    "verdicts": "tests/verdicts.py",
+    "verdicts": "tests/support/running/verdicts.py",
     "waiting": "emitted files of every family, run",
     "wheel": "the distribution",
 }
@@ -57,6 +60,30 @@ def test_every_package_has_tests() -> None:
     stages = {place.partition("/")[0] for place in packages(ROOT / "kgen")} - {".", "kernels"}
     families = {place for place in packages(ROOT / "kgen") if re.fullmatch(r"kernels/\w+", place)}
     assert stages | families <= {path.parent.as_posix() for path in TESTS}
+
+
+def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
+    """`pytest` with no arguments goes into each folder that has tests, and takes each file of tests in it."""
+    never, files, roots = (
+        pytestconfig.getini(name) for name in ("norecursedirs", "python_files", "testpaths")
+    )
+    assert roots == ["tests"]
+    passed_over = {
+        path.as_posix()
+        for path in TESTS
+        if any(fnmatch(part, pattern) for part in path.parts[:-1] for pattern in never)
+        or not any(fnmatch(path.name, pattern) for pattern in files)
+    }
+    assert passed_over == set()
+
+
+def test_helpers_lie_in_folders() -> None:
+    """Beside the tests of the repository there is nothing but what pytest reads and the records of these tests."""
+    top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {path.name for path in TESTS}
+    assert top == {"conftest.py", "corners.json", "signatures.json", "verdicts.json"}
+    groups = {path for path in ROOT.glob("tests/support/*") if path.is_dir() and path.name != "__pycache__"}
+    assert [path.name for path in ROOT.glob("tests/support/*.py")] == ["__init__.py"]
+    assert {path for path in groups if not (path / "__init__.py").exists()} == set()
 
 
 def test_tests_that_are_named_are_there() -> None:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from apart import verified
+from support.interpreters.own_process import verified
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

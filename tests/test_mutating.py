@@ -13,15 +13,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
-import parts
 import pytest
-from apart import interpreted
 from mutating import __main__ as script
 from mutating import mutants as of_mutants
 from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.reasons import converts_to_int64, reason, unseen
 from mutating.running import File, Outcome, tried
+from support.interpreters.own_process import interpreted
+from support.running import parts
 
 from kgen.diagnostics import KgenError
 from kgen.verify.farm.tasks import lost

@@ -7,9 +7,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import repeating
 import torch
-from apart import interpreted
+from on_gpu import repeating
+from support.interpreters.own_process import interpreted
 
 from kgen.diagnostics import KgenError
 

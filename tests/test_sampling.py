@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sampling import SAMPLES
+from support.running.sampling import SAMPLES
 
 
 def test_what_is_in_a_sample_is_there(request: pytest.FixtureRequest) -> None:

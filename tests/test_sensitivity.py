@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sensitivity import PLANTED, ROOT
+from support.interpreters.sensitivity import PLANTED, ROOT
 
 from kgen.spec.load import load
 from kgen.verify.families import problem_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from linting import wrong_names
+from support.running.linting import wrong_names
 
 ROOT = Path(__file__).resolve().parent.parent
 

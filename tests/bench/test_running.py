@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from standins import causal_alibi, plain, render
+from support.specs.hand_built import causal_alibi, plain, render
 
 from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs

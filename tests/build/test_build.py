@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 from typer.testing import CliRunner
 
 from kgen.build.package import BuildOptions, build_specs
@@ -72,7 +72,7 @@ def test_every_case_is_right_through_the_machine_codes_arguments(built: Path) ->
 
 def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
     """Cases that are wrong, and the kernels that they used and that there are."""
-    from driver_on_paper import Driver
+    from support.packages.driver_on_paper import Driver
 
     from kgen.verify import interpreter
     from kgen.verify.families import Subject
@@ -165,7 +165,7 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
     import warnings
 
     import torch
-    from driver_on_paper import Driver
+    from support.packages.driver_on_paper import Driver
 
     from kgen.verify import interpreter
 
@@ -200,7 +200,7 @@ def test_a_thread_that_has_done_nothing_on_a_gpu_gets_a_context(built: Path) -> 
 
 def _without_a_context(folder: Path) -> list[str]:
     import torch
-    from driver_on_paper import Driver
+    from support.packages.driver_on_paper import Driver
 
     from kgen.verify import interpreter
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
-from c_on_paper import Library, Paper, loaded_package, packages_on_paper
+from support.packages.c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
+from support.packages.c_on_paper import Library, Paper, loaded_package, packages_on_paper
 
 from kgen.kernels.attention.plan.decode import decodes
 from kgen.spec.load import load

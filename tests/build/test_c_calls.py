@@ -13,9 +13,9 @@ from unittest import mock
 
 import pytest
 import torch
-from apart import interpreted
-from c_calls import Case, attention_tensors
-from c_on_paper import Library, Paper, compiled, packages_of, run_example
+from support.interpreters.own_process import interpreted
+from support.packages.c_calls import Case, attention_tensors
+from support.packages.c_on_paper import Library, Paper, compiled, packages_of, run_example
 from typer.testing import CliRunner
 
 from kgen.build.package import BuildOptions, build_specs

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from c_calls import Case, chunk_tensors
-from c_on_paper import Library, Paper, packages_of, run_example
+from support.packages.c_calls import Case, chunk_tensors
+from support.packages.c_on_paper import Library, Paper, packages_of, run_example
 
 from kgen.spec.load import load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from c_on_paper import packages_of, run_example
+from support.packages.c_on_paper import packages_of, run_example
 
 SPEC = """kernel: attention
 name: single

@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from c_on_paper import python
+from support.packages.c_on_paper import python
 
 from kgen.build.package import BuildOptions, build_specs
 from kgen.build.runtime import triton as runtime
@@ -92,7 +92,9 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
 def test_a_launch_takes_what_was_compiled_for_it(arch: str, tmp_path: Path) -> None:
     """Where more machine code fits, that which knows most of the arguments: there it loads and stores by vectors."""
     specs = [f"specs/{name}.yaml" for name in CHOSEN]
-    done = python(["tests/chosen_code.py", str(tmp_path), arch, *specs], {"TRITON_INTERPRET": None})
+    done = python(
+        ["tests/support/packages/chosen_code.py", str(tmp_path), arch, *specs], {"TRITON_INTERPRET": None}
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["launches"] > 1000

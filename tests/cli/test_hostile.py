@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile import CASES, FIRST, Hostile
-from pace import pace, within
+from support.running.pace import pace, within
+from support.specs.hostile import CASES, FIRST, Hostile
 
 from kgen.cli import app
 

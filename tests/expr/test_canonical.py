@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given
-from rewriting import REWRITES, Rewrite, rewritten
 from ruamel.yaml import YAML
+from support.specs.rewriting import REWRITES, Rewrite, rewritten
+from support.specs.trees import bounded, evaluate, mask, score
 from test_softmax_form import points, score_mods
 from test_tile_ranges import MASKS
-from trees import bounded, evaluate, mask, score
 
 from kgen.expr.affine import affine
 from kgen.expr.canonical import canonical, condition, value

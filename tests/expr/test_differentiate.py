@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.specs.trees import FLOAT, POSITIVE, bounded, evaluate, score
 from test_softmax_form import SK, SQ, points, score_mods
-from trees import FLOAT, POSITIVE, bounded, evaluate, score
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.differentiate import differentiate, is_one, is_zero

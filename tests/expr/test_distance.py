@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trees import POSITIVE, draw_env, evaluate, grid, index, mask, score
+from support.specs.trees import POSITIVE, draw_env, evaluate, grid, index, mask, score
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance

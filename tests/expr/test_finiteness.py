@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trees import score
+from support.specs.trees import score
 
 from kgen.expr.finiteness import may_be_nan, sign
 from kgen.expr.nodes import children

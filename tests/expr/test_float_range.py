@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.specs.trees import FLOAT, INT, POSITIVE, bounded, score, words
 from test_hoist import FORWARD, in_full
-from trees import FLOAT, INT, POSITIVE, bounded, score, words
 
 from kgen.expr.algebra import LOG2E, Algebra, call
 from kgen.expr.differentiate import chain_rule, differentiate

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sympy as sp
 import torch
-from trees import BOOL, FLOAT, INT, LONG
+from support.specs.trees import BOOL, FLOAT, INT, LONG
 
 from kgen.expr.algebra import Algebra, apply
 from kgen.expr.algebra import call as typed_call

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.specs.trees import POSITIVE, bounded, evaluate, mask, score
 from test_softmax_form import SQ, points, score_mods
 from test_tile_ranges import MASKS
-from trees import POSITIVE, bounded, evaluate, mask, score
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist, place_of, regroup

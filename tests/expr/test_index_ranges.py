@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import INT, bounded, evaluate, index, words
+from support.specs.trees import INT, bounded, evaluate, index, words
 
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Var

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from trees import FLOAT, INT, LONG
+from support.specs.trees import FLOAT, INT, LONG
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.hoist import Place, regroup

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.specs.trees import bounded, draw_env, evaluate, grid, mask, words
 from test_tile_ranges import MASKS
-from trees import bounded, draw_env, evaluate, grid, mask, words
 
 from kgen.expr.mask_form import FALSE, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Node, walk

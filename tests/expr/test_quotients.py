@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trees import draw_env, evaluate, grid, index, mask, score
+from support.specs.trees import draw_env, evaluate, grid, index, mask, score
 
 from kgen.expr.canonical import condition, value
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import POSITIVE, bounded, draw_env, evaluate, score, words
+from support.specs.trees import POSITIVE, bounded, draw_env, evaluate, score, words
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.nodes import Const, Node, Type, reads, variables

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from trees import INT, bounded, divides, evaluate, index, words
+from support.specs.trees import INT, bounded, divides, evaluate, index, words
 
 from kgen.expr.nodes import Node, Var
 from kgen.expr.tile_bounds import tile_bounds

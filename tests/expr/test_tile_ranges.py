@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, words
+from support.specs.trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, words
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.alternatives import MOST_ALTERNATIVES, alternatives

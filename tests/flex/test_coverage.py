@@ -17,7 +17,7 @@ import torch
 from gym_table import ACCEPTED, HELPERS, REFUSED, tensors
 from oracle import captured, expected, got, same
 from pattern_table import MASKS, SCORES
-from right import assert_right
+from support.interpreters.against_float64 import assert_right
 
 from kgen.cli import app
 from kgen.flex.importing import Options, imported

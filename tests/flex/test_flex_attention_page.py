@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 PAGE = Path(__file__).parents[2] / "docs" / "flex-attention.md"
 

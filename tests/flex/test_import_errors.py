@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pace import within
+from support.running.pace import within
 
 from kgen.cli import app
 

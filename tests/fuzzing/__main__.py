@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
-import parts
 import typer
 from pydantic import TypeAdapter, ValidationError
+from support.running import parts
 from typing_extensions import TypedDict
 
 from fuzzing import seeds as of_seeds

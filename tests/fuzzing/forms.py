@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trees import evaluate
+from support.specs.trees import evaluate
 
 from fuzzing.expressions import Drawn, drawn
 from fuzzing.setting import LOG2E, SCALE, Call, drawn_call, grid, points

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from linting import gone_after_loops
-from rewriting import rewritten
 from ruamel.yaml import YAML
+from support.running.linting import gone_after_loops
+from support.specs.rewriting import rewritten
 
 from fuzzing.drawing import drawn
 from kgen.diagnostics import KgenError

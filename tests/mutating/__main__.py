@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import parts
 import typer
 from pydantic import TypeAdapter, ValidationError
+from support.running import parts
 
 from kgen.cli import terminal
 from kgen.cli.options import Command, PartOf, Ray

@@ -191,7 +191,7 @@ def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Calla
 
 
 def _of_large(problem: Any, subject: Any) -> str:
-    from large import LIMIT, repeated, small_calls
+    from on_gpu.large import LIMIT, repeated, small_calls
 
     for example in small_calls(problem):
         _, messages = repeated(problem, subject.function, example, "cuda", LIMIT)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
 
-from tma import by_tma
+from support.interpreters.tma import by_tma
 
 from mutating.operators import Mutant
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 from kgen.diagnostics import KgenError
 from kgen.render.project import load_all, remember, render_all

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 from torch import Tensor
 
 from kgen.render.rendering import render_variants

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import triton
-from single import single
+from support.interpreters.single_file import single
 
 from kgen.targets.triton.tritons import GLUON, OLDEST, TORCH_OF_OLDEST
 from kgen.verify.toolchain import import_file

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from apart import verified
+from support.interpreters.own_process import verified
 
 from kgen.kernels.attention import FAMILY
 from kgen.spec.load import load

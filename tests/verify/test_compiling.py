@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from standins import causal_alibi, render
+from support.specs.hand_built import causal_alibi, render
 
 from kgen.diagnostics import KgenError
 from kgen.spec.load import load

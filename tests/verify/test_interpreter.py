@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 
 def test_what_is_remembered_is_right() -> None:

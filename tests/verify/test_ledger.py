@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from standins import plain, render
+from support.specs.hand_built import plain, render
 
 from kgen.diagnostics import KgenError
 from kgen.render import header

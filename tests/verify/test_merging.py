@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standins import plain, render
+from support.specs.hand_built import plain, render
 from typer.testing import CliRunner
 
 from kgen.cli import app

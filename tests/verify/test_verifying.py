@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 
 import pytest
-from apart import verified
-from standins import causal_alibi, loaded, plain, render
+from support.interpreters.own_process import verified
+from support.specs.hand_built import causal_alibi, loaded, plain, render
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, toolchain, verifying

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from standins import (
+from support.specs.hand_built import (
     ALIBI,
     BOOL,
     CAUSAL,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from apart import verified
+from support.interpreters.own_process import verified
 from torch.nn.attention.flex_attention import create_block_mask
 
 from kgen.expr.nodes import Type

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from right import CORNERS, of_family
+from support.interpreters.against_float64 import CORNERS, of_family
 
 from kgen.expr.nodes import variables
 from kgen.expr.show import show

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apart import interpreted
-from some_cases import emitted, failures
+from support.interpreters.own_process import interpreted
+from support.interpreters.some_cases import emitted, failures
 
 from kgen.expr.nodes import Read, Type, Var, reads, variables
 from kgen.kernels.attention.plan.decode import decodes, plan_decode

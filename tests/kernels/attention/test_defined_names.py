@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from linting import wrong_names
-from single import single
+from support.interpreters.single_file import single
+from support.running.linting import wrong_names
 
 from kgen.spec.load import loads
 

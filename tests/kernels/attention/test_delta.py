@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nvcc
 import pytest
+from support.packages import nvcc
 
 from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.render.rendering import render_spec

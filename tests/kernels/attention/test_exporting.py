@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from c_on_paper import packages_on_paper
+from support.packages.c_on_paper import packages_on_paper
 
 from kgen.verify.interpreter import ENVIRONMENT
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
-from linting import wrong_names
-from single import single
+from support.interpreters.own_process import interpreted
+from support.interpreters.single_file import single
+from support.running.linting import wrong_names
 
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
@@ -534,7 +534,7 @@ def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
 
 def _left_its_tensors(path: Path) -> str:
     """The first error of calls with wrong offsets, forward and backward; empty if there is none."""
-    from offsets import OFFSETS, TOKENS
+    from support.interpreters.wrong_offsets import OFFSETS, TOKENS
 
     function = _module(path).varlen_causal
     for what, numbers in OFFSETS.items():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import interpreted
-from some_cases import emitted
+from support.interpreters.own_process import interpreted
+from support.interpreters.some_cases import emitted
 
 HEAD = "kernel: attention\nname: ranges\ndtype: bf16\ngqa: 1\n"
 WINDOW = "q_idx - kv_idx < 127"

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from standins import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
+from support.specs.hand_built import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
 
 from kgen.expr.nodes import Read, Var
 from kgen.kernels.attention.verify.inputs import Case, cases, draw

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apart import interpreted
-from some_cases import emitted, failures
+from support.interpreters.own_process import interpreted
+from support.interpreters.some_cases import emitted, failures
 
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.spec.load import loads

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from right import CORNERS, assert_right, of_family
+from support.interpreters.against_float64 import CORNERS, assert_right, of_family
 from test_longest import LONG
 
 from kgen.kernels.attention.plan.planning import plan_attention

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted, verified
-from tma import by_tma
+from support.interpreters.own_process import interpreted, verified
+from support.interpreters.tma import by_tma
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

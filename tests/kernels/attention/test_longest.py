@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from right import CORNERS, assert_right
+from support.interpreters.against_float64 import CORNERS, assert_right
 
 LONG = (
     *("apart", "batched_documents", "broad_full", "broad_images", "broad_learned", "broad_padded"),

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
-from offsets import OFFSETS, TOKENS
+from support.interpreters.own_process import interpreted
+from support.interpreters.wrong_offsets import OFFSETS, TOKENS
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

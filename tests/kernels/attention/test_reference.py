@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from standins import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
+from support.specs.hand_built import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
 
 from kgen.expr.nodes import Read, Var
 from kgen.kernels.attention.verify.reference import attention, eager, to_tf32

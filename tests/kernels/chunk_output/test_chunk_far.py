@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads

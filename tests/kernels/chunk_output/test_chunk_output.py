@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from right import CORNERS, ROOT, assert_right, of_family
+from support.interpreters.against_float64 import CORNERS, ROOT, assert_right, of_family
 
 SPECS = [*of_family("chunk_output", CORNERS), ROOT / "specs/gated_delta_output_varlen.yaml"]
 SLOW = {"chunk_wide": 9, "gated_delta_output_varlen": 9, "chunk_mixed": 3}

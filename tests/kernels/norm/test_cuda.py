@@ -8,11 +8,11 @@ import subprocess
 from itertools import product
 from pathlib import Path
 
-import nvcc
 import pytest
 import torch
 import triton
 from cuda.core import Program, ProgramOptions
+from support.packages import nvcc
 
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes

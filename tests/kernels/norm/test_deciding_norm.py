@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from right import CORNERS, of_family
+from support.interpreters.against_float64 import CORNERS, of_family
 
 from kgen.expr.nodes import Node
 from kgen.expr.show import show

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from right import CORNERS, assert_right, of_family
+from support.interpreters.against_float64 import CORNERS, assert_right, of_family
 
 SLOW = dict.fromkeys(("norm_bare", "norm_modified", "norm_rounded"), 2)
 """Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""

@@ -27,7 +27,7 @@ INSTRUCTIONS = {
     r"#if __CUDA_ARCH__ >= 890\n((?:(?!#endif)(?:.|\n))*)#endif\n": r"\1",
     r"extern __shared__ __align__\(16\) char ring\[\];": "char* ring = dynamic_shared;",
 }
-"""What C++ has no word for, by what tests/fibers.h calls it."""
+"""What C++ has no word for, by what tests/support/packages/fibers.h calls it."""
 
 
 def test_rows_of_any_beginning_and_stride(tmp_path, verdict):
@@ -37,7 +37,7 @@ def test_rows_of_any_beginning_and_stride(tmp_path, verdict):
     if subprocess.run(probe, input=b"int main() {}", capture_output=True).returncode:
         pytest.skip("g++ has no AddressSanitizer")
     program = Path(__file__).with_name("norm_rows.cpp")
-    headers = [ROOT / "tests/fibers.h"]
+    headers = [ROOT / "tests/support/packages/fibers.h"]
     for name in ("rms_norm", "rms_norm_fp8"):
         text = (ROOT / "generated" / name / "cuda.cu").read_text()
         text = text[text.index(f"namespace {name}_kernels {{") : text.index("#ifndef __CUDACC_RTC__")]
@@ -54,7 +54,7 @@ def test_rows_of_any_beginning_and_stride(tmp_path, verdict):
         "-w",
         "-fno-strict-aliasing",
         "-fsanitize=address",
-        f"-I{ROOT / 'tests'}",
+        f"-I{ROOT / 'tests/support/packages'}",
         f"-I{tmp_path}",
     ]
     command = [

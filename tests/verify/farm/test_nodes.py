@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm_tasks import Waiting, read, until, waiting
 from fuzzing import seeds
-from standins import causal_alibi, plain, render
+from support.running.farm_tasks import Waiting, read, until, waiting
+from support.specs.hand_built import causal_alibi, plain, render
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format

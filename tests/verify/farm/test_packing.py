@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from farm_tasks import Waiting, read
+from support.running.farm_tasks import Waiting, read
 
 from kgen.verify.farm.packing import Refused, pack, package_digest, unpack
 from kgen.verify.farm.tasks import Task

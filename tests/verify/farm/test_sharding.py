@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from farm_tasks import until
-from standins import causal_alibi, loaded, plain, render
+from support.running.farm_tasks import until
+from support.specs.hand_built import causal_alibi, loaded, plain, render
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, verifying

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from apart import interpreted
 from architectures import ARCHITECTURES, SPECS, TOKENS, outcomes, spec
+from support.interpreters.own_process import interpreted
 
 from kgen.cli import app
 from kgen.kernels.attention.adapt.transformers import adapter

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 from kgen.diagnostics import KgenError
 from kgen.kernels.attention.adapt.derived import Variant

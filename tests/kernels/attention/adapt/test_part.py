@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
-from single import single
+from support.interpreters.own_process import interpreted
+from support.interpreters.single_file import single
 from torch import Tensor
 
 from kgen.diagnostics import KgenError

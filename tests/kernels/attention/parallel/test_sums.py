@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from apart import interpreted
+from support.interpreters.own_process import interpreted
 
 ROWS = 40
 

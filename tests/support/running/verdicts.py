@@ -28,9 +28,9 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from sampling import mark
 
 from kgen.render.header import without_asides
+from support.running.sampling import mark
 
 FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
@@ -99,7 +99,7 @@ class Verdict:
 
 @pytest.fixture
 def verdict(request: pytest.FixtureRequest) -> Verdict:
-    """Ends a test that is on record as right: see `tests/verdicts.py`."""
+    """Ends a test that is on record as right: see `tests/support/running/verdicts.py`."""
     return Verdict(request.node)
 
 

@@ -1,4 +1,4 @@
-"""The example of a package, on a device on paper: `python tests/c_example.py PACKAGE`.
+"""The example of a package, on a device on paper: `python tests/support/packages/c_example.py PACKAGE`.
 
 Triton's interpreter runs what it launches, and it compares the numbers with its own. The exit status is the example's.
 """
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from c_on_paper import STRICT, Paper, compiled
 
 from kgen.build.runtime import triton as runtime
 from kgen.verify import interpreter
+from support.packages.c_on_paper import STRICT, Paper, compiled
 
 ARCH, MULTIPROCESSORS = 80, 4
 

@@ -1,4 +1,4 @@
-"""Packages as `kgen build --c` makes them, of machine code that is none: `paper_build.py OUT [ARCH...] SPEC...`.
+"""Packages as `kgen build --c` makes them, of machine code that is none: `build_on_paper.py OUT [ARCH...] SPEC...`.
 
 All that a compiler has to say of a kernel is what it was asked for: its arguments, as Triton specialises them, and
 options. That is what a launch is made of, and it takes no compiler.
@@ -18,7 +18,7 @@ from unittest import mock
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 ARCHS = ("sm_80", "sm_90a")
 SIZES = {"gqa": (1, 2, 4), "batch": (1, 2), "width": (512, 1024, 16384), "heads": (8,)}
 TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from c_on_paper import Library, Paper
 
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.problem import Problem
@@ -16,6 +15,7 @@ from kgen.kernels.chunk_output.verify import inputs as chunks
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.targets.native import member
 from kgen.verify.families import problem_of
+from support.packages.c_on_paper import Library, Paper
 
 DTYPES = {
     "bf16": torch.bfloat16,

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from apart import interpreted
-
 from kgen.spec.load import load
 from kgen.verify.families import problem_of
+from support.interpreters.own_process import interpreted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 Turns = dict[str, set[int]]
 """By the function and the header of a loop: 0, 1 and 2 for several, as often as it was seen to turn."""
 

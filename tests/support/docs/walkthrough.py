@@ -19,7 +19,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import GLUON, TRITON, lines_of
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SPEC = ROOT / "specs" / "causal_alibi.yaml"
 SPELLED_OTHERWISE = {
     "score + slopes[h] * (kv_idx - q_idx)": "score - slopes[h] * (q_idx - kv_idx)",

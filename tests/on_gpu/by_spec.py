@@ -10,7 +10,7 @@ from typing import Any
 
 from kgen.verify import ledger
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def emitted(spec: str) -> Path:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).resolve().parents[1] / "benchmarks/nvidia-h200"
+FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
 HEAD = """\

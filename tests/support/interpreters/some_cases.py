@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from single import single
 
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.spec.load import loads
 from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
+from support.interpreters.single_file import single
 
 
 def emitted(text: str, folder: Path) -> Path:

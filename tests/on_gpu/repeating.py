@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 from unittest import mock
 
-import parts
 import typer
-from by_spec import Report, emitted
+from support.running import parts
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
@@ -20,8 +19,9 @@ from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.spec.load import load
 from kgen.verify.families import Subject, family_of, problem_of
 from kgen.verify.toolchain import describe, import_file
+from on_gpu.by_spec import Report, emitted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = Report(Path(__file__).parent / "repeated.json")
 OF_A_PASS = 3
 """Cases: the first, one of the middle, and the last, which on a GPU is a long one."""
@@ -53,7 +53,7 @@ def repeat(
     times: Annotated[
         int, typer.Option(min=1, help="Processes that each file runs in: with `--jobs`, beside each other.")
     ] = 1,
-    record: Annotated[bool, typer.Option(help="Enter what is right in tests/repeated.json.")] = True,
+    record: Annotated[bool, typer.Option(help="Enter what is right in tests/on_gpu/repeated.json.")] = True,
 ) -> None:
     """Run cases of emitted files again and again; exit 1 where a bit changes that is fixed. On a GPU alone.
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from c_calls import Case, attention_tensors
-from c_on_paper import Library, Paper, compiled, packages_of, python
-from farm_tasks import until
+from support.packages.c_calls import Case, attention_tensors
+from support.packages.c_on_paper import Library, Paper, compiled, packages_of, python
+from support.running.farm_tasks import until
 from typer.testing import CliRunner
 
 from kgen.build import native
@@ -256,7 +256,7 @@ def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(
 ) -> None:
     """Its kernels in Gluon, too, with their descriptors: the package was built for another group or chip."""
     package = packages_of({"wide": WIDE}, tmp_path, [arch]) / "wide"
-    command = ["tests/falls_to_triton.py", str(package)]
+    command = ["tests/support/packages/falls_to_triton.py", str(package)]
     done = python([*command, "3"], {"TRITON_INTERPRET": None})
     assert done.returncode == 0, done.stderr
     *triton, launched = done.stdout.splitlines()

@@ -1,6 +1,6 @@
 """The `kgen` command over stand-ins for loading and targets: writer and command are tested by themselves.
 
-    python tests/standin.py VERB ...
+    python tests/support/specs/stand_in_command.py VERB ...
 
 A spec is `key: value` lines. Target `fake` makes `fake.py` and, when the spec says `cuda: yes`, `fake.cu`;
 the templates are in `templates/` of the current directory.

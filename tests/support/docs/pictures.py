@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import speed_tables
+from support.docs import speed_tables
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs/pictures"
 
 INK, FAINT, LINE, CARD, ACCENT, SECOND, THIRD = (

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from apart import interpreted
-
 from kgen.spec.load import load
 from kgen.verify.families import Subject, family_of, problem_of
+from support.interpreters.own_process import interpreted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 NOTHING = "there is nothing to multiply"
 EMPTY = dict.fromkeys(("no-keys", "no-queries", "no-tokens", "no-sequences"), NOTHING)

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import large
-import repeating
 from fuzzing.explained import EXPLAINED
+from on_gpu import large, repeating
 
 from kgen.verify.sanitizing import TOOLS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def table() -> str:

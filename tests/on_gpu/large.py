@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
-import parts
 import typer
-from by_spec import Report, emitted
+from support.running import parts
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
@@ -26,8 +25,9 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.spec.load import load
 from kgen.verify.families import Example, problem_of
 from kgen.verify.toolchain import describe, import_file
+from on_gpu.by_spec import Report, emitted
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REPORT = Report(Path(__file__).parent / "large.json")
 LIMIT = 2**31 + 2**27
 """Elements that the largest tensor of a call has at least, states of chunks aside: those are larger than all tokens."""
@@ -61,7 +61,7 @@ def large(
 ) -> None:
     """Call emitted files with more than 2**31 elements; exit 1 where something differs.
 
-    On a GPU alone, with up to 80 GB of memory for each job. What is right is entered in tests/large.json.
+    On a GPU alone, with up to 80 GB of memory for each job. What is right is entered in tests/on_gpu/large.json.
     """
 
     def run() -> int:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from paper_build import SIZES, build, compiled
-
 from kgen.build.runtime import triton as runtime
 from kgen.spec.load import load
 from kgen.verify.compile_triton import Launch, each_launch
 from kgen.verify.compiling import CompileJob
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
+from support.packages.build_on_paper import SIZES, build, compiled
 
 
 def launches(out: Path, spec: str, arch: str) -> Iterator[tuple[str, str, str, str | None]]:

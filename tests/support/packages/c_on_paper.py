@@ -21,7 +21,7 @@ import torch
 
 from kgen.build.runtime import triton as runtime
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = Path(__file__).with_name("paper_cuda.c")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
@@ -257,7 +257,7 @@ def loaded_package(folder: Path, name: str) -> ModuleType:
 
 def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
     """Packages of specs, by name or path, under a folder; in a process of its own."""
-    done = python(["tests/paper_build.py", str(out), *specs], {"TRITON_INTERPRET": None})
+    done = python(["tests/support/packages/build_on_paper.py", str(out), *specs], {"TRITON_INTERPRET": None})
     assert done.returncode == 0, done.stderr
 
 
@@ -273,7 +273,7 @@ def run_example(package: Path) -> subprocess.CompletedProcess[str]:
     """The example of a package, whose kernels Triton's interpreter runs."""
     from kgen.verify.interpreter import ENVIRONMENT
 
-    return python(["tests/c_example.py", str(package)], ENVIRONMENT)
+    return python(["tests/support/packages/c_example.py", str(package)], ENVIRONMENT)
 
 
 def python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from c_on_paper import Paper, loaded_package
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kgen.verify.compile_triton import OfflineDriver
+from support.packages.c_on_paper import Paper, loaded_package
 
 run = JITFunction.run
 

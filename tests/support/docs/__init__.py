@@ -1,0 +1,1 @@
+"""Parts of the documentation that are made from code, specs and figures."""

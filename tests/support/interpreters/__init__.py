@@ -1,0 +1,1 @@
+"""Emitted kernels, run in the interpreters."""

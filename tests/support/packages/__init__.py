@@ -1,0 +1,1 @@
+"""Packages as `kgen build` makes them, and C and CUDA, without a GPU."""

@@ -1,0 +1,1 @@
+"""Specs, trees and stand-ins for them."""
