@@ -11,11 +11,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from .home import Home, homeward
-from .peers import Peers, aligned, peers_of
+from .key_gradients import Home, homeward
+from .partial_sums import Sum, copied, run_of
+from .peer_memory import Peers, aligned, peers_of
 from .planning import Pair
 from .sharding import Interval, merged
-from .sums import Sum, copied, run_of
 from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan, rows_first
 
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]

@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import Disagreement, Told, Words, digest, say_once
 from .exchange import Steps, abandon, steps
-from .home import Home
+from .key_gradients import Home
+from .partial_sums import LOG2, Sum, run_of
 from .planning import Mask, Pair, Plan, Rows, decoded, planned
 from .queries import Part, Queries
 from .sharding import Interval, Sharding, runs, without
-from .sums import LOG2, Sum, run_of
 from .transfers import Keys
-from .words import Disagreement, Told, Words, digest, say_once
 
 
 @dataclass(frozen=True)

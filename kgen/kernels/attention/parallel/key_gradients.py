@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .peers import Peers, aligned
+from .partial_sums import Sum, run_of
+from .peer_memory import Peers, aligned
 from .planning import Pair
 from .sharding import Interval
-from .sums import Sum, run_of
 from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, over, rows_first
 
 
