@@ -16,7 +16,7 @@ from .sharding import Interval
 from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, over, rows_first
 
 
-class Home:
+class KeyGradients:
     """Brings dk and dv to the rank that has the keys: a part as its kernel stored it, a sum of several in float32, so
     that it is rounded where the keys are alone."""
 
