@@ -21,8 +21,7 @@ from support.docs import evidence, pictures, speed_tables, walkthrough
 from kgen.cli import app
 from kgen.cli.terminal import EXIT_INTERRUPTED
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
-from kgen.expr import built
-from kgen.expr import text as text_limits
+from kgen.expr import printed_size, text_checks
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Type
 from kgen.expr.type_rules import TypeRuleError
@@ -366,7 +365,7 @@ def test_every_field_is_described(model: type[AttentionSpec | Buffer | ParamSpec
 def test_names_and_limits_of_the_language() -> None:
     text = LANGUAGE.read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in (*SIZES, *ELEMENTS))
-    for number in (text_limits.MAX_LENGTH, built.MAX_NODES, text_limits.MAX_DEPTH):
+    for number in (text_checks.MAX_LENGTH, printed_size.MAX_NODES, text_checks.MAX_DEPTH):
         assert f"{number:,}" in text
 
 

@@ -8,7 +8,7 @@ from math import gcd
 
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Call, Const, Node, Type, variables
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 
 POSITIONS = ("q_idx", "kv_idx")
 

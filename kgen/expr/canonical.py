@@ -49,8 +49,8 @@ from kgen.expr.nodes import (
     walk,
 )
 from kgen.expr.quotients import blocks, quotient, starts
-from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.expr.unparse import show
 from kgen.expr.wrapping import may_wrap
 
 INEQUALITIES = ("lt", "le", "gt", "ge")

@@ -7,7 +7,7 @@ import ast
 from kgen.diagnostics import did_you_mean
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Type, walk
-from kgen.expr.text import ExpressionError, Span, wrong
+from kgen.expr.text_checks import ExpressionError, Span, wrong
 
 # --- the white list ------------------------
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
-from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.domain import misfit
 from kgen.expr.functions import TABLE
 from kgen.expr.infinity import Infinity, infinity, scores
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.precedence import check_precedence
+from kgen.expr.printed_size import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.scope import Scope
-from kgen.expr.text import (
+from kgen.expr.text_checks import (
     MAX_DEPTH,
     ExpressionError,
     Span,

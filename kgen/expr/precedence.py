@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from kgen.expr.language import COMPARISONS
-from kgen.expr.text import span_between, span_of, wrong
+from kgen.expr.text_checks import span_between, span_of, wrong
 
 
 def check_precedence(operand: ast.expr, operator: ast.cmpop, lines: Sequence[str]) -> None:

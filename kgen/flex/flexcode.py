@@ -9,9 +9,9 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, transform, variables, walk
-from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.expr.spelling import ADD, AND, ATOM, BITAND, BITOR, COMPARE, MUL, NOT, OR, UNARY, Spelling
+from kgen.expr.unparse import show
 from kgen.spec.load import Loaded
 
 PAIR = ("b", "h", "q_idx", "kv_idx")

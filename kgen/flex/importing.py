@@ -13,8 +13,8 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import Diagnostic, KgenError, escaped
-from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, transform
+from kgen.expr.printed_size import MAX_NODES
 from kgen.flex import modules
 from kgen.flex.ascending import ascends
 from kgen.flex.evaluating import Evaluator

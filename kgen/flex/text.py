@@ -6,10 +6,10 @@ import keyword
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from kgen.expr.built import MAX_NODES, times_printed
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Var, children, distinct, substitute
-from kgen.expr.show import show
+from kgen.expr.printed_size import MAX_NODES, times_printed
+from kgen.expr.unparse import show
 
 WIDTH = 100
 INDICES = ("b", "h", "q_idx", "kv_idx", "score", "inf")

@@ -16,7 +16,7 @@ from kgen import files
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
 from kgen.expr.parse import parse_expression
-from kgen.expr.text import ExpressionError
+from kgen.expr.text_checks import ExpressionError
 from kgen.family import NAMES, family
 from kgen.files import checked_path
 from kgen.spec.problems import described

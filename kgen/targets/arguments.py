@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.expr.nodes import Call, Const, Node, Var, distinct, substitute, variables
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.spec.common import ParamSpec
 
 NO_BACKWARD = "but there is no backward pass:"

@@ -19,7 +19,7 @@ from kgen.expr.hoist import TILE, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, reads, walk
 from kgen.expr.softmax_form import SCORE, peel_scalar, softmax_form
-from kgen.expr.text import ExpressionError
+from kgen.expr.text_checks import ExpressionError
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.verify.evaluate import evaluate
 

@@ -24,10 +24,10 @@ from kgen.expr.nodes import Call, Const, Node, Type, Var
 from kgen.expr.parse import parse_expression
 from kgen.expr.rows import Finite
 from kgen.expr.scope import Scope
-from kgen.expr.show import show
 from kgen.expr.spelling import Accuracy
-from kgen.expr.text import ExpressionError
+from kgen.expr.text_checks import ExpressionError
 from kgen.expr.type_rules import TypeRuleError
+from kgen.expr.unparse import show
 from kgen.kernels.norm.targets.cuda.spelled import SCALARS
 from kgen.targets.code import CUDA, spell
 from kgen.targets.cuda.printer import Printer as CudaPrinter

@@ -8,7 +8,7 @@ from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Type
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import Scope
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 
 NAMES = dict.fromkeys(("q_idx", "kv_idx", "h", "b"), Type.INT) | {"score": Type.FLOAT}
 SCORES = [

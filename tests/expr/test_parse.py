@@ -15,8 +15,8 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
-from kgen.expr.show import show
-from kgen.expr.text import MAX_DEPTH, ExpressionError
+from kgen.expr.text_checks import MAX_DEPTH, ExpressionError
+from kgen.expr.unparse import show
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")

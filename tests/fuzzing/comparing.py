@@ -16,7 +16,7 @@ import torch
 
 from fuzzing.forms import Differs, compare
 from kgen.expr.functions import TABLE
-from kgen.expr.text import ExpressionError
+from kgen.expr.text_checks import ExpressionError
 
 HERE = Path(__file__).parent
 RECORD = HERE / "expressions.json"

@@ -33,9 +33,9 @@ from kgen.expr.distance import DISTANCE, over_distance
 from kgen.expr.mask_form import TRUE, all_of, any_of, conjuncts, normalize
 from kgen.expr.nodes import Node, Type, children, substitute, variables
 from kgen.expr.parse import parse_expression
-from kgen.expr.show import show
 from kgen.expr.softmax_form import INF, SCORE, SoftmaxForm, softmax_form
 from kgen.expr.tile_ranges import Axis, RangeFinder
+from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.block_mask import period
 from kgen.kernels.attention.plan.extents import is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS

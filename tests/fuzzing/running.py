@@ -24,7 +24,7 @@ from support.specs.rewriting import rewritten
 
 from fuzzing.drawing import drawn
 from kgen.diagnostics import KgenError
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from kgen.expr.operations import READ, operations
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, bytes_per_token, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import tile_tables
 from kgen.pages.model import Block, Code, Drawing, Line, Lines, Page, Prose, Section, Table, quoting, words

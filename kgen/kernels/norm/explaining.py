@@ -7,7 +7,7 @@ from typing import Any
 
 from kgen.expr.nodes import Node
 from kgen.expr.operations import operations
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value, plan_norm
 from kgen.pages.model import Block, Code, Drawing, Line, Lines, Page, Prose, Section, words
 from kgen.pages.tables import counts

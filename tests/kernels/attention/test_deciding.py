@@ -9,7 +9,7 @@ import torch
 from support.interpreters.against_float64 import CORNERS, of_family
 
 from kgen.expr.nodes import variables
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.attention.verify.deciding import shapes_that_decide, ways_taken
 from kgen.kernels.attention.verify.inputs import cases, draw
 from kgen.kernels.attention.verify.problem import problem_of

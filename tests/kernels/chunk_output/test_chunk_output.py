@@ -14,7 +14,7 @@ from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Const
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.bench.shape import Shape
 from kgen.kernels.chunk_output.explaining import explain_chunk_output
 from kgen.kernels.chunk_output.plan.planning import bytes_per_token, plan_chunk_output

@@ -10,7 +10,7 @@ import torch
 from support.interpreters.against_float64 import CORNERS, of_family
 
 from kgen.expr.nodes import Node, substitute
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.verify.inputs import cases, draw
 from kgen.kernels.chunk_output.verify.problem import Problem, problem_of
 from kgen.kernels.chunk_output.verify.reference import VALUES

@@ -11,7 +11,7 @@ import torch
 from support.interpreters.against_float64 import CORNERS, of_family
 
 from kgen.expr.nodes import Node
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.norm.verify.inputs import cases, draw
 from kgen.kernels.norm.verify.problem import Problem, problem_of
 from kgen.kernels.norm.verify.reference import exact

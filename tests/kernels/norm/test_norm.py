@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kgen.diagnostics import KgenError
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.plan.tiles import SIZES, norm_tiles
 from kgen.kernels.norm.verify.cases import compile_calls

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Call, Const, Node, Read, Var
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.attention.lowered.bodies import body_of
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.model import AttentionPlan

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, Type, Var, transform
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
-from kgen.expr.text import ExpressionError
+from kgen.expr.text_checks import ExpressionError
 from kgen.verify import evaluate as walker
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, variables, walk
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
 from kgen.kernels.attention.adapt.shared import Head, Verbatim, head_of
@@ -31,7 +31,8 @@ from kgen.targets.template import Template
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 RUNS_BESIDE = (
-    "sharding calls planning merging sums queries words peers transfers home exchange runtime layout"
+    "sharding kernel_calls planning merging partial_sums queries agreement peer_memory transfers key_gradients "
+    "exchange runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
 """The files that run beside the kernels, the same for all specs."""

@@ -8,9 +8,9 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import Binding, Place, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Node, Var, substitute, variables
-from kgen.expr.show import show
 from kgen.expr.softmax_form import QK, SCORE
 from kgen.expr.spelling import MUL as TIMES
+from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.tile_reads import element_bounds
 from kgen.pages.model import Block, Code, Formula, Line, Lines, Prose, Words, words

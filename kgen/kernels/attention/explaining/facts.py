@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kgen.expr.nodes import Node
-from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
+from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels

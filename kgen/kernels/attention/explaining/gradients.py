@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.nodes import Read, Type, Var
-from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL as TIMES
+from kgen.expr.unparse import show
 from kgen.kernels.attention.explaining.expressions import product
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.pages.model import Block, Code, Line, Lines, Prose, Remarks, quoting, words

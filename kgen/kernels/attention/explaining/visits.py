@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kgen.expr.nodes import FIRST_AT_LEAST, Node, reads, variables
-from kgen.expr.show import show
 from kgen.expr.spans import Span
+from kgen.expr.unparse import show
 from kgen.kernels.attention.explaining.chips import chip_name
 from kgen.kernels.attention.explaining.drawing import grids
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask

@@ -11,11 +11,11 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from .home import Home, homeward
-from .peers import Peers, aligned, peers_of
+from .key_gradients import KeyGradients, homeward
+from .partial_sums import Sum, copied, run_of
+from .peer_memory import Peers, aligned, peers_of
 from .planning import Pair
 from .sharding import Interval, merged
-from .sums import Sum, copied, run_of
 from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan, rows_first
 
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
@@ -24,7 +24,7 @@ BRIEF = 2**20
 """Bytes that come to a rank, up to which kernels read them where they are: a stream beside takes CPUs longer."""
 
 
-def steps(keys: Keys, agreed: Callable[[], None], home: Home | None = None) -> Steps:
+def steps(keys: Keys, agreed: Callable[[], None], home: KeyGradients | None = None) -> Steps:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
     Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
@@ -52,7 +52,9 @@ def abandon(steps: Steps) -> None:
         steps.throw(_Abandoned())
 
 
-def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
+def _pairs_by_steps(
+    keys: Keys, beside: Beside, agreed: Callable[[], None], home: KeyGradients | None
+) -> Steps:
     """Pairs of keys that come from one rank after the other."""
     plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
     peers = peers_of(keys.group, keys.k.device, _room_of_few(keys), agreed) if plan.few else None
@@ -89,7 +91,7 @@ class _Sent:
         self.keys, self.beside = keys, beside
         self.leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
 
-    def begin(self, home: Home | None) -> None:
+    def begin(self, home: KeyGradients | None) -> None:
         """All ranks have agreed."""
 
     def step(
@@ -102,7 +104,7 @@ class _Sent:
             received = [(source, x) for pair in here for x in pair]
             return here, exchanged(self.keys.group, sent, received)
 
-    def end(self, home: Home | None) -> None:
+    def end(self, home: KeyGradients | None) -> None:
         """All that came was used."""
 
 
@@ -120,7 +122,7 @@ class _Read:
             for rows, there in zip(keys.own(run), tensors, strict=True):
                 copied(there.movedim(0, keys.axis), rows)
 
-    def begin(self, home: Home | None) -> None:
+    def begin(self, home: KeyGradients | None) -> None:
         """All ranks have agreed."""
         self.beside.under_way.append([self.peers.open()])
         if home is not None:
@@ -144,7 +146,7 @@ class _Read:
             found.append((k.movedim(0, axis), v.movedim(0, axis)))
         return found, [self.peers.copy(copies)] if copies else []
 
-    def end(self, home: Home | None) -> None:
+    def end(self, home: KeyGradients | None) -> None:
         """All that came was used."""
         if home is None:
             self.beside.at_end.append(self.peers.close())
@@ -199,7 +201,7 @@ class _Step:
         self.received = [x for pair in self.here for x in pair]
         beside.under_way.append(self.works)
 
-    def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+    def pairs(self, home: KeyGradients | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
         if self.received:
             self.beside.wait(self.works, self.received)
@@ -207,7 +209,11 @@ class _Step:
 
 
 def _pairs_in(
-    keys: Keys, source: int, intervals: list[Interval], here: list[tuple[Tensor, Tensor]], home: Home | None
+    keys: Keys,
+    source: int,
+    intervals: list[Interval],
+    here: list[tuple[Tensor, Tensor]],
+    home: KeyGradients | None,
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """Pairs with keys of another rank that are here, as intervals with their tensors."""
     if home is not None and intervals:
@@ -237,7 +243,7 @@ class _Shared:
                     self.works.append(dist.broadcast(x, root, group=keys.group, async_op=True))
                 self.here.append((source, interval, (k, v)))
 
-    def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+    def pairs(self, home: KeyGradients | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of them, once they are there."""
         if self.here:
             self.beside.wait(self.works, [x for _, _, tensors in self.here for x in tensors])
@@ -252,7 +258,9 @@ class _Shared:
                 home.open.pop(source, None)
 
 
-def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
+def _gathered_pairs(
+    keys: Keys, beside: Beside, agreed: Callable[[], None], home: KeyGradients | None
+) -> Steps:
     """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
     plan, rank, axis = keys.plan, keys.rank, keys.axis
     calls = plan.calls(rank, back=home is not None)

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import Words
 from .planning import Plan, chosen, encoded, planned, sharded, work
 from .runtime import Kernels, check, mask_of, reading, stands_for
 from .transfers import gathered
-from .words import Words
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from .calls import Calls, calls_of, pieces
+from .kernel_calls import Calls, calls_of, pieces
 from .sharding import TILE, Interval, Sharding, by_cost, contiguous, head_tail, merged, without
 
 Ranges = Callable[..., Sequence[Interval]]

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from .partial_sums import Sum, run_of
 from .planning import Pair, Plan
 from .sharding import Interval, without
-from .sums import Sum, run_of
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import Disagreement, Told, Words, digest, say_once
 from .exchange import Steps, abandon, steps
-from .home import Home
+from .key_gradients import KeyGradients
+from .partial_sums import LOG2, Sum, run_of
 from .planning import Mask, Pair, Plan, Rows, decoded, planned
 from .queries import Part, Queries
 from .sharding import Interval, Sharding, runs, without
-from .sums import LOG2, Sum, run_of
 from .transfers import Keys
-from .words import Disagreement, Told, Words, digest, say_once
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Call:
         return dq, dk, dv, [(*places[name], gradient) for name, gradient in named_gradients]
 
     @contextmanager
-    def agreeing(self, steps: Steps, home: Home | None = None) -> Iterator[None]:
+    def agreeing(self, steps: Steps, home: KeyGradients | None = None) -> Iterator[None]:
         """What is wrong here is said where ranks agree in it; else that they do not is.
 
         Transfers that are under way come to their end: gloo would wait for one that was dropped at all that follows.
@@ -179,7 +179,7 @@ class Call:
         """What this rank has of them."""
         return Keys(self.plan, self.group, self.kernels.axis, k, v)
 
-    def steps(self, keys: Keys, home: Home | None = None) -> Steps:
+    def steps(self, keys: Keys, home: KeyGradients | None = None) -> Steps:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
         return steps(keys, self.agreed, home)
 
@@ -239,7 +239,7 @@ def backward(
     own = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
     here = call.keys(k, v)
-    home = Home(here, own)
+    home = KeyGradients(here, own)
     if sinks is not None:
         learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
     queries = Queries(call.plan, call.rank, axis, dout, dlse, out, lse, q)

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .partial_sums import run_of
 from .planning import Plan
 from .sharding import Interval
-from .sums import run_of
 
 
 @dataclass(frozen=True)

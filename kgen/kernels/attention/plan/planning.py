@@ -36,10 +36,10 @@ from kgen.expr.nodes import (
     substitute,
     variables,
 )
-from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
 from kgen.expr.spans import Span
 from kgen.expr.tile_ranges import Axis, RangeFinder
+from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
 from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import Chunks, chunk_indices_of, chunk_output, chunks_of
 from kgen.verify.tensors import DTYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
 from kgen.targets.arguments import cast_lines

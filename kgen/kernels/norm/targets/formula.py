@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.norm.plan.planning import NormPlan, Value
 
 

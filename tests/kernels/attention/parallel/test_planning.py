@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kgen.kernels.attention.parallel.calls import Calls, pieces
+from kgen.kernels.attention.parallel.kernel_calls import Calls, pieces
 from kgen.kernels.attention.parallel.planning import (
     SHARDINGS,
     Mask,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kgen.kernels.attention.parallel import sums
+from kgen.kernels.attention.parallel import partial_sums
 from kgen.kernels.attention.parallel.planning import Pair, Plan
 from kgen.kernels.attention.parallel.queries import Queries
 from kgen.kernels.attention.parallel.runtime import Call, Kernels, backward
@@ -77,7 +77,7 @@ def test_what_is_not_shared_stays_where_it_was_stored() -> None:
     """As on GPUs whose kernels share nothing, whatever their file has for others."""
     x, lse = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40)
     one = Sharding((((0, 40),),))
-    total = sums.Sum(x.shape, x, 2)
+    total = partial_sums.Sum(x.shape, x, 2)
     queries = Queries(Plan(one, one, ()), 0, 2, x, None, x, lse, x)
     module = SimpleNamespace(part_begin=lambda *_: None)
     assert queries.begin(module, "part", x, x, None, total) is None
@@ -88,7 +88,7 @@ def test_what_is_not_shared_stays_where_it_was_stored() -> None:
 
 @pytest.mark.parametrize("shares", [False, True])
 def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "merge", summed)
+    monkeypatch.setattr(partial_sums, "merge", summed)
     torch.manual_seed(0)
     q, k, v, dout = (torch.randn(2, 3, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
     sinks = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kgen.kernels.attention.parallel.words import Disagreement, Told, Words, talk
+from kgen.kernels.attention.parallel.agreement import Disagreement, Told, Words, talk
 
 CPU = torch.device("cpu")
 

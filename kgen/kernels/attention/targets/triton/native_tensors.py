@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kgen.expr.nodes import Read, Type
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient

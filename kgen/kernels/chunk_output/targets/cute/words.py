@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.show import show
+from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 
 

@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .peers import Peers, aligned
+from .partial_sums import Sum, run_of
+from .peer_memory import Peers, aligned
 from .planning import Pair
 from .sharding import Interval
-from .sums import Sum, run_of
 from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, over, rows_first
 
 
-class Home:
+class KeyGradients:
     """Brings dk and dv to the rank that has the keys: a part as its kernel stored it, a sum of several in float32, so
     that it is rounded where the keys are alone."""
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
 
-from kgen.kernels.attention.parallel import peers
-from kgen.kernels.attention.parallel.peers import Peers, aligned, peers_of
-from kgen.kernels.attention.parallel.words import say_once
+from kgen.kernels.attention.parallel import peer_memory
+from kgen.kernels.attention.parallel.agreement import say_once
+from kgen.kernels.attention.parallel.peer_memory import Peers, aligned, peers_of
 
 GPU = torch.device("cuda", 0)
 
@@ -75,7 +75,7 @@ def test_what_hinders_is_said_once(group: dist.ProcessGroup, monkeypatch: pytest
 
 def test_ranks_of_several_hosts_say_nothing(seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [(("here", "1"), 0), (("there", "2"), 0)]
-    monkeypatch.setattr(peers, "_told", lambda speaking, said: places)
+    monkeypatch.setattr(peer_memory, "_told", lambda speaking, said: places)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert peers_of(seen, GPU, 10, calls()[1]) is None
@@ -89,7 +89,7 @@ def test_gpus_must_see_each_other(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: visible)
     monkeypatch.setattr(
-        peers,
+        peer_memory,
         "_told",
         lambda speaking, said: [said, (said[0], other)] if isinstance(said, tuple) else [said, said],
     )
@@ -110,7 +110,7 @@ def test_a_buffer_grows_and_graphs_keep_theirs(seen: dist.ProcessGroup) -> None:
     third = peers_of(seen, GPU, 1000, agree)
     assert isinstance(third, Peers)
     assert third.size == 1000
-    assert peers._FOUND[seen].kept == [second]
+    assert peer_memory._FOUND[seen].kept == [second]
     assert agreed == [1, 1, 1]
 
 

@@ -26,7 +26,7 @@ def test_parts_add_up(axis: int, merged: bool, whole: bool, small: bool) -> None
 
 def adds_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
     from kgen.kernels.attention.parallel import merging
-    from kgen.kernels.attention.parallel.sums import Sum, run_of
+    from kgen.kernels.attention.parallel.partial_sums import Sum, run_of
     from kgen.verify import interpreter
 
     interpreter.mend()
@@ -73,7 +73,7 @@ def test_a_part_that_is_alone_stays_where_it_is() -> None:
 
 
 def alone() -> None:
-    from kgen.kernels.attention.parallel.sums import Sum
+    from kgen.kernels.attention.parallel.partial_sums import Sum
 
     like = torch.empty(1, 2, ROWS, 16)
     part = torch.randn(like.shape)
@@ -91,7 +91,7 @@ def test_a_part_that_was_given_room_is_written_there_alone() -> None:
 
 
 def given_room() -> None:
-    from kgen.kernels.attention.parallel.sums import Sum
+    from kgen.kernels.attention.parallel.partial_sums import Sum
 
     like = torch.empty(1, 2, ROWS, 16)
     total = Sum(like.shape, like, 2)
@@ -117,7 +117,7 @@ def test_rows_are_written_where_they_are_wanted() -> None:
 
 
 def written() -> None:
-    from kgen.kernels.attention.parallel.sums import Sum
+    from kgen.kernels.attention.parallel.partial_sums import Sum
 
     like = torch.empty(1, 2, ROWS, 16)
     total = Sum(like.shape, like, 2)
@@ -136,7 +136,7 @@ def test_columns_that_lie_apart_are_copied() -> None:
 
 
 def apart() -> None:
-    from kgen.kernels.attention.parallel.sums import copied
+    from kgen.kernels.attention.parallel.partial_sums import copied
 
     x = torch.randn(1, 2, 16, 8).transpose(2, 3)
     out = torch.empty(8, 1, 2, 16)
@@ -150,7 +150,7 @@ def test_a_part_of_all_rows_in_another_memory_order_is_copied() -> None:
 
 
 def copies_what_lies_otherwise() -> None:
-    from kgen.kernels.attention.parallel.sums import Sum
+    from kgen.kernels.attention.parallel.partial_sums import Sum
     from kgen.verify import interpreter
 
     interpreter.mend()

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .words import say_once, talk
+from .agreement import say_once, talk
 
 MOST_VIEWS = 256
 """Of a buffer, that are kept: to make one takes as long as to launch a kernel."""

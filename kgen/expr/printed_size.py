@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Type, children
-from kgen.expr.text import MAX_DEPTH, Span, too_deep, wrong
+from kgen.expr.text_checks import MAX_DEPTH, Span, too_deep, wrong
 
 MAX_NODES = 2_000
 MAX_EXPANDED = 512
