@@ -125,7 +125,7 @@ class DecodeLauncher(Template):
 class ChipChoice(Template):
     """When the kernels for a chip serve."""
 
-    template: ClassVar[str] = "attention/triton/_chip.j2"
+    template: ClassVar[str] = "attention/hopper/_chip.j2"
 
     single: bool
     """True where they are in this file."""

@@ -10,6 +10,7 @@ from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan, decodes, plan_decode
+from kgen.kernels.attention.schedules.hopper.native import backward_on_hopper, forward_on_hopper
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
 from kgen.kernels.attention.schedules.portable.kernels import narrow_values, portable_kernels
@@ -24,7 +25,6 @@ from kgen.kernels.attention.targets.triton.native_calls import (
     portable_launches,
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
-from kgen.kernels.attention.targets.triton.native_hopper import backward_on_hopper, forward_on_hopper
 from kgen.kernels.attention.targets.triton.native_learned import learned_calls, learned_names, learned_tables
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
