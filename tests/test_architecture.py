@@ -40,7 +40,7 @@ OWN_STAGES = {
     "tune": "tuning",
 }
 """The stages of a family, each with the last one of machinery that it may import."""
-OF_SCHEDULES = {"plan": "plan", "conditions": "plan", "prove": "prove"}
+OF_SCHEDULES = {"plan": "plan", "conditions": "plan", "verify": "verify", "cases": "verify", "prove": "prove"}
 """The stages of what lies in the folder of a schedule; the rest of it is of targets."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}

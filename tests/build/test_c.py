@@ -12,7 +12,7 @@ import pytest
 from support.packages.c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
 from support.packages.c_on_paper import Library, Paper, loaded_package, packages_on_paper
 
-from kgen.kernels.attention.plan.decode import decodes
+from kgen.kernels.attention.schedules.decode.plan import decodes
 from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -140,7 +140,7 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
     """The first case that is wrong: on Hopper in this order, elsewhere in none."""
     import torch
 
-    from kgen.kernels.attention.verify.hopper_cases import for_hopper
+    from kgen.kernels.attention.schedules.hopper.cases import for_hopper
     from kgen.verify import integration, interpreter
     from kgen.verify.families import Subject, family_of, problem_of
 

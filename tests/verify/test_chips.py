@@ -76,7 +76,7 @@ def test_kernels_for_other_tritons_are_not_run(generated: Path, verdict: Any) ->
 
 @pytest.mark.parametrize("because", ["", "the device is not of compute capability 9.0"])
 def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kgen.kernels.attention.verify.on_hopper import unused
+    from kgen.kernels.attention.schedules.hopper.verify import unused
 
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     module: Any = ModuleType("emitted")

@@ -12,7 +12,7 @@ FAMILY = Family(
         chip=Chip(
             file="hopper.py",
             interpreter="the Gluon interpreter",
-            cases=Lazy("kgen.kernels.attention.verify.on_hopper"),
+            cases=Lazy("kgen.kernels.attention.schedules.hopper.verify"),
         ),
     ),
     parts={

@@ -13,8 +13,8 @@ from support.interpreters.own_process import interpreted
 from support.interpreters.some_cases import emitted, failures
 
 from kgen.expr.nodes import Read, Type, Var, reads, variables
-from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
 from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.sizes import SHARED_MEMORY

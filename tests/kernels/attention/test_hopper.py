@@ -16,8 +16,8 @@ from support.interpreters.single_file import single
 from support.running.linting import wrong_names
 
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.hopper.cases import for_hopper
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
-from kgen.kernels.attention.verify.hopper_cases import for_hopper
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.spec.load import load, loads
 from kgen.verify.families import problem_of

@@ -15,11 +15,9 @@ from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
 from kgen.expr.spans import Span
 from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
-from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import LoopKernel, SpanLoops
-from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
@@ -36,10 +34,12 @@ from kgen.kernels.attention.prove.claims import (
     STORES,
     WHOLE,
 )
-from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.obligations import kernel_of, obligations, of_pairs
 from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
+from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
+from kgen.kernels.attention.schedules.decode.plan import plan_decode
+from kgen.kernels.attention.schedules.decode.prove import of_decoding
 from kgen.kernels.attention.schedules.hopper import prove as hopper
 from kgen.kernels.attention.schedules.hopper.lowering import HopperLoops, hopper_loops
 from kgen.kernels.attention.schedules.hopper.prove import of_hopper

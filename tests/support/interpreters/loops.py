@@ -102,7 +102,7 @@ def _run(spec: str, path: Path) -> Turns:
 
 
 def _run_hopper(spec: str, path: Path) -> Turns:
-    from kgen.kernels.attention.verify import on_hopper
+    from kgen.kernels.attention.schedules.hopper import verify as on_hopper
     from kgen.kernels.attention.verify.cases import groups
     from kgen.verify.families import Subject
 

@@ -11,10 +11,10 @@ from kgen.kernels.attention.explaining.gradients import gradients
 from kgen.kernels.attention.explaining.operations import operations
 from kgen.kernels.attention.explaining.ranks import over_ranks
 from kgen.kernels.attention.explaining.visits import decoding, drawn, promises, visits
-from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.promises import searchable
+from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
 from kgen.pages.model import Block, Drawing, Page, Section
 from kgen.spec.load import Loaded
 

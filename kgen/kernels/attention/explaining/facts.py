@@ -9,8 +9,8 @@ from typing import Any
 from kgen.expr.nodes import Node
 from kgen.expr.softmax_form import QK
 from kgen.expr.unparse import show
-from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 

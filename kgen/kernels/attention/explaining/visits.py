@@ -10,8 +10,8 @@ from kgen.expr.unparse import show
 from kgen.kernels.attention.explaining.chips import chip_name
 from kgen.kernels.attention.explaining.drawing import grids
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan
 from kgen.pages.model import Block, Code, Drawing, Line, Lines, Prose, Table, Words, quoting, words
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}

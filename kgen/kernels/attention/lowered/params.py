@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kgen.kernels.attention.lowered.decode import DecodeKernel
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
 from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
@@ -72,12 +71,12 @@ def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
     return _params(lowering, tensors, {"g": "dout"})
 
 
-def decode_params(lowering: Lowering, kernel: DecodeKernel) -> KernelParams:
+def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Sequence[Param]) -> KernelParams:
     """The parameters of the kernel for a share of the keys, but for pages."""
     tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("o_ptr", "out"), *_pointers("lse", "part", "part_lse")]
     found = _params(lowering, tensors, {"o": "out"})
     of_q, *_, of_out = found.strides
-    return replace(found, strides=(of_q, tuple(kernel.k_strides), tuple(kernel.v_strides), of_out))
+    return replace(found, strides=(of_q, tuple(k_strides), tuple(v_strides), of_out))
 
 
 def combine_params(lowering: Lowering) -> KernelParams:

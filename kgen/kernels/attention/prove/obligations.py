@@ -8,15 +8,15 @@ from typing import Any
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import LoopKernel
-from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.block_lists import of_lists
-from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
+from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
+from kgen.kernels.attention.schedules.decode.prove import of_decoding
 from kgen.kernels.attention.schedules.hopper.prove import of_hopper
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded

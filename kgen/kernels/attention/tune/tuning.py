@@ -16,10 +16,10 @@ from typing import Any
 
 from kgen.kernels.attention.bench.shape import Shape
 from kgen.kernels.attention.plan import tuned
-from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tiles import candidates
 from kgen.kernels.attention.plan.tuned import Class, Tile
+from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
 from kgen.kernels.attention.tune.job import TuneJob
 from kgen.sizes import SHARED_LIMITS
 from kgen.tuning import DEFAULT, TuneOptions, untuned

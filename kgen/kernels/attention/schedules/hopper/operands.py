@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import Param
+from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Pages
 from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
 from kgen.kernels.attention.schedules.hopper.streams import Stream
-from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.code import Code
 
 

@@ -9,8 +9,8 @@ from kgen.expr.nodes import reads, variables
 from kgen.kernels.attention.lowered.model import KernelParams
 from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BlockMask
+from kgen.kernels.attention.schedules.portable.kernels import BlockMaskKernels
 from kgen.kernels.attention.targets.triton.interface import Check, Interface
-from kgen.kernels.attention.targets.triton.portable import BlockMaskKernels
 from kgen.targets.arguments import dense, number_lines
 from kgen.targets.template import Template
 

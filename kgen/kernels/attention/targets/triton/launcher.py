@@ -9,13 +9,10 @@ from typing import ClassVar
 from kgen.expr.nodes import Type
 from kgen.kernels.attention.lowered.model import KernelParams
 from kgen.kernels.attention.lowered.ranges import lists_of
-from kgen.kernels.attention.plan.decode import MOST_QUERIES
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.targets.triton.block_mask import BlockMaskLauncher, block_mask_launcher
-from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
-from kgen.kernels.attention.targets.triton.interface import Check, Interface
-from kgen.kernels.attention.targets.triton.launches import (
+from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES
+from kgen.kernels.attention.schedules.portable.kernels import PortableKernels, narrow_values
+from kgen.kernels.attention.schedules.portable.launches import (
     BackwardLaunches,
     DecodeLaunch,
     DeltaLaunch,
@@ -23,8 +20,11 @@ from kgen.kernels.attention.targets.triton.launches import (
     Launch,
     Launches,
 )
+from kgen.kernels.attention.targets.triton.block_mask import BlockMaskLauncher, block_mask_launcher
+from kgen.kernels.attention.targets.triton.exact import Exact
+from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
+from kgen.kernels.attention.targets.triton.interface import Check, Interface
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.portable import PortableKernels, narrow_values
 from kgen.spec.common import differentiable
 from kgen.targets import opening
 from kgen.targets.arguments import (
@@ -108,7 +108,7 @@ class Launching(Template):
 class DecodeLauncher(Template):
     """The launcher of the kernels for few queries."""
 
-    template: ClassVar[str] = "attention/triton/_decode_launcher.j2"
+    template: ClassVar[str] = "attention/decode/_launcher.j2"
 
     op: Operator
     params: KernelParams
@@ -125,7 +125,7 @@ class DecodeLauncher(Template):
 class ChipChoice(Template):
     """When the kernels for a chip serve."""
 
-    template: ClassVar[str] = "attention/triton/_chip.j2"
+    template: ClassVar[str] = "attention/hopper/_chip.j2"
 
     single: bool
     """True where they are in this file."""

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.plan.decode import DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan, decodes, plan_decode
+from kgen.kernels.attention.schedules.hopper.native import backward_on_hopper, forward_on_hopper
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
+from kgen.kernels.attention.schedules.portable.kernels import narrow_values, portable_kernels
 from kgen.kernels.attention.targets.triton.native_calls import (
     AttentionHeader,
     AttentionProgram,
@@ -23,11 +25,9 @@ from kgen.kernels.attention.targets.triton.native_calls import (
     portable_launches,
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
-from kgen.kernels.attention.targets.triton.native_hopper import backward_on_hopper, forward_on_hopper
 from kgen.kernels.attention.targets.triton.native_learned import learned_calls, learned_names, learned_tables
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
-from kgen.kernels.attention.targets.triton.portable import narrow_values, portable_kernels
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, Check, Native, Tiles, prefix_of, refuse, unique

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import Operands
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
-from kgen.kernels.attention.targets.triton.native_hopper import HopperBackward, HopperForward, Tiled
+from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan
+from kgen.kernels.attention.schedules.hopper.native import HopperBackward, HopperForward, Tiled
 from kgen.kernels.attention.targets.triton.native_learned import LearnedCalls
 from kgen.kernels.attention.targets.triton.native_tensors import Tensors
 from kgen.targets.native import Check, Header, Program, Tensor
@@ -78,7 +78,7 @@ def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCal
 class DecodeCalls(Template):
     """The functions of calls with few queries."""
 
-    template: ClassVar[str] = "attention/c/_decode.j2"
+    template: ClassVar[str] = "attention/decode/_calls.j2"
 
     when: str
     """The condition of a call that decodes."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
-from kgen.kernels.attention.plan.decode import decodes
 from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.schedules.decode.plan import decodes
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.schedules.portable.kernels import BackwardKernels
 from kgen.kernels.attention.targets.triton.native_tensors import LETTERS, GradientTensor
-from kgen.kernels.attention.targets.triton.portable import BackwardKernels
 from kgen.targets.native import Tiles
 from kgen.targets.native_reference import in_cpp
 from kgen.targets.template import Template

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan, DecodeTile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.targets.template import Template

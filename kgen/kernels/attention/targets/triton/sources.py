@@ -9,22 +9,22 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
-from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.kernels import Kernels
 from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.schedules.hopper.portable import Call, Surroundings, portable_of
 from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_of, names_of, parts_of
+from kgen.kernels.attention.schedules.portable.kernels import dead_rows, portable_kernels, sink_load
+from kgen.kernels.attention.schedules.portable.launches import launches_of
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.interface import Interface
 from kgen.kernels.attention.targets.triton.launcher import ChipKernels, Launcher, WhichKernels
-from kgen.kernels.attention.targets.triton.launches import launches_of
 from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Prelude, formula_of, tile_tables
 from kgen.kernels.attention.targets.triton.placement import placement
-from kgen.kernels.attention.targets.triton.portable import dead_rows, portable_kernels, sink_load
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.template import Template

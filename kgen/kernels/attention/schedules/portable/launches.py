@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kgen.kernels.attention.lowered.model import KernelParams, Operands, arguments
 from kgen.kernels.attention.lowered.params import PAGES
+from kgen.kernels.attention.schedules.portable.kernels import BackwardKernels, Decode, PortableKernels
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.portable import BackwardKernels, Decode, PortableKernels
 
 
 @dataclass(frozen=True)

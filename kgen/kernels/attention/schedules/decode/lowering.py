@@ -14,8 +14,8 @@ from kgen.kernels.attention.lowered.loads import streamed_columns
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import LoopKernel, Param
 from kgen.kernels.attention.lowered.ranges import end_of, in_tiles
-from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.targets.code import (
     Assign,
     Code,

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kgen.kernels.attention.lowered.decode import decode_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import Part, SpanLoops
-from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Q_AXIS
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
+from kgen.kernels.attention.schedules.decode.lowering import decode_kernel
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Number, Offset, Pointer, Stride
 from kgen.prove.world import LONGEST, Buffer

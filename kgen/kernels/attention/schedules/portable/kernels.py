@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from kgen.expr.nodes import reads, variables
 from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
-from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
@@ -43,8 +42,9 @@ from kgen.kernels.attention.lowered.recomputed import (
     pair_kernel,
 )
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.placement import Placement
@@ -70,7 +70,7 @@ class Head:
 class Forward(Template):
     """The forward kernel."""
 
-    template: ClassVar[str] = "attention/triton/_forward.j2"
+    template: ClassVar[str] = "attention/portable/_forward.j2"
 
     kernel: LoopKernel
     params: KernelParams
@@ -101,7 +101,7 @@ class Forward(Template):
 class Delta(Template):
     """The kernel of delta, the first of the backward pass."""
 
-    template: ClassVar[str] = "attention/triton/_delta.j2"
+    template: ClassVar[str] = "attention/portable/_delta.j2"
 
     params: KernelParams
     head: Head
@@ -150,21 +150,21 @@ class _OfBackward(Template):
 class Dq(_OfBackward):
     """The kernel of dq."""
 
-    template: ClassVar[str] = "attention/triton/_dq.j2"
+    template: ClassVar[str] = "attention/portable/_dq.j2"
 
 
 @dataclass(frozen=True)
 class DkDv(_OfBackward):
     """The kernel of dk and dv."""
 
-    template: ClassVar[str] = "attention/triton/_dkdv.j2"
+    template: ClassVar[str] = "attention/portable/_dkdv.j2"
 
 
 @dataclass(frozen=True)
 class Pair(Template):
     """A kernel for a gradient with an element for each (query, key)."""
 
-    template: ClassVar[str] = "attention/triton/_pair.j2"
+    template: ClassVar[str] = "attention/portable/_pair.j2"
 
     kernel: PairKernel
     params: KernelParams
@@ -183,7 +183,7 @@ class Pair(Template):
 class Diagonal(Template):
     """A kernel for a gradient with an element for each distance."""
 
-    template: ClassVar[str] = "attention/triton/_diagonal.j2"
+    template: ClassVar[str] = "attention/portable/_diagonal.j2"
 
     kernel: DiagonalKernel
     params: KernelParams
@@ -202,7 +202,7 @@ class Diagonal(Template):
 class Decode(Template):
     """The kernels for few queries."""
 
-    template: ClassVar[str] = "attention/triton/_decode.j2"
+    template: ClassVar[str] = "attention/decode/_decode.j2"
 
     decode: DecodeKernel
     params: KernelParams
@@ -228,7 +228,7 @@ class Decode(Template):
 class BlockMaskKernels(Template):
     """The kernels that list the blocks which a mask leaves."""
 
-    template: ClassVar[str] = "attention/triton/_block_mask.j2"
+    template: ClassVar[str] = "attention/portable/_block_mask.j2"
 
     kernel: BlockMaskKernel
     params: KernelParams
@@ -391,7 +391,7 @@ def _decode(plan: DecodePlan, lowering: Lowering) -> Decode:
     names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
     return Decode(
         decode=found,
-        params=decode_params(lowering, found),
+        params=decode_params(lowering, found.k_strides, found.v_strides),
         combine_params=combine_params(lowering),
         head=_head(attention, lowering.tf32),
         exact=Exact(attention.exact),

@@ -10,8 +10,8 @@ from unittest import mock
 
 import torch
 
+from kgen.kernels.attention.schedules.hopper.cases import for_hopper
 from kgen.kernels.attention.verify.cases import run_drawn
-from kgen.kernels.attention.verify.hopper_cases import for_hopper
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.compare import Check
 from kgen.verify.families import Subject

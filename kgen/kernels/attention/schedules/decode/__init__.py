@@ -1,0 +1,1 @@
+"""Kernels for few queries, whose keys are split over programs."""

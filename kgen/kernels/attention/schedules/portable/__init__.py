@@ -1,0 +1,1 @@
+"""Kernels in Triton that run on every chip."""
