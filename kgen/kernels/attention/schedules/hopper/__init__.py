@@ -6,4 +6,5 @@ from kgen.kernels.attention.schedules.schedule import Schedule
 SCHEDULE = Schedule(
     name="hopper",
     made=Lazy(f"{__name__}.made:made"),
+    obligations=Lazy(f"{__name__}.prove:obligations"),
 )

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.schedules.portable.conditions import takes_many_queries
 from kgen.kernels.attention.schedules.portable.kernels import PortableKernels, portable_kernels
 from kgen.kernels.attention.schedules.portable.launches import launches_of
 from kgen.kernels.attention.targets.triton.made import Choice, InFile, Made, Needs, Planned
@@ -16,7 +17,7 @@ from kgen.targets.template import Template
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     """The kernels that every chip runs: they take what no schedule ahead of them does."""
-    many_queries = not any(of.branch is not None and of.branch.takes_rest for of in ahead)
+    many_queries = takes_many_queries(planned.plan.spec)
     chips = [of.chip for of in ahead if of.chip is not None]
     follower = next((chip.follower for chip in chips if chip.follower is not None), None)
     kernels = portable_kernels(planned.lowering, planned.at, many_queries, follower)
