@@ -20,7 +20,7 @@ from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, loads
 from kgen.targets.code import Assign, Code, Name, rewritten
 
-TEMPLATE = Path(__file__).resolve().parents[3] / "templates/attention/portable/_block_mask.j2"
+TEMPLATE = Path(__file__).resolve().parents[3] / "templates/attention/triton/_block_mask.j2"
 LINES = (
     "kinds_ptr += row.to(tl.int64) * kv_blocks",
     "q_start = row % q_blocks * BLOCK_SIZE",

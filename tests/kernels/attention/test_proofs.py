@@ -34,7 +34,8 @@ from kgen.kernels.attention.prove.claims import (
     STORES,
     WHOLE,
 )
-from kgen.kernels.attention.prove.obligations import kernel_of, obligations, of_pairs
+from kgen.kernels.attention.prove.loops import kernel_of
+from kgen.kernels.attention.prove.obligations import obligations, of_pairs
 from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel

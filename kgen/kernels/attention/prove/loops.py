@@ -10,7 +10,7 @@ from typing import Any
 import z3
 
 from kgen.expr.mask_form import TRUE
-from kgen.kernels.attention.lowered.model import Part, SpanLoops, TileBody
+from kgen.kernels.attention.lowered.model import LoopKernel, Part, SpanLoops, TileBody
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
@@ -320,3 +320,16 @@ def row_rest(
         with suppress(Beyond):
             names[binding.name] = machine.value(Name(binding.name))
     return term(setting.world, rest, names)
+
+
+def kernel_of(name: str, setting: Setting, loop: TileLoop, kernel: LoopKernel) -> Kernel:
+    """A kernel as its template gets it."""
+    return Kernel(
+        name,
+        setting,
+        loop,
+        [*kernel.shared_prologue, *kernel.prologue, *kernel.ranges.searches],
+        kernel.ranges.spans,
+        kernel.body,
+        kernel.store_guard,
+    )

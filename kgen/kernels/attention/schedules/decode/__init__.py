@@ -1,1 +1,10 @@
 """Kernels for few queries, whose keys are split over programs."""
+
+from kgen.family import Lazy
+from kgen.kernels.attention.schedules.schedule import Schedule
+
+SCHEDULE = Schedule(
+    name="decode",
+    made=Lazy(f"{__name__}.made:made"),
+    obligations=Lazy(f"{__name__}.prove:obligations"),
+)

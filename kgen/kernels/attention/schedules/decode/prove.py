@@ -12,7 +12,7 @@ from kgen.kernels.attention.plan.model import Q_AXIS
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
 from kgen.kernels.attention.schedules.decode.lowering import decode_kernel
-from kgen.kernels.attention.schedules.decode.plan import DecodePlan
+from kgen.kernels.attention.schedules.decode.plan import DecodePlan, decodes, plan_decode
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Number, Offset, Pointer, Stride
 from kgen.prove.world import LONGEST, Buffer
@@ -20,6 +20,12 @@ from kgen.spec.load import Loaded
 from kgen.targets.code import Statement, assign, row
 
 TABLE = "block_table"
+
+
+def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
+    """The obligations of the decoding kernels of a spec."""
+    if decodes(loaded):
+        yield from of_decoding(loaded, plan_decode(loaded), extent)
 
 
 def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Iterator[Obligation]:

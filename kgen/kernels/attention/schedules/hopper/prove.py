@@ -12,7 +12,9 @@ import z3
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, masks, row_rest
@@ -29,6 +31,12 @@ from kgen.prove.statements import Machine
 from kgen.spec.load import Loaded
 from kgen.targets.code import Code, Name, Op, Statement, op, rewritten
 from kgen.targets.triton.printer import first_at_least
+
+
+def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
+    """The obligations of the kernels for Hopper of a spec."""
+    free = without_promises(loaded)
+    yield from of_hopper(loaded, plan_attention(loaded if free.spec == loaded.spec else free), extent)
 
 
 def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iterator[Obligation]:

@@ -1,1 +1,10 @@
 """Kernels in Triton that run on every chip."""
+
+from kgen.family import Lazy
+from kgen.kernels.attention.schedules.schedule import Schedule
+
+SCHEDULE = Schedule(
+    name="portable",
+    made=Lazy(f"{__name__}.made:made"),
+    obligations=Lazy(f"{__name__}.prove:obligations"),
+)

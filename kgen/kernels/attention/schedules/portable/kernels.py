@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.expr.nodes import reads, variables
-from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
-from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
+from kgen.kernels.attention.lowered.loads import load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import (
-    Columns,
-    Gradients,
-    KernelParams,
-    Load,
-    LoopKernel,
-    Param,
-    Stream,
-    declared,
-)
+from kgen.kernels.attention.lowered.model import Gradients, KernelParams, Load, LoopKernel, Param, Stream
 from kgen.kernels.attention.lowered.params import (
-    PAGES,
-    combine_params,
-    decode_params,
     delta_params,
     diagonal_params,
     dkdv_params,
@@ -33,7 +17,6 @@ from kgen.kernels.attention.lowered.params import (
     forward_params,
     pair_params,
 )
-from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.lowered.recomputed import (
     DiagonalKernel,
     PairKernel,
@@ -41,29 +24,13 @@ from kgen.kernels.attention.lowered.recomputed import (
     diagonal_kernel,
     pair_kernel,
 )
-from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
-from kgen.kernels.attention.schedules.decode.plan import DecodePlan
-from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
+from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
+from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.targets.code import Assign, Code, as_type, load, op, row
+from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
+from kgen.targets.code import Code, op, row
 from kgen.targets.template import Template
-
-
-@dataclass(frozen=True)
-class Head:
-    """The columns of a head, and how kernels multiply them."""
-
-    qk: list[Columns]
-    v: list[Columns]
-    columns: list[Assign]
-    """The lines that make the columns of all blocks."""
-    v_columns: list[Assign]
-    """The lines that make the columns of the values alone."""
-    dot: str
-    precision: list[str]
 
 
 @dataclass(frozen=True)
@@ -112,15 +79,18 @@ class Delta(Template):
     rounded: str
     """dO as rounded as in dP = dO @ V^T, from which delta is subtracted."""
     sink: Code | None
-    begins_another: bool
-    """True where a kernel may begin beside the end of this one."""
-    counts: bool
-    """True where that one counts its tiles."""
+    follower: Follower | None
+    """The kernels that may begin beside the end of this one."""
 
     @property
     def options(self) -> list[str]:
         """The further parameters that are known when it is compiled."""
-        return ["BEFORE_HOPPER: tl.constexpr"] if self.begins_another else []
+        return [f"{of.flag}: tl.constexpr" for of in (self.follower,) if of is not None]
+
+    @property
+    def counts(self) -> bool:
+        """True where those count their tiles."""
+        return self.follower is not None and self.follower.counts
 
 
 @dataclass(frozen=True)
@@ -199,51 +169,6 @@ class Diagonal(Template):
 
 
 @dataclass(frozen=True)
-class Decode(Template):
-    """The kernels for few queries."""
-
-    template: ClassVar[str] = "attention/decode/_decode.j2"
-
-    decode: DecodeKernel
-    params: KernelParams
-    combine_params: KernelParams
-    head: Head
-    exact: Exact
-    width: int
-    """Columns of a value."""
-    no_specialize: str
-
-    @property
-    def kernel(self) -> LoopKernel:
-        """The loop over a share of the keys."""
-        return self.decode.loop
-
-    @property
-    def pages(self) -> list[str]:
-        """The parameters of pages."""
-        return declared(PAGES)
-
-
-@dataclass(frozen=True)
-class BlockMaskKernels(Template):
-    """The kernels that list the blocks which a mask leaves."""
-
-    template: ClassVar[str] = "attention/portable/_block_mask.j2"
-
-    kernel: BlockMaskKernel
-    params: KernelParams
-    """The parameters of the kernel that decides."""
-    no_specialize: str
-    lists: list[str]
-    backward: bool
-
-    @property
-    def q_last(self) -> bool:
-        """True where the last query of a block is asked for."""
-        return "q_last" in self.kernel.names
-
-
-@dataclass(frozen=True)
 class BackwardKernels:
     """The kernels of the backward pass."""
 
@@ -262,18 +187,7 @@ class PortableKernels:
     """Lowered also where no call takes it."""
     many_queries: bool
     """True where calls take it."""
-    decode: Decode | None
-    block_mask: BlockMaskKernels | None
     backward: BackwardKernels | None
-    helpers: frozenset[str]
-    """The functions that they call."""
-
-    @property
-    def emitted(self) -> list[Template]:
-        """The kernels of a file, in its order."""
-        forward, of = self.forward if self.many_queries else None, self.backward
-        found: list[Template] = [one for one in (self.block_mask, forward, self.decode) if one is not None]
-        return found if of is None else [*found, of.delta, of.dq, of.dkdv, *of.pairs, *of.diagonals]
 
     @property
     def loops(self) -> dict[str, LoopKernel]:
@@ -285,20 +199,12 @@ class PortableKernels:
 
 
 def portable_kernels(
-    lowering: Lowering, at: Placement, decode: DecodePlan | None, hopper: HopperPlan | None
+    lowering: Lowering, at: Placement, many_queries: bool, follower: Follower | None
 ) -> PortableKernels:
-    """The kernels of a plan; those of `decode` are of a plan of their own, and those of `hopper` may follow delta's."""
-    made, plan = _Portable(lowering, at), lowering.plan
-    packed = Lowering(decode.attention) if decode is not None else None
-    forward = made.forward()
-    decoding = _decode(decode, packed) if decode is not None and packed is not None else None
-    mask = made.block_mask(plan.block_mask) if plan.block_mask is not None else None
-    backward = made.backward(hopper) if plan.backward else None
-    many_queries = decode is None or not decode.alone
-    helpers = frozenset(packed.helpers if packed is not None else ())
-    if many_queries or hopper is not None:
-        helpers |= lowering.helpers
-    return PortableKernels(forward, many_queries, decoding, mask, backward, helpers)
+    """The kernels of a plan. `many_queries` says whether calls take that of forward."""
+    made = _Portable(lowering, at)
+    backward = made.backward(follower) if lowering.plan.backward else None
+    return PortableKernels(made.forward(), many_queries, backward)
 
 
 class _Portable:
@@ -307,7 +213,7 @@ class _Portable:
     def __init__(self, lowering: Lowering, at: Placement) -> None:
         self.lowering, self.plan = lowering, lowering.plan
         self.at, self.exact = at, Exact(self.plan.exact)
-        self.head = _head(self.plan, lowering.tf32)
+        self.head = head_of(self.plan, lowering.tf32)
         self.no_specialize = not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime])
         self.sink = sink_load() if self.plan.spec.sinks else None
 
@@ -317,30 +223,30 @@ class _Portable:
         params = forward_params(self.lowering, kernel)
         return Forward(kernel, params, self.head, self.at, self.exact, self.no_specialize, self.sink)
 
-    def backward(self, hopper: HopperPlan | None) -> BackwardKernels:
-        plan, follows = self.plan, hopper is not None and hopper.dkdv is not None
+    def backward(self, follower: Follower | None) -> BackwardKernels:
+        plan = self.plan
         assert plan.dq is not None
         assert plan.dkdv is not None
         return BackwardKernels(
-            delta=self.delta(follows, follows and hopper is not None and hopper.dynamic),
+            delta=self.delta(follower),
             dq=self.dq(plan.dq),
             dkdv=self.dkdv(plan.dkdv),
             pairs=[self.pair(loop) for loop in plan.pairs],
             diagonals=[self.diagonal(loop) for loop in plan.diagonals],
         )
 
-    def delta(self, begins_another: bool, counts: bool) -> Delta:
+    def delta(self, follower: Follower | None) -> Delta:
+        counters = [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
         inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
         return Delta(
-            params=delta_params(self.lowering, [Param("counter_ptr", "counters")] if counts else []),
+            params=delta_params(self.lowering, counters),
             head=self.head,
             at=self.at,
             exact=self.exact,
             loads=[load_of(c, inside) for c in self.plan.v_chunks],
             rounded="_tf32(do)" if self.lowering.tf32 else "do.to(tl.float32)",
             sink=self.sink,
-            begins_another=begins_another,
-            counts=counts,
+            follower=follower,
         )
 
     def dq(self, loop: TileLoop) -> Dq:
@@ -364,74 +270,3 @@ class _Portable:
         kernel = diagonal_kernel(self.lowering, loop)
         params = diagonal_params(self.lowering, kernel.tile)
         return Diagonal(kernel, params, self.head, self.at, self.exact, self.no_specialize)
-
-    def block_mask(self, mask: BlockMask) -> BlockMaskKernels:
-        lowering, backward = self.lowering, self.plan.backward
-        kernel = block_mask_kernel(mask, lowering)
-        buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
-        scalars = [n for n in lowering.runtime if n in variables(mask.condition)]
-        used = kernel.names | {"SQ", "SK"}
-        sizes = [n for n in (*lowering.sizes, *scalars) if n in used]
-        given = [p for b in buffers for p in lowering.of_buffer(b)]
-        given += [lowering.problem[name] for name in (*sizes, *(("GQA",) if "GQA" in used else ()))]
-        open_sizes = [size for b in buffers for size in lowering.open[b].values()]
-        sides = ("kv", "q") if backward else ("kv",)
-        return BlockMaskKernels(
-            kernel=kernel,
-            params=KernelParams((Param("kinds_ptr", "block_kinds"),), (), tuple(given)),
-            no_specialize=not_specialized([*sizes, *open_sizes]),
-            lists=[f"{name}_ptr" for side in sides for name in lists_of(side)],
-            backward=backward,
-        )
-
-
-def _decode(plan: DecodePlan, lowering: Lowering) -> Decode:
-    """The kernels for few queries. `lowering` is of `plan.attention`."""
-    found, attention = decode_kernel(plan, lowering), plan.attention
-    names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
-    return Decode(
-        decode=found,
-        params=decode_params(lowering, found.k_strides, found.v_strides),
-        combine_params=combine_params(lowering),
-        head=_head(attention, lowering.tf32),
-        exact=Exact(attention.exact),
-        width=attention.spec.head_dim.v,
-        no_specialize=not_specialized(names),
-    )
-
-
-def _head(plan: AttentionPlan, tf32: bool) -> Head:
-    return Head(
-        qk=[block_of(c, "qk") for c in plan.qk_chunks],
-        v=[block_of(c, "dp") for c in plan.v_chunks],
-        columns=columns_of([*plan.qk_chunks, *plan.v_chunks]),
-        v_columns=columns_of(plan.v_chunks),
-        dot="_tf32_dot" if tf32 else "tl.dot",
-        precision=[f'input_precision="{plan.spec.precision}"']
-        if plan.spec.dtype == "fp32" and not tf32
-        else [],
-    )
-
-
-def narrow_values(plan: AttentionPlan) -> bool:
-    """True if heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
-    (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
-    return not rest and first.width == first.size < min(64, keys.size)
-
-
-def not_specialized(names: Sequence[str]) -> str:
-    """Numbers that Triton compiles no kernel of its own for."""
-    return f"do_not_specialize={json.dumps([*names])}"
-
-
-def sink_load() -> Code:
-    """The load of a head's sink, in base 2."""
-    address = row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))
-    return row("mul", as_type(load(address), "float32"), "LOG2E")
-
-
-def dead_rows(sinks: bool) -> str:
-    """The results of rows that saw no key, as a comment says it."""
-    if sinks:
-        return "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
-    return "Rows that saw no key: zeros, and a log-sum-exp of -inf."

@@ -1,4 +1,4 @@
-"""The functions around the kernels that list blocks, in the launcher."""
+"""The kernels that list blocks, and the functions around them in the launcher."""
 
 from __future__ import annotations
 
@@ -6,16 +6,37 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.nodes import reads, variables
-from kgen.kernels.attention.lowered.model import KernelParams
+from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import KernelParams, Param
 from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.kernels.attention.schedules.portable.kernels import BlockMaskKernels
 from kgen.kernels.attention.targets.triton.interface import Check, Interface
+from kgen.kernels.attention.targets.triton.shared import not_specialized
 from kgen.targets.arguments import dense, number_lines
 from kgen.targets.template import Template
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 _TYPES = {"int": "int", "float": "float"}
+
+
+@dataclass(frozen=True)
+class BlockMaskKernels(Template):
+    """The kernels that list the blocks which a mask leaves."""
+
+    template: ClassVar[str] = "attention/triton/_block_mask.j2"
+
+    kernel: BlockMaskKernel
+    params: KernelParams
+    """The parameters of the kernel that decides."""
+    no_specialize: str
+    lists: list[str]
+    backward: bool
+
+    @property
+    def q_last(self) -> bool:
+        """True where the last query of a block is asked for."""
+        return "q_last" in self.kernel.names
 
 
 @dataclass(frozen=True)
@@ -62,6 +83,26 @@ class BlockMaskLauncher(Template):
     def op_type(self) -> str:
         """The type of the operator's result."""
         return f"tuple[{', '.join(['Tensor'] * len(self.lists))}]"
+
+
+def block_mask_kernels(mask: BlockMask, lowering: Lowering, backward: bool) -> BlockMaskKernels:
+    """The kernels that list the blocks of a mask."""
+    kernel = block_mask_kernel(mask, lowering)
+    buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
+    scalars = [n for n in lowering.runtime if n in variables(mask.condition)]
+    used = kernel.names | {"SQ", "SK"}
+    sizes = [n for n in (*lowering.sizes, *scalars) if n in used]
+    given = [p for b in buffers for p in lowering.of_buffer(b)]
+    given += [lowering.problem[name] for name in (*sizes, *(("GQA",) if "GQA" in used else ()))]
+    open_sizes = [size for b in buffers for size in lowering.open[b].values()]
+    sides = ("kv", "q") if backward else ("kv",)
+    return BlockMaskKernels(
+        kernel=kernel,
+        params=KernelParams((Param("kinds_ptr", "block_kinds"),), (), tuple(given)),
+        no_specialize=not_specialized([*sizes, *open_sizes]),
+        lists=[f"{name}_ptr" for side in sides for name in lists_of(side)],
+        backward=backward,
+    )
 
 
 def block_mask_launcher(

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
+from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
 from kgen.spec.common import REALS
 from kgen.targets.arguments import cast_lines, divisor_lines
 from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
+
+_TYPES = {"int": "int", "float": "float"}
 
 
 @dataclass(frozen=True)
@@ -260,3 +263,40 @@ _SINKS = (
         "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The arguments of a file's operators."""
+
+    passed: list[str]
+    """The tensors of the caller."""
+    lists: list[str]
+    """The lists of a block mask."""
+    scalars: list[str]
+    typed: list[str]
+    """All arguments with types."""
+
+    @property
+    def tensors(self) -> list[str]:
+        """The tensors among them."""
+        return [*self.passed, *self.lists]
+
+    @property
+    def names(self) -> list[str]:
+        """All arguments."""
+        return [*self.tensors, *self.scalars]
+
+
+def operator_of(interface: Interface) -> Operator:
+    """The arguments of the operators of a spec."""
+    plan, spec, runtime = interface.plan, interface.spec, interface.runtime
+    packed = ["cu_seqlens_q", "cu_seqlens_k"] if spec.varlen else []
+    tables = ["block_table"] if spec.paged_kv is not None else []
+    sinks = ["sinks"] if spec.sinks else []
+    sides = ("kv", "q") if plan.backward else ("kv",)
+    lists = [name for side in sides for name in lists_of(side)] if plan.block_mask is not None else []
+    passed = ["q", "k", "v", *packed, *tables, *spec.buffers, *sinks]
+    typed = [f"{name}: Tensor" for name in (*passed, *lists)] + ["scale: float"]
+    typed += [f"{name}: {_TYPES[p.type]}" for name, p in runtime.items()]
+    return Operator(passed, lists, ["scale", *runtime], typed)

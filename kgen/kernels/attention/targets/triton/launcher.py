@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.expr.nodes import Type
-from kgen.kernels.attention.lowered.model import KernelParams
-from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES
-from kgen.kernels.attention.schedules.portable.kernels import PortableKernels, narrow_values
-from kgen.kernels.attention.schedules.portable.launches import (
+from kgen.kernels.attention.targets.triton.block_mask import (
+    BlockMaskKernels,
+    BlockMaskLauncher,
+    block_mask_launcher,
+)
+from kgen.kernels.attention.targets.triton.choice import Ways, WhichKernels, ways_of
+from kgen.kernels.attention.targets.triton.exact import Exact
+from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
+from kgen.kernels.attention.targets.triton.interface import Check, Operator
+from kgen.kernels.attention.targets.triton.launches import (
     BackwardLaunches,
-    DecodeLaunch,
     DeltaLaunch,
     GradientLaunch,
     Launch,
     Launches,
 )
-from kgen.kernels.attention.targets.triton.block_mask import BlockMaskLauncher, block_mask_launcher
-from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
-from kgen.kernels.attention.targets.triton.interface import Check, Interface
+from kgen.kernels.attention.targets.triton.made import ChipKernels, InFile, Made, Needs, Planned
 from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.kernels.attention.targets.triton.shared import narrow_values
 from kgen.spec.common import differentiable
 from kgen.targets import opening
 from kgen.targets.arguments import (
@@ -41,47 +43,6 @@ from kgen.targets.arguments import (
 )
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
-
-_TYPES = {"int": "int", "float": "float"}
-
-
-@dataclass(frozen=True)
-class Operator:
-    """The arguments of a file's operators."""
-
-    tensors: list[str]
-    scalars: list[str]
-    typed: list[str]
-    """The same with types."""
-
-    @property
-    def names(self) -> list[str]:
-        """All arguments."""
-        return [*self.tensors, *self.scalars]
-
-
-@dataclass(frozen=True)
-class ChipKernels:
-    """Which passes have kernels for one chip, and how they are called."""
-
-    forward: bool = False
-    dq: bool = False
-    backward: bool = False
-    fused: bool = False
-    """True where one kernel has dq, dk and dv."""
-    dynamic: bool = False
-    """True where programs take tiles from a counter."""
-    streamed: tuple[str, ...] = ()
-    """The tensors beside q, k and v that TMA has to be able to load."""
-    operands: tuple[str, ...] = ()
-    """The operands that the backward pass hands on."""
-    beside: str = ""
-    """The module that has them; empty where this file has."""
-
-    @property
-    def there(self) -> bool:
-        """True where a pass has some."""
-        return self.forward or self.backward
 
 
 @dataclass(frozen=True)
@@ -102,33 +63,6 @@ class Launching(Template):
     multiprocessors: bool
     """True where the number of multiprocessors is asked for."""
     writes_by_tma: bool
-
-
-@dataclass(frozen=True)
-class DecodeLauncher(Template):
-    """The launcher of the kernels for few queries."""
-
-    template: ClassVar[str] = "attention/decode/_launcher.j2"
-
-    op: Operator
-    params: KernelParams
-    combine_params: KernelParams
-    pages: list[str]
-    balanced: bool
-    exact: Exact
-    width: int
-    """Columns of a value."""
-    kv_sizes: str
-
-
-@dataclass(frozen=True)
-class ChipChoice(Template):
-    """When the kernels for a chip serve."""
-
-    template: ClassVar[str] = "attention/hopper/_chip.j2"
-
-    single: bool
-    """True where they are in this file."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +94,13 @@ class ForwardLauncher(Template):
     at: Placement
     exact: Exact
     bf16: bool
+    ways: Ways
+    """The kernels that calls may take before `launch`."""
     launch: Launch | None
-    """None where decoding takes every call."""
-    decodes: bool
-    chip: ChipKernels
+    """None where other kernels take every call."""
     narrow_values: bool
     needs_gradient: str | None
     """When a backward pass may follow; None where there is none."""
-    most_queries: int = MOST_QUERIES
-    """How many queries decoding takes."""
 
 
 @dataclass(frozen=True)
@@ -274,53 +206,33 @@ class Function(Template):
     """The arguments of the operators."""
 
 
-@dataclass(frozen=True)
-class WhichKernels(Template):
-    """The function that says which kernels a call takes."""
-
-    template: ClassVar[str] = "attention/triton/_which_kernels.j2"
-
-    name: str
-    asked: list[str]
-    """The tensors on which it depends."""
-    by_name: str
-    """The same with their names, as TMA has them."""
-    passes: list[tuple[str, str]]
-    decodes: bool
-    hopper: bool
-
-
 class Launcher:
     """Makes the parts of one plan's launcher."""
 
-    def __init__(
-        self, interface: Interface, at: Placement, kernels: PortableKernels, launches: Launches, shares: bool
-    ) -> None:
-        self.interface, self.plan, self.spec = interface, interface.plan, interface.spec
-        self.at, self.kernels, self.launches, self.shares = at, kernels, launches, shares
+    def __init__(self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None) -> None:
+        self.interface, self.op, self.made = planned.interface, planned.op, made
+        self.plan, self.spec, self.at = planned.plan, planned.plan.spec, planned.at
         self.name, self.exact = self.spec.name, Exact(self.plan.exact)
+        self.needs = Needs()
+        for of in made:
+            self.needs |= of.needs
+        launches = [of.launches for of in made if of.launches is not None]
+        self.launches = launches[0] if launches else Launches(None, None)
+        chips = [of.chip for of in made if of.chip is not None]
+        self.chip = chips[0] if chips else ChipKernels()
+        self.shares = self.spec.backward_in_parts and self.chip.fused
+        """True where calls with some of the keys share what they have in common."""
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
-        self.tables = ["block_table"] if self.spec.paged_kv is not None else []
         self.sinks = ["sinks"] if self.spec.sinks else []
-        sides = ("kv", "q") if self.plan.backward else ("kv",)
-        listed = sides if self.plan.block_mask is not None else ()
-        self.lists = [name for side in listed for name in lists_of(side)]
-        self.passed = ["q", "k", "v", *self.packed, *self.tables, *self.spec.buffers, *self.sinks]
-        self.op = self._operator()
         of_gradients = ["q", "k", "v", *learned_of(self.plan)]
-        self.needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)])
+        self.needs_gradient = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)])
         self.derivatives = _derivatives(self.plan, of_gradients)
+        mask = self.plan.block_mask
         self.mask = (
-            block_mask_launcher(self.plan.block_mask, interface, kernels.block_mask)
-            if self.plan.block_mask is not None and kernels.block_mask is not None
+            block_mask_launcher(mask, self.interface, kernels)
+            if mask is not None and kernels is not None
             else None
         )
-
-    def _operator(self) -> Operator:
-        runtime = self.interface.runtime
-        typed = [f"{name}: Tensor" for name in (*self.passed, *self.lists)] + ["scale: float"]
-        typed += [f"{name}: {_TYPES[p.type]}" for name, p in runtime.items()]
-        return Operator([*self.passed, *self.lists], ["scale", *runtime], typed)
 
     @property
     def signature(self) -> str:
@@ -329,65 +241,50 @@ class Launcher:
         keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
         return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
 
-    def parts(self, chip: ChipKernels, which: WhichKernels) -> list[Template]:
-        """All parts, in the order of a file."""
-        found: list[Template] = [self._launching(chip)]
-        if self.launches.decode is not None:
-            found.append(self._decode(self.launches.decode))
-        if chip.there:
-            found.append(ChipChoice(single=not chip.beside))
+    def parts(self, parts: Sequence[InFile], which: WhichKernels) -> list[Template]:
+        """All parts, in the order of a file, with those of schedules."""
+        found: list[Template] = [self._launching(), *(part for of in parts for part in of.launcher)]
         if narrow_values(self.plan):
             found.append(Aligned())
         found.append(Registration(self.name, self.derivatives, self._numbers()))
         if self.mask is not None:
             found.append(self.mask)
-        found.append(self._forward(chip))
+        found.append(self._forward(parts))
         if self.launches.backward is not None:
-            found += self._backward(chip, self.launches.backward)
+            prefix = next((part.prefix for part, of in zip(parts, self.made, strict=True) if of.chip), "")
+            found += self._backward(replace(self.chip, beside=prefix), self.launches.backward)
         return [*found, self.function(), which]
 
-    def _launching(self, chip: ChipKernels) -> Launching:
+    def _launching(self) -> Launching:
         return Launching(
             name=self.name,
             at=self.at,
             exact=self.exact,
             backward=self.plan.backward,
-            by_tma=self.kernels.many_queries,
-            many_queries=self.kernels.many_queries or chip.there,
-            decodes=self.kernels.decode is not None,
-            multiprocessors=chip.there or self.kernels.decode is not None,
-            writes_by_tma=chip.there,
+            by_tma=self.needs.by_tma,
+            many_queries=self.needs.many_queries,
+            decodes=self.needs.decodes,
+            multiprocessors=self.needs.multiprocessors,
+            writes_by_tma=self.needs.writes_by_tma,
         )
 
-    def _decode(self, of: DecodeLaunch) -> DecodeLauncher:
-        return DecodeLauncher(
-            op=self.op,
-            params=of.params,
-            combine_params=of.combine_params,
-            pages=of.pages,
-            balanced=of.balanced,
-            exact=self.exact,
-            width=self.spec.head_dim.v,
-            kv_sizes=self.interface.kv_sizes(),
-        )
-
-    def _forward(self, chip: ChipKernels) -> ForwardLauncher:
+    def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
+        made = zip(parts, self.made, strict=True)
+        branches = [(of.branch, part.prefix) for part, of in made if of.branch is not None]
         return ForwardLauncher(
             name=self.name,
             op=self.op,
             at=self.at,
             exact=self.exact,
             bf16=self.spec.dtype == "bf16",
-            launch=self.launches.forward if self.kernels.many_queries else None,
-            decodes=self.kernels.decode is not None,
-            chip=chip,
+            ways=ways_of(branches, f"_layouts({', '.join(self.op.tensors)}, out)"),
+            launch=self.launches.forward,
             narrow_values=narrow_values(self.plan),
-            needs_gradient=self.needs if self.plan.backward else None,
+            needs_gradient=self.needs_gradient if self.plan.backward else None,
         )
 
     def _backward(self, chip: ChipKernels, launches: BackwardLaunches) -> list[Template]:
-        others = [*self.passed[3:], *self.lists]
-        gradients = gradient_sums(self.interface, others, self.op.scalars)
+        gradients = gradient_sums(self.interface, self.op.tensors[3:], self.op.scalars)
         launcher = BackwardLauncher(
             name=self.name,
             op=self.op,
@@ -433,7 +330,8 @@ class Launcher:
     def function(self) -> Function:
         """The spec's function."""
         spec, own = self.spec, self.interface
-        named = ["q", "k", "v", *self.packed, *self.tables, *map(own.called, spec.buffers), *self.sinks]
+        tables = ["block_table"] if spec.paged_kv is not None else []
+        named = ["q", "k", "v", *self.packed, *tables, *map(own.called, spec.buffers), *self.sinks]
         of_mask = ["*block_mask[1:]"] if self.mask is not None else []
         return Function(
             name=self.name,
@@ -457,8 +355,10 @@ class Launcher:
             derivatives=self.derivatives,
             block_mask=self.mask,
             default_scale=f"{spec.head_dim.qk} ** -0.5",
-            needs_lse=f"(torch.is_grad_enabled() and ({self.needs}))" if self.plan.backward else None,
-            given=[*self.passed, *of_mask, *self.op.scalars],
+            needs_lse=f"(torch.is_grad_enabled() and ({self.needs_gradient}))"
+            if self.plan.backward
+            else None,
+            given=[*self.op.passed, *of_mask, *self.op.scalars],
         )
 
 

@@ -13,7 +13,7 @@ from kgen.kernels.attention.schedules.decode.plan import DecodePlan, decodes, pl
 from kgen.kernels.attention.schedules.hopper.native import backward_on_hopper, forward_on_hopper
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
-from kgen.kernels.attention.schedules.portable.kernels import narrow_values, portable_kernels
+from kgen.kernels.attention.schedules.portable.kernels import portable_kernels
 from kgen.kernels.attention.targets.triton.native_calls import (
     AttentionHeader,
     AttentionProgram,
@@ -28,6 +28,7 @@ from kgen.kernels.attention.targets.triton.native_example import example_of
 from kgen.kernels.attention.targets.triton.native_learned import learned_calls, learned_names, learned_tables
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
+from kgen.kernels.attention.targets.triton.shared import narrow_values
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, Check, Native, Tiles, prefix_of, refuse, unique
@@ -76,7 +77,7 @@ class _Files:
         self.of_hopper = self.lowering if on_hopper is None or on_hopper is plan else Lowering(on_hopper)
         at = placement(self.packed, plan.grouped, plan.spec.head_dim.v, "")
         self.group = at.of.group
-        self.kernels = portable_kernels(self.lowering, at, self.decode, self.hopper)
+        self.kernels = portable_kernels(self.lowering, at, self.decode is None or not self.decode.alone, None)
         loops = {name: loop.operands for name, loop in self.kernels.loops.items()}
         if not self.kernels.many_queries:
             del loops["forward"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.plan.tuned import Tile
-from kgen.kernels.attention.schedules.decode.plan import DecodePlan, DecodeTile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.targets.template import Template
 from kgen.targets.triton import tables
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_Tile = TypeVar("_Tile", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -99,30 +101,14 @@ def formula_of(spec: AttentionSpec) -> str:
     return "\n".join(lines) or "score_mod = score"
 
 
-def tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[TileTable]:
-    named: dict[str, Mapping[int, Sequence[Tile | DecodeTile]]] = {}
-    if decode is None or not decode.alone:
-        named["_FORWARD_TILES"] = plan.tiles.forward
-    if decode is not None:
-        named["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
-    if plan.backward:
-        named |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
-    if plan.pairs:
-        named["_PAIR_TILES"] = plan.tiles.pair
-    if plan.diagonals:
-        named["_DIAGONAL_TILES"] = plan.tiles.diagonal
-    return [
-        TileTable(name, [TileRow(chips, _fields(name, tile)) for chips, tile in tables.rows(table)])
-        for name, table in named.items()
-    ]
-
-
-def _fields(table: str, tile: Tile | DecodeTile) -> str:
-    """A tile as the arguments of a launch."""
-    fields = asdict(tile)
-    if table in ("_PAIR_TILES", "_DIAGONAL_TILES"):
-        del fields["TMA"]
-    if table == "_DIAGONAL_TILES":
-        fields = {"BLOCK": fields.pop("BLOCK_M")} | fields
-        del fields["BLOCK_N"]
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
+def table_of(
+    name: str,
+    table: Mapping[int, Sequence[_Tile]],
+    fields: Callable[[_Tile], Mapping[str, object]] = asdict,
+) -> TileTable:
+    """A table of tiles by chip; `fields` are the arguments of a launch with a tile."""
+    rows = [(chips, fields(tile)) for chips, tile in tables.rows(table)]
+    return TileTable(
+        name,
+        [TileRow(chips, ", ".join(f"{name}={value}" for name, value in of.items())) for chips, of in rows],
+    )

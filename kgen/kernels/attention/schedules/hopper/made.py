@@ -1,0 +1,189 @@
+"""The parts of kernels for Hopper in the files of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
+from kgen.kernels.attention.lowered.params import forward_params
+from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
+from kgen.kernels.attention.schedules.hopper.kernels import Kernels
+from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
+from kgen.kernels.attention.schedules.hopper.portable import Call, Portable, Surroundings, portable_of
+from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_of, names_of, parts_of
+from kgen.kernels.attention.spec import AttentionSpec
+from kgen.kernels.attention.targets.triton.made import (
+    Answer,
+    Branch,
+    ChipKernels,
+    Choice,
+    Follower,
+    InFile,
+    Made,
+    Needs,
+    Planned,
+)
+from kgen.kernels.attention.targets.triton.shared import dead_rows, not_specialized, sink_load
+from kgen.targets import Source, opening
+from kgen.targets.template import Template
+from kgen.targets.triton.tritons import GLUON
+
+FILE = "hopper.py"
+MODULE = "_hopper()."
+"""How `triton.py` has the module beside it."""
+
+
+@dataclass(frozen=True)
+class GluonOpening(Template):
+    """The Tritons with which the kernels run, and Gluon where they are in the same file."""
+
+    template: ClassVar[str] = "attention/hopper/_opening.j2"
+
+    gluon_names: GluonNames | None
+    """The names of kernels in this file."""
+    gluon_tritons: str = str(GLUON)
+
+
+@dataclass(frozen=True)
+class ChipChoice(Template):
+    """When the kernels serve."""
+
+    template: ClassVar[str] = "attention/hopper/_chip.j2"
+
+    single: bool
+    """True where they are in this file."""
+
+
+@dataclass(frozen=True)
+class WhyPortable(Template):
+    """The lines that find out why a call takes portable kernels."""
+
+    template: ClassVar[str] = "attention/hopper/_why_portable.j2"
+
+    by_name: str
+    """The tensors that TMA loads, with their names."""
+
+
+def made(planned: Planned, ahead: Sequence[Made]) -> Made:
+    """The kernels for Hopper of a spec; without some, the reasons."""
+    missing = without_kernels(planned.free_plan)
+    remarks = tuple(_remarks(planned.plan.spec, missing))
+    kernels = _kernels(planned)
+    if kernels is None:
+        return Made(choice=_choice(planned, None, missing), remarks=remarks)
+    chip = _chip(kernels)
+    call = _call(planned, shares=planned.plan.spec.backward_in_parts and chip.fused)
+    parts = tuple(parts_of(kernels, planned.free_lowering, call))
+    begins = ("gdc_launch_dependents",) if chip.follower is not None else ()
+    waits = (*begins, "gdc_wait") if chip.follower is not None or kernels.dynamic else begins
+    beside = file_of(kernels, [*parts], planned.free_lowering, opening(planned.plan.spec), [*waits])
+    return Made(
+        together=InFile(
+            modules=("importlib.util", "warnings"),
+            opening=(GluonOpening(None),),
+            launcher=(ChipChoice(single=False),),
+            prefix=MODULE,
+        ),
+        alone=InFile(
+            modules=("warnings",),
+            named_tuples=True,
+            dependents=waits,
+            opening=(GluonOpening(names_of(kernels)),),
+            kernels=parts,
+            launcher=(ChipChoice(single=True),),
+        ),
+        beside=Source(FILE, beside, arch="sm_90a"),
+        helpers=frozenset(planned.lowering.helpers | planned.free_lowering.helpers),
+        needs=Needs(many_queries=True, multiprocessors=True, writes_by_tma=True),
+        branch=_branch(kernels) if chip.forward else None,
+        chip=chip,
+        choice=_choice(planned, kernels, missing),
+        remarks=remarks,
+    )
+
+
+def _kernels(planned: Planned) -> Kernels | None:
+    portable, at, lowering = _portable(planned), planned.at, planned.lowering
+    params = forward_params(lowering, portable.forward)
+    around = Surroundings(
+        kv_heads=at.kv_heads,
+        problem_params=params.problem_params,
+        no_specialize=not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime]),
+        vectors=at.of.rows,
+        strides_o=params.stride_params[-1],
+        sink_load=sink_load(),
+        dead_rows=dead_rows(planned.plan.spec.sinks),
+    )
+    return hopper_kernels(planned.free_plan, planned.free_lowering, portable, around)
+
+
+def _portable(planned: Planned) -> Portable:
+    """The loops for every chip, which those for Hopper are made of."""
+    plan = planned.free_plan
+    whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
+    lowering = planned.free_lowering
+    return portable_of(
+        {name: loop_kernel(lowering, of, accumulators(of)) for name, of in whole.items() if of is not None}
+    )
+
+
+def _call(planned: Planned, shares: bool) -> Call:
+    """How the launcher has a call."""
+    params = forward_params(planned.lowering, _portable(planned).forward)
+    at = planned.at
+    return Call(
+        inputs=", ".join(planned.op.names),
+        problem_args=", ".join(params.problem_args),
+        sizes=at.sizes,
+        shape_of_lse=at.of.shape.lse,
+        group=at.of.group,
+        shares=shares,
+    )
+
+
+def _chip(kernels: Kernels) -> ChipKernels:
+    follower = Follower("BEFORE_HOPPER", "on_hopper", kernels.dynamic) if kernels.dkdv is not None else None
+    return ChipKernels(
+        forward=kernels.forward is not None,
+        dq=kernels.dq is not None,
+        backward=kernels.dkdv is not None,
+        fused=kernels.fused is not None,
+        dynamic=kernels.dynamic,
+        operands=tuple(kernels.backward.operands),
+        follower=follower,
+    )
+
+
+def _branch(kernels: Kernels) -> Branch:
+    served = ", ".join(["q", "k", "v", *kernels.streamed])
+    return Branch("forward_on_hopper", f"_on_hopper({served})", laid_out=True)
+
+
+def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str]) -> Choice:
+    """The answer for each pass: found by a call, or why there are no kernels."""
+    answers = {
+        name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"')
+        if name in missing
+        else Answer("kernels", by_call=True)
+        for name in ("forward", "backward")
+    }
+    words = '"hopper": those for compute capability 9.0'
+    if kernels is None:
+        return Choice(answers, words)
+    asked = {name: name for name in ("q", "k", "v")}
+    for stream in kernels.streams:
+        name = planned.plan.called.get(stream.buffer, stream.buffer)
+        asked[name] = name + stream.tensor.removeprefix(stream.buffer)
+    quoted = ", ".join(f'"{name}"' for name in asked)
+    lines = WhyPortable(f"zip(({quoted}), ({', '.join(asked.values())}))")
+    return Choice(answers, words, lines=(lines,), streamed=tuple(list(asked)[3:]))
+
+
+def _remarks(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason why passes have no kernels for Hopper."""
+    asked = {name: missing[name] for name in spec.passes if name in missing}
+    for reason in dict.fromkeys(asked.values()):
+        passes = " and ".join(name for name, why in asked.items() if why == reason)
+        yield f"no kernels for Hopper in {passes}: {reason}"

@@ -1,0 +1,10 @@
+"""The conditions of the portable kernels."""
+
+from __future__ import annotations
+
+from kgen.kernels.attention.spec import AttentionSpec
+
+
+def takes_many_queries(spec: AttentionSpec) -> bool:
+    """True if calls of any number of queries may take the portable forward kernel: it reads no pages."""
+    return "forward" in spec.passes and spec.paged_kv is None

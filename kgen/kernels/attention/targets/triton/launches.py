@@ -1,0 +1,61 @@
+"""The launches that the launcher spells out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.kernels.attention.lowered.model import KernelParams, Operands
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launch of a kernel that loops over tiles, of which TMA may load some."""
+
+    kernel: str
+    tiles: str
+    """The table of tiles."""
+    programs: str
+    params: KernelParams
+    operands: Operands
+
+
+@dataclass(frozen=True)
+class DeltaLaunch:
+    """The launch of the kernel of delta."""
+
+    params: KernelParams
+    programs: str
+    options: list[str]
+    """The further options of the launch."""
+    counts: bool
+    """True where the kernel resets counters of tiles."""
+
+
+@dataclass(frozen=True)
+class GradientLaunch:
+    """The launch of a kernel for the gradient of a buffer."""
+
+    name: str
+    params: KernelParams
+    times: str | None
+    """How many programs a tile of positions has; None for one."""
+
+
+@dataclass(frozen=True)
+class BackwardLaunches:
+    """The launches of the backward pass."""
+
+    delta: DeltaLaunch
+    dq: Launch
+    dkdv: Launch
+    pairs: list[GradientLaunch]
+    diagonals: list[GradientLaunch]
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The launches of both passes."""
+
+    forward: Launch | None
+    """None where other schedules have all calls."""
+    backward: BackwardLaunches | None

@@ -1,0 +1,181 @@
+"""What schedules put into the files of a spec, and what they make it from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.targets.triton.interface import Interface, Operator
+from kgen.kernels.attention.targets.triton.launches import Launches
+from kgen.kernels.attention.targets.triton.opening import TileTable
+from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.spec.load import Loaded
+from kgen.targets import Source
+from kgen.targets.template import Template
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A spec, planned and lowered."""
+
+    loaded: Loaded
+    plan: AttentionPlan
+    free_plan: AttentionPlan
+    """The plan without promises on lengths, for kernels whose loads end with the tensor."""
+    lowering: Lowering
+    free_lowering: Lowering
+    """The lowering of `free_plan`."""
+    at: Placement
+    interface: Interface
+    op: Operator
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A way through the forward pass: a function that fills out and lse, and the calls that take it.
+
+    The function is called with the layouts of the tensors if `laid_out`, the arguments of the operators, out, lse, and
+    whether lse is to be stored.
+    """
+
+    function: str
+    when: str
+    """The condition of a call that takes it."""
+    laid_out: bool = False
+    takes_rest: bool = False
+    """True if it also takes the calls that no other branch takes."""
+    leaves: str = ""
+    """Where it takes the rest, the condition of a call that others may have."""
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Kernels that begin beside the end of the kernel of delta."""
+
+    flag: str
+    """The compile-time parameter by which that kernel knows."""
+    when: str
+    """The condition in the launcher."""
+    counts: bool
+    """True where the kernel of delta resets the counters of their tiles."""
+
+
+@dataclass(frozen=True)
+class ChipKernels:
+    """Which passes have kernels for one chip, and how the backward pass calls them."""
+
+    forward: bool = False
+    dq: bool = False
+    backward: bool = False
+    fused: bool = False
+    """True where one kernel has dq, dk and dv."""
+    dynamic: bool = False
+    """True where programs take tiles from a counter."""
+    operands: tuple[str, ...] = ()
+    """The operands that the backward pass hands on."""
+    beside: str = ""
+    """The module that has them; empty where this file has."""
+    follower: Follower | None = None
+
+    @property
+    def there(self) -> bool:
+        """True where a pass has some."""
+        return self.forward or self.backward
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The functions of the launcher that launches call."""
+
+    by_tma: bool = False
+    """Tiles of a table may be for TMA."""
+    many_queries: bool = False
+    """Some kernel takes many queries."""
+    decodes: bool = False
+    """Some kernel takes few queries."""
+    multiprocessors: bool = False
+    writes_by_tma: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(*(getattr(self, f.name) or getattr(other, f.name) for f in fields(Needs)))
+
+
+@dataclass(frozen=True)
+class InFile:
+    """The parts of a schedule in one file."""
+
+    modules: tuple[str, ...] = ()
+    """The modules that it imports."""
+    named_tuples: bool = False
+    dependents: tuple[str, ...] = ()
+    """The functions that let a kernel begin beside the end of another."""
+    opening: tuple[Template, ...] = ()
+    """The lines behind the imports."""
+    forward: tuple[Template, ...] = ()
+    """The kernels of the forward pass, which stand ahead of all others."""
+    kernels: tuple[Template, ...] = ()
+    """The other kernels."""
+    launcher: tuple[Template, ...] = ()
+    """The functions that launch them, or choose them."""
+    prefix: str = ""
+    """The module of the functions that launch kernels; empty for the file itself."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An expression that says which kernels a pass takes."""
+
+    text: str
+    by_call: bool = False
+    """True if the expression depends on the call."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernels that calls take, as a schedule has it."""
+
+    passes: Mapping[str, Answer] = field(default_factory=dict)
+    """What the passes take that no schedule ahead of it serves."""
+    words: str = ""
+    """The answer that stands for its kernels, and their calls."""
+    few: str = ""
+    """The condition of a call of forward that takes its kernels, which `own` stands for."""
+    own: str = ""
+    takes_rest: bool = False
+    """True if forward also takes them for the calls that no other schedule serves."""
+    lines: tuple[Template, ...] = ()
+    """The lines that find answers."""
+    streamed: tuple[str, ...] = ()
+    """The names of the tensors beside q, k and v that the lines depend on."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a schedule puts into the files of a spec."""
+
+    together: InFile = field(default_factory=InFile)
+    """Its parts in `triton.py` of a folder."""
+    alone: InFile = field(default_factory=InFile)
+    """Its parts in a file that does without others."""
+    beside: Source | None = None
+    """A file of its own."""
+    helpers: frozenset[str] = frozenset()
+    """The functions that its kernels in `triton.py` call."""
+    forward_tables: tuple[TileTable, ...] = ()
+    tables: tuple[TileTable, ...] = ()
+    needs: Needs = field(default_factory=Needs)
+    branch: Branch | None = None
+    """Its way through the forward pass, if the launcher does not spell it out."""
+    launches: Launches | None = None
+    """The launches that the launcher spells out: they take what no branch does."""
+    chip: ChipKernels | None = None
+    choice: Choice = field(default_factory=Choice)
+    remarks: tuple[str, ...] = ()
+    """Sentences for the person who renders it."""
+
+    @property
+    def serves(self) -> bool:
+        """True if calls may take its kernels."""
+        return bool(self.branch or self.launches or self.chip)

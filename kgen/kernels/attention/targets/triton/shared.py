@@ -1,0 +1,64 @@
+"""What kernels of several schedules share: the columns of a head, and words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kgen.kernels.attention.lowered.loads import block_of, columns_of
+from kgen.kernels.attention.lowered.model import Columns
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.targets.code import Assign, Code, as_type, load, row
+
+
+@dataclass(frozen=True)
+class Head:
+    """The columns of a head, and how kernels multiply them."""
+
+    qk: list[Columns]
+    v: list[Columns]
+    columns: list[Assign]
+    """The lines that make the columns of all blocks."""
+    v_columns: list[Assign]
+    """The lines that make the columns of the values alone."""
+    dot: str
+    precision: list[str]
+
+
+def head_of(plan: AttentionPlan, tf32: bool) -> Head:
+    """The columns of a plan's heads."""
+    return Head(
+        qk=[block_of(c, "qk") for c in plan.qk_chunks],
+        v=[block_of(c, "dp") for c in plan.v_chunks],
+        columns=columns_of([*plan.qk_chunks, *plan.v_chunks]),
+        v_columns=columns_of(plan.v_chunks),
+        dot="_tf32_dot" if tf32 else "tl.dot",
+        precision=[f'input_precision="{plan.spec.precision}"']
+        if plan.spec.dtype == "fp32" and not tf32
+        else [],
+    )
+
+
+def narrow_values(plan: AttentionPlan) -> bool:
+    """True if heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
+    (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
+    return not rest and first.width == first.size < min(64, keys.size)
+
+
+def not_specialized(names: Sequence[str]) -> str:
+    """Numbers that Triton compiles no kernel of its own for."""
+    return f"do_not_specialize={json.dumps([*names])}"
+
+
+def sink_load() -> Code:
+    """The load of a head's sink, in base 2."""
+    address = row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))
+    return row("mul", as_type(load(address), "float32"), "LOG2E")
+
+
+def dead_rows(sinks: bool) -> str:
+    """The results of rows that saw no key, as a comment says it."""
+    if sinks:
+        return "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
+    return "Rows that saw no key: zeros, and a log-sum-exp of -inf."
