@@ -40,7 +40,14 @@ OWN_STAGES = {
     "tune": "tuning",
 }
 """The stages of a family, each with the last one of machinery that it may import."""
-OF_SCHEDULES = {"plan": "plan", "conditions": "plan", "verify": "verify", "cases": "verify", "prove": "prove"}
+OF_SCHEDULES = {
+    "plan": "plan",
+    "conditions": "plan",
+    "explained": "explaining",
+    "verify": "verify",
+    "cases": "verify",
+    "prove": "prove",
+}
 """The stages of what lies in the folder of a schedule; the rest of it is of targets."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
@@ -67,6 +74,10 @@ def own(module: str) -> tuple[str | None, str | None]:
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
             return name, "verify"
+        case _, "kernels", name, "schedules", "schedule", *_:
+            return name, "plan"
+        case _, "kernels", name, "schedules", _, None, *_:
+            return name, "plan"
         case _, "kernels", name, "schedules", _, part, *_:
             return name, OF_SCHEDULES.get(str(part), "targets")
         case _, "kernels", name, place, *_:

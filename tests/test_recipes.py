@@ -26,6 +26,7 @@ from kgen.expr.nodes import Const, Type, Var
 from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
 from kgen.verify.families import Subject, family_of, problem_of
+from kgen.verify.interpreter import ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -61,6 +62,12 @@ class Copy:
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(self.root), "COLUMNS": "120"}
         command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+
+    def interpret(self, code: str) -> subprocess.CompletedProcess[str]:
+        """Run code where Triton interprets kernels."""
+        environment = os.environ | {**ENVIRONMENT, "PYTHONPATH": str(self.root)}
+        command = [sys.executable, "-c", code]
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
 
     def kgen(self, *arguments: str) -> str:
@@ -226,6 +233,61 @@ def test_a_chip_is_its_numbers(copy: Copy) -> None:
         ]
     run = copy.python("-c", "from kgen.verify.compiling import ARCHS; print(*ARCHS)")
     assert {"sm_103", "sm_103a", "sm_103f"} <= set(run.stdout.split())
+
+
+# --- a schedule ------------------------
+
+SCHEDULE = "Add a schedule"
+SIMPLE = """kernel: attention
+name: simple
+dtype: fp16
+head_dim: 32
+"""
+CALL = """
+import torch
+from kgen.verify import interpreter
+interpreter.mend()
+from generated.simple.triton import simple, simple_kernels
+
+torch.manual_seed(0)
+for queries, keys in ((1, 150), (1, 0), (5, 70)):
+    q, k, v = (torch.randn(2, 3, n, 32, dtype=torch.float16) for n in (queries, keys, keys))
+    out, lse = simple(q, k, v, return_lse=True)
+    scores = q.double() @ k.double().mT * 32**-0.5
+    print(simple_kernels(q, k, v)["forward"])
+    want = scores.softmax(-1) @ v.double()
+    torch.testing.assert_close(out.double(), want, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), atol=1e-4, rtol=1e-4)
+"""
+
+
+def test_a_schedule_is_one_folder(copy: Copy) -> None:
+    touched = copy.follow(SCHEDULE)
+    own = ("kgen/kernels/attention/schedules/one_query/", "templates/attention/one_query/")
+    (listed, *rest) = touched
+    assert listed == "kgen/kernels/attention/schedules/__init__.py"
+    assert {path.rpartition("/")[0] + "/" for path in rest} == set(own)
+    masked = SIMPLE.replace("simple", "masked") + "mask_mod: kv_idx <= q_idx\n"
+    files = copy.render(SIMPLE, masked)
+    assert "one_query" not in files["masked/triton.py"]
+    assert "computes the plain softmax" in copy.kgen("explain", "text1.yaml")
+    assert "One query takes a kernel of its own." in copy.kgen("explain", "text0.yaml")
+
+
+def test_the_kernels_of_a_new_schedule_are_right(copy: Copy) -> None:
+    copy.follow(SCHEDULE)
+    copy.render(SIMPLE)
+    kernels = copy.root / "generated/simple/triton.py"
+    right = copy.interpret(CALL)
+    assert right.returncode == 0, right.stderr
+    one, none, several = right.stdout.splitlines()
+    assert one == none == "one_query"
+    assert several.startswith("portable: ")
+    kernels.write_text(
+        kernels.read_text().replace("tl.where(live, tl.sum", "tl.where(kv_idx < SK - 1, tl.sum", 1)
+    )
+    wrong = copy.interpret(CALL)
+    assert "Mismatched elements" in wrong.stderr
 
 
 # --- a target, and a family ------------------------

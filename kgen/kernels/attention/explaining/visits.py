@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator
 from kgen.expr.nodes import FIRST_AT_LEAST, Node, reads, variables
 from kgen.expr.spans import Span
 from kgen.expr.unparse import show
-from kgen.kernels.attention.explaining.chips import chip_name
 from kgen.kernels.attention.explaining.drawing import grids
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan
-from kgen.pages.model import Block, Code, Drawing, Line, Lines, Prose, Table, Words, quoting, words
+from kgen.pages.model import Block, Code, Drawing, Line, Lines, Prose, Words, quoting, words
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}
 
@@ -24,9 +22,9 @@ def visits(plan: AttentionPlan) -> Iterator[Block]:
         return
     if plan.choice.conditions:
         yield _no_lists(plan)
-    yield _ranges(plan.forward, "forward and dq" if plan.backward else "forward")
+    yield ranges(plan.forward, "forward and dq" if plan.backward else "forward")
     if plan.dkdv is not None:
-        yield _ranges(plan.dkdv, "dk and dv")
+        yield ranges(plan.dkdv, "dk and dv")
     searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
     if searched:
         what = ", a binary search, is the first position of x with an element >= v."
@@ -89,31 +87,8 @@ def drawn(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
     yield from found
 
 
-def decoding(plan: DecodePlan) -> Iterator[Block]:
-    """How few queries read many keys."""
-    whose = "Any number of queries comes" if plan.alone else f"Up to {MOST_QUERIES} queries come"
-    row = "a row of a tile is a query of one head, and the heads that share K and V share a tile."
-    yield Prose(words(f"{whose} here; {row}"))
-    yield _ranges(plan.attention.forward, "each tile of rows")
-    if plan.balanced:
-        how = "a sequence gets as many of them as its share of all tiles."
-        yield Prose(words(f"These tiles are split over programs: {how}"))
-    else:
-        how = "evenly, in as many parts for each sequence."
-        yield Prose(words(f"These tiles are split over programs, {how}"))
-    if plan.page_size is not None:
-        several = "one" if plan.page_per_tile else "several"
-        yield Prose(words(f"Keys lie in pages of {plan.page_size}, {several} to a tile."))
-    rows = []
-    for chip in sorted(plan.tiles, reverse=True):
-        tile = plan.tiles[chip]
-        sizes = f"at most {tile.BLOCK_M} rows x {tile.BLOCK_N} keys, {tile.num_warps} warps, "
-        sizes += f"{tile.num_stages} stages, {tile.per_sm} programs for each multiprocessor"
-        rows.append((words(chip_name(chip)), words(sizes)))
-    yield Table(("chip", "tile"), tuple(rows), plain_head=False)
-
-
-def _ranges(loop: TileLoop, kernels: str) -> Lines:
+def ranges(loop: TileLoop, kernels: str) -> Lines:
+    """The ranges of positions whose tiles a loop visits."""
     one, many = SIDES[loop.inner.index.name]
     outer, outers = SIDES[loop.outer.index.name]
     start, last = loop.outer.start.name, loop.outer.last.name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from kgen.kernels.attention.schedules import decode, hopper, portable
+from importlib import import_module
+
 from kgen.kernels.attention.schedules.schedule import Schedule
 
-SCHEDULES: tuple[Schedule, ...] = (
-    decode.SCHEDULE,
-    hopper.SCHEDULE,
-    portable.SCHEDULE,
+NAMES = (
+    "decode",
+    "hopper",
+    "portable",
 )
+"""The folders, each with its schedule as `SCHEDULE`."""
+SCHEDULES: tuple[Schedule, ...] = tuple(import_module(f"{__name__}.{name}").SCHEDULE for name in NAMES)

@@ -6,5 +6,6 @@ from kgen.kernels.attention.schedules.schedule import Schedule
 SCHEDULE = Schedule(
     name="hopper",
     made=Lazy(f"{__name__}.made:made"),
+    explained=Lazy(f"{__name__}.explained:explained"),
     obligations=Lazy(f"{__name__}.prove:obligations"),
 )

@@ -1,0 +1,41 @@
+"""What `kgen explain` says of the kernels of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.schedules import SCHEDULES
+from kgen.pages.model import Block, Words
+from kgen.spec.load import Loaded
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What there is to say of a schedule's kernels for one spec."""
+
+    chip: str | None = None
+    """The chip that they are for; None for every chip."""
+    passes: Mapping[str, Words] = field(default_factory=dict)
+    """The kernels of each pass on that chip, or the condition that rules them out."""
+    language: str = ""
+    """A sentence on the language of the kernels."""
+    tiles: Sequence[tuple[str, str, str]] = ()
+    """Kernels, chips, and tiles in words."""
+    remarks: Sequence[str] = ()
+    """Sentences on these tiles."""
+    sections: Mapping[str, Iterable[Block]] = field(default_factory=dict)
+    loops: Mapping[str, TileLoop] = field(default_factory=dict)
+    """The loops over tiles by kernel."""
+    tables: Mapping[str, Mapping[int, Iterable[Any]]] = field(default_factory=dict)
+    """The tiles by kernel and chip; chip 0 stands for every chip without a row."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The schedule's own fields of `--format json`."""
+
+
+def explained_by(loaded: Loaded, plan: AttentionPlan) -> list[Explained]:
+    """What each schedule says of a spec, that of the most calls first."""
+    of = [schedule.explained for schedule in reversed(SCHEDULES)]
+    return [found(loaded, plan) for found in of if found is not None]
