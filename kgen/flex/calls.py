@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import ascending, effects, iterators, numbers, python, records, several, tensors
+from kgen.flex import (
+    ascending,
+    effects,
+    elementwise,
+    instances,
+    iterators,
+    numbers,
+    python,
+    records,
+    several,
+    tensors,
+)
+from kgen.flex.elementwise import NO_REDUCTION
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
-from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
+from kgen.flex.tables import DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS
 from kgen.flex.values import (
     MISSING,
-    DtypeOf,
     External,
     Function,
     Instance,
@@ -28,13 +38,9 @@ from kgen.flex.values import (
     changes_in_place,
     is_callable,
     is_number,
-    kind,
     note_change,
     plain,
 )
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 Keywords = dict[str, Any]
 
@@ -51,97 +57,13 @@ JOINED = "kgen.joined"
 DETACHED = "kgen.detached"
 
 
-# --- operations of elements ------------------------
-
-
-def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
-    """An operation of elements: a term, or a tensor where whole tensors are computed ahead of the mods."""
-    if ev.of_a_pair or any(isinstance(a, Term) for a in args):
-        args = tuple(tensors.scalar(a, place) for a in args)
-    if any(isinstance(a, Tensor) for a in args):
-        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
-            return tensors.computed(fn, args, place)
-        whole = next(a for a in args if isinstance(a, Tensor))
-        message = f"{tensors.called(whole)} is a whole tensor here"
-        place.refuse("whole-tensor", message, "index it, so that one element is left")
-    if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
-        hint = 'write `torch.where(allowed, score, -float("inf"))`'
-        place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
-    return made(ev, fn, [operand(ev, a, place) for a in args], place)
-
-
-def made(ev: Evaluator, fn: str, args: Sequence[Any], place: Place) -> Term:
-    """The result of an operation, without a gradient in `torch.no_grad()`."""
-    term = Term(fn, args, place)
-    return Term("detach", (term,), place) if ev.detaches else term
-
-
-def operand(ev: Evaluator, value: Any, place: Place) -> Term | int | float | bool:
-    """What an operation of a pair may be applied to."""
-    if isinstance(value, Part):
-        return tensors.element(value)
-    value = tensors.scalar(value, place)
-    if isinstance(value, Tensor):
-        message = f"{tensors.called(value)} is a whole tensor here"
-        place.refuse("whole-tensor", message, "index it, so that one element is left")
-    if isinstance(value, Unknown):
-        ev.untold(value)
-    if isinstance(value, Term) or is_number(value):
-        return value  # type: ignore[no-any-return]
-    place.refuse("bad-call", f"{kind(value)} is used as a number", "use numbers and tensors")
-
-
-def _elementwise(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    fn, parameters = ELEMENTWISE[name]
-    for ignored in ("out", "inplace", "device"):
-        keywords.pop(ignored, None)
-    if name in ("max", "min") and len(args) == 1:
-        place.refuse("reduction", f"`{name}` is a reduction", _NO_REDUCTION)
-    given = dict(zip(parameters, args, strict=False))
-    mode = keywords.pop("rounding_mode", None)
-    scale = keywords.pop("alpha", 1) if fn in ("add", "sub") else 1
-    scale = keywords.pop("value", 1) if fn == "addcmul" else scale
-    tanh = keywords.pop("approximate", "none") == "tanh"
-    if len(args) > len(parameters) or set(keywords) - {*parameters}:
-        place.refuse("bad-call", f"`{name}` is not called so", f"write `{name}({', '.join(parameters)})`")
-    given |= keywords
-    if fn == "clamp":
-        return _clamped(ev, given, place)
-    defaults = DEFAULTS.get(fn, {})
-    given = {p: value for p, value in given.items() if value is not None or p not in defaults}
-    missing = [p for p in parameters if p not in given and p not in defaults]
-    if missing:
-        place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")
-    values = tuple(given.get(p, defaults.get(p)) for p in parameters)
-    if any(isinstance(v, Unknown) for v in values) and not ev.of_a_pair:
-        return next(v for v in values if isinstance(v, Unknown))
-    if fn == "gelu" and tanh:
-        fn = "gelu_tanh"
-    if fn == "div" and mode is not None:
-        fn = "floordiv" if mode == "floor" else "truncdiv"
-    if scale != 1:
-        values = (*values[:-1], applied(ev, "mul", (values[-1], scale), place))
-    return applied(ev, fn, values, place)
-
-
-def _clamped(ev: Evaluator, given: Keywords, place: Place) -> Any:
-    value = given.get("input")
-    low, high = given.get("min"), given.get("max")
-    if low is None and high is None:
-        place.refuse("bad-call", "`clamp` needs a bound", "write `clamp(x, min, max)`")
-    if low is not None and high is not None:
-        return applied(ev, "clamp", (value, low, high), place)
-    return applied(ev, "min" if low is None else "max", (value, high if low is None else low), place)
-
-
-_NO_REDUCTION = "a mod is computed for one pair; compute the sum beforehand, and index the tensor of sums"
 _NO_CHANCE = "draw the numbers beforehand, and index the tensor that has them"
 
 
 # --- functions of other packages ------------------------
 
 
-def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a function that is known by its name alone."""
     package, _, name = path.partition(".")
     last = path.rpartition(".")[2]
@@ -169,7 +91,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
         # Comparisons and calls use its mask.
         mask = args[0] if args else keywords["mask_mod"]
         if is_callable(mask):
-            called = ev.classes.caller(mask, place) if isinstance(mask, Instance) else mask
+            called = instances.caller(mask, place) if isinstance(mask, Instance) else mask
             if effects.runs_changes(ev, called):
                 effects.escaped(ev, [mask], place)
             return mask
@@ -196,7 +118,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
     return Unknown(place, f"what `{path}` gives")
 
 
-def _of_types(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _of_types(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call that makes a type, a part of one, or a number of a type; MISSING for any other."""
     package, last = path.partition(".")[0], path.rpartition(".")[2]
     if path == "enum.auto":
@@ -214,7 +136,7 @@ def _of_types(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, pla
     return MISSING
 
 
-def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _torch(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     last = path.rpartition(".")[2].removeprefix("special_")
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
     given = dict(keywords)
@@ -226,7 +148,7 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
     return found
 
 
-def _of_torch(ev: Evaluator, path: str, last: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in NO_GRAD:
@@ -243,16 +165,16 @@ def _of_torch(ev: Evaluator, path: str, last: str, args: list[Any], keywords: Ke
     effects.escaped(ev, [a for a in (*args, *keywords.values()) if is_callable(a)], place)
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
     if two and not isinstance(args[-1], int):
-        return applied(ev, last, (*args, *keywords.values()), place)
+        return elementwise.applied(ev, last, (*args, *keywords.values()), place)
     if last == "unbind" and args and isinstance(args[0], Tensor | Part):
-        return method(ev, Method(args[0], last), args[1:], keywords, place)
+        return ev.call(Method(args[0], last), args[1:], keywords, place)
     args = [several.whole(ev, a, place) for a in args]
     if not ev.of_a_pair and (last != "where" or len(args) == 1):
         found = several.several(ev, last, args, keywords, place)
         if found is not None:
             return found
     if last in ELEMENTWISE:
-        return _elementwise(ev, last, args, keywords, place)
+        return elementwise.called(ev, last, args, keywords, place)
     made = tensors.made(ev, last, args, keywords, place)
     if made is not None:
         return made
@@ -262,7 +184,7 @@ def _of_torch(ev: Evaluator, path: str, last: str, args: list[Any], keywords: Ke
         if last in RANDOM:
             place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
         if last in REDUCTIONS:
-            place.refuse("reduction", f"`{path}` is a reduction", _NO_REDUCTION)
+            place.refuse("reduction", f"`{path}` is a reduction", NO_REDUCTION)
         message = f"`{path}` is not a function of elements that can be read"
         place.refuse("not-in-language", message, "write what it does with arithmetic, `where`, `exp`, `log`")
     return tensors.derived(args, keywords, place)
@@ -309,7 +231,7 @@ _OPERATOR = {
 }
 
 
-def _joined(ev: Evaluator, args: list[Any], place: Place) -> Any:
+def _joined(ev: Reader, args: list[Any], place: Place) -> Any:
     """What `and_masks(...)` and `or_masks(...)` give, called."""
     fn, masks, *pair = args
     result: Any = None
@@ -319,7 +241,7 @@ def _joined(ev: Evaluator, args: list[Any], place: Place) -> Any:
     return result
 
 
-def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _functools(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     if not args or not is_callable(args[0]):
         place.refuse("bad-call", f"`{name}` needs a function first", "write the function first")
     function, *rest = args
@@ -338,7 +260,7 @@ def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, pl
     return result
 
 
-def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any:
+def decorated(ev: Reader, decorator: Any, function: Any, place: Place) -> Any:
     """A function with a decorator."""
     if not isinstance(decorator, External | Unknown):
         return ev.call(decorator, [function], {}, place)
@@ -360,117 +282,3 @@ def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any
         return function
     effects.escaped(ev, [function], place)
     return decorator
-
-
-# --- methods ------------------------
-
-
-def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call of a method of a term, of a tensor, or of a sequence."""
-    owner, name = bound.owner, bound.name
-    if isinstance(owner, list | dict | str):
-        return python.of_sequence(ev, owner, name, args, keywords, place)
-    args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
-    if is_number(owner):
-        return python.of_number(owner, name, args, place)
-    if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):
-        return several.size(owner, name, args, keywords, place)
-    if isinstance(owner, Tensor | Part) and name == "unbind" and _by_elements(ev, owner):
-        return _unbound(owner, args, keywords, place)
-    if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
-        return tensors.detached(owner, place)
-    if not ev.of_a_pair:
-        note_change([*([owner] if changes_in_place(name) else ()), keywords.get("out")])
-    owner = several.whole(ev, owner, place)
-    if isinstance(owner, Tensor):
-        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
-            found = several.several(ev, name, [owner, *args], keywords, place)
-            if found is None:
-                found = tensors.method(ev, owner, name, args, keywords, place)
-            ascending.learn(name, [owner, *args], keywords, found)
-            return found
-        if name in REDUCTIONS:
-            place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
-        owner = operand(ev, owner, place)
-    value = owner
-    if name == "requires_grad_" and not ev.of_a_pair:
-        return ev.learn(value, not args or args[0] is not False, place)
-    if name in SAME:
-        if name != "clone":
-            return value
-        value = operand(ev, value, place)
-        return tensors.detached(value, place) if ev.detaches else value
-    if name in ("detach", "item"):
-        return tensors.detached(operand(ev, value, place), place)
-    if name in ("to", "type", "type_as"):
-        return _cast(ev, value, args, keywords, place)
-    if name in DTYPES:
-        return made(ev, "cast", (operand(ev, value, place), DTYPES[name]), place)
-    if name.startswith("new_"):
-        return _new(ev, value, name, args, keywords, place)
-    base = name.removesuffix("_") if not name.endswith("__") else name
-    if base != name and base in ELEMENTWISE:
-        place.refuse(
-            "not-in-language", f"`.{name}()` changes a tensor in place", f"write `x = x.{base}(...)`"
-        )
-    if name in ("max", "min") and args:
-        return applied(ev, name, (value, *args), place)
-    if name in ELEMENTWISE:
-        fn = ELEMENTWISE[name]
-        if fn[0] == "where":
-            args = [args[0], value, *args[1:]] if args else args
-            return _elementwise(ev, name, args, keywords, place)
-        return _elementwise(ev, name, [value, *args], keywords, place)
-    if name in REDUCTIONS:
-        place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
-    if name in ("view", "reshape", "squeeze", "unsqueeze", "expand", "flatten"):
-        place.refuse("not-in-language", f"`.{name}()` changes a shape", "one value of the pair has no shape")
-    place.refuse(
-        "not-in-language", f"`.{name}()` cannot be read", "write what it does with torch's functions"
-    )
-
-
-def _by_elements(ev: Evaluator, owner: Tensor | Part) -> bool:
-    """True if what is taken apart stays one buffer; ahead of the mods its rows become tensors of their own."""
-    return ev.of_a_pair or isinstance(owner, Part) or len(owner.shape or ()) == 1
-
-
-def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    axis = keywords.get("dim", args[0] if args else 0)
-    if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
-        place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")
-    return tuple(several.rows(owner, place))
-
-
-def _cast(ev: Evaluator, value: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    wanted = keywords.get("dtype", keywords.get("other", args[0] if args else None))
-    if isinstance(wanted, Term | Part):
-        return made(ev, "like", (operand(ev, value, place), operand(ev, wanted, place)), place)
-    if isinstance(wanted, DtypeOf):
-        return made(ev, "like", (operand(ev, value, place), wanted.term), place)
-    if isinstance(wanted, str) or wanted is None or tensors.is_device(wanted):
-        return value
-    return made(ev, "cast", (operand(ev, value, place), tensors.dtype(wanted, place)), place)
-
-
-def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    fills = {"new_ones": 1, "new_zeros": 0}
-    if name == "new_tensor":
-        value = args[0] if args else None
-    elif name == "new_full":
-        value = keywords.get("fill_value", args[1] if len(args) > 1 else None)
-    else:
-        value = fills.get(name)
-    shape = keywords.get("size", args[0] if args else ())
-    if not is_number(value) or (name != "new_tensor" and shape not in ((), [], 1, (1,), [1])):
-        place.refuse(
-            "not-in-language", f"`.{name}()` makes more than a number", "make a number, of shape `()`"
-        )
-    wanted = keywords.get("dtype")
-    const = Term("const", (value,), place)
-    if wanted is None:
-        return const if name == "new_tensor" else Term("like", (const, operand(ev, owner, place)), place)
-    return _cast(ev, const, [wanted], {}, place)
-
-
-__all__ = ["JOINED", "applied", "decorated", "external", "method", "operand"]

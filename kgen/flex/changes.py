@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ast
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kgen.flex import effects, numbers, scopes
+from kgen.flex import effects, instances, naming, numbers, scopes
+from kgen.flex.operators import binary
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
 from kgen.flex.values import (
     Class,
@@ -24,11 +26,8 @@ from kgen.flex.values import (
     note_change,
 )
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
-
-def put(ev: Evaluator, frame: Frame, name: str, value: Any, place: Place) -> None:
+def put(ev: Reader, frame: Frame, name: str, value: Any, place: Place) -> None:
     """Give a name a value, in the frame that it belongs to."""
     holder = scopes.store(frame, name, place)
     if holder is not frame:
@@ -36,7 +35,7 @@ def put(ev: Evaluator, frame: Frame, name: str, value: Any, place: Place) -> Non
     holder.names[name] = value
 
 
-def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
+def assign(ev: Reader, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
     place = Place(source, target)
     match target:
         case ast.Name(id=name):
@@ -72,7 +71,7 @@ def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: So
             set_attribute(ev, owner, target.attr, value, place)
 
 
-def set_item(ev: Evaluator, owner: Any, index: Any, value: Any, place: Place) -> None:
+def set_item(ev: Reader, owner: Any, index: Any, value: Any, place: Place) -> None:
     """`owner[index] = value`."""
     if isinstance(owner, list | dict) and not isinstance(index, Term | Part | Tensor):
         if isinstance(index, Unknown):
@@ -90,7 +89,7 @@ def set_item(ev: Evaluator, owner: Any, index: Any, value: Any, place: Place) ->
         owner.change()
 
 
-def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place) -> None:
+def set_attribute(ev: Reader, owner: Any, name: str, value: Any, place: Place) -> None:
     """`owner.name = value`."""
     hint = "bind a name of the module"
     match owner:
@@ -107,7 +106,7 @@ def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place
         case Tensor() if not ev.of_a_pair:
             owner.forget()
         case Class() | Instance():
-            ev.classes.store(ev, owner, name, value, place)
+            instances.store(ev, owner, name, value, place)
         case Function() | Partial() if name not in effects.HIDDEN:
             # No mod reads what is set here: the names of functions are no longer known.
             ev.renamed = True
@@ -118,11 +117,11 @@ def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place
             place.refuse("not-in-language", f"the attribute `.{name}` is set", hint)
 
 
-def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> None:
+def update(ev: Reader, node: ast.AugAssign, frame: Frame, place: Place) -> None:
     """`target += value`, which changes a list in place."""
     target, source = node.target, place.source
     if isinstance(target, ast.Name):
-        old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, source)
+        old = naming.value(ev, target, frame, Place(source, target))
         if isinstance(old, Term):
             _shared_term(ev, old, target, frame, place)
         if isinstance(old, Tensor) or not ev.of_a_pair:
@@ -137,7 +136,7 @@ def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> No
     new = ev.expression(node.value, frame, source)
     value = _in_place(ev, node, old, new, place) if isinstance(old, list) else None
     if value is None:
-        value = ev.operate(ev.binary(node.op), (old, new), place)
+        value = ev.operate(binary(node.op), (old, new), place)
     if isinstance(target, ast.Name):
         assign(ev, target, value, frame, source)
     elif isinstance(target, ast.Subscript):
@@ -146,28 +145,28 @@ def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> No
         set_attribute(ev, owner, target.attr, value, place)
 
 
-def _in_place(ev: Evaluator, node: ast.AugAssign, old: list[Any], new: Any, place: Place) -> list[Any]:
+def _in_place(ev: Reader, node: ast.AugAssign, old: list[Any], new: Any, place: Place) -> list[Any]:
     ev.changing(old, place)
     if isinstance(node.op, ast.Add):
         more = list(ev.items(new, place))
         numbers.sized(old, len(more), place).extend(more)
     else:
-        old[:] = ev.operate(ev.binary(node.op), (old, new), place)
+        old[:] = ev.operate(binary(node.op), (old, new), place)
     return old
 
 
-def _shared_term(ev: Evaluator, old: Term, target: ast.Name, frame: Frame, place: Place) -> None:
+def _shared_term(ev: Reader, old: Term, target: ast.Name, frame: Frame, place: Place) -> None:
     if not ev.of_a_pair or sum(value is old for value in frame.names.values()) > 1:
         hint = f"write `{target.id} = {target.id} ...`, which makes a new value"
         place.refuse("not-in-language", "a value that has two names is changed in place", hint)
 
 
-def delete(ev: Evaluator, target: ast.expr, frame: Frame, source: Source) -> None:
+def delete(ev: Reader, target: ast.expr, frame: Frame, source: Source) -> None:
     """`del target`."""
     place = Place(source, target)
     match target:
         case ast.Name(id=name):
-            ev.name(ast.copy_location(ast.Name(name), target), frame, source)
+            naming.value(ev, target, frame, place)
             holder = scopes.store(frame, name, place)
             if holder is not frame:
                 ev.changing(holder, place)

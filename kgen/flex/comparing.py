@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex.operators import COMPARISONS
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
 from kgen.flex.values import DtypeOf, External, Part, Scope, Tensor, Term, Unknown, is_number
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
-
-def chain(ev: Evaluator, node: ast.Compare, scope: Scope, source: Source) -> Any:
+def chain(ev: Reader, node: ast.Compare, scope: Scope, source: Source) -> Any:
     """A comparison, or a chain of them: the rest of it is evaluated only if the first holds."""
     place = Place(source, node)
     left = ev.expression(node.left, scope, source)
@@ -33,7 +31,7 @@ def chain(ev: Evaluator, node: ast.Compare, scope: Scope, source: Source) -> Any
     return next((link for link in links[:-1] if not link), links[-1])
 
 
-def compared(ev: Evaluator, operator: ast.cmpop, left: Any, right: Any, place: Place) -> Any:
+def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Place) -> Any:
     """One comparison."""
     match operator:
         case ast.Is() | ast.IsNot():

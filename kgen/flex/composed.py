@@ -10,14 +10,12 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.expr.nodes import Const, Node, Type
 from kgen.expr.parse import FLOAT32_MAX
 from kgen.flex.operands import Functions, Operand
-
-if TYPE_CHECKING:
-    from kgen.flex.lowering import Lowering
+from kgen.flex.operations import Operations
 
 LN2 = math.log(2)
 
@@ -32,19 +30,19 @@ class Composed:
     parameters: tuple[str, ...]
     defaults: dict[str, float]
 
-    def __call__(self, lowering: Lowering, args: Sequence[Node]) -> Node:
-        f = Functions(lowering)
+    def __call__(self, operations: Operations, args: Sequence[Node]) -> Node:
+        f = Functions(operations)
         left = self.parameters[len(args) :]
-        nodes = [*args, *(lowering.number(self.defaults[name]) for name in left)]
-        convert = _real if self.kind == "real" else type(lowering).numeric
-        return f.node(self.make(f, *(Operand(f, convert(lowering, node)) for node in nodes)))
+        nodes = [*args, *(operations.number(self.defaults[name]) for name in left)]
+        convert = _real if self.kind == "real" else Operations.numeric
+        return f.node(self.make(f, *(Operand(f, convert(operations, node)) for node in nodes)))
 
 
-def _real(lowering: Lowering, node: Node) -> Node:
+def _real(operations: Operations, node: Node) -> Node:
     """A real number, as torch makes one of integers and truth values."""
     if isinstance(node, Const) and node.type is not Type.FLOAT:
-        return lowering.number(float(node.value))
-    return lowering.real(node)
+        return operations.number(float(node.value))
+    return operations.real(node)
 
 
 FUNCTIONS: dict[str, Composed] = {}
@@ -184,7 +182,7 @@ def entr(f: Functions, input: Any) -> Any:
 
 @of_torch()
 def float_power(f: Functions, input: Any, exponent: Any) -> Any:
-    return Operand(f, f.lowering._pow(input.node, exponent.node))
+    return Operand(f, f.operations._pow(input.node, exponent.node))
 
 
 @of_torch()
@@ -304,7 +302,7 @@ def selu(f: Functions, input: Any) -> Any:
 @of_torch()
 def rrelu(f: Functions, input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: Any = False) -> Any:
     if training.number != 0:
-        f.lowering.place.refuse("randomness", "`rrelu` is random in training", "use `leaky_relu`")
+        f.operations.place.refuse("randomness", "`rrelu` is random in training", "use `leaky_relu`")
     return f.where(input >= 0, input, input * (0.5 * (lower + upper)))
 
 
@@ -348,7 +346,7 @@ def fmin(f: Functions, input: Any, other: Any) -> Any:
 
 @of_torch("same")
 def fmod(f: Functions, input: Any, other: Any) -> Any:
-    low = f.lowering
+    low = f.operations
     whole = Operand(f, low._truncdiv(input.node, other.node))
     rest = input - other * whole
     if other.integral or other.number is not None:
@@ -370,16 +368,16 @@ def remainder(f: Functions, input: Any, other: Any) -> Any:
 
 @of_torch()
 def frac(f: Functions, input: Any) -> Any:
-    return input - Operand(f, f.lowering._trunc(input.node))
+    return input - Operand(f, f.operations._trunc(input.node))
 
 
 @of_torch("same")
 def round(f: Functions, input: Any, decimals: Any = 0) -> Any:
     digits = decimals.number
     if digits is None:
-        f.lowering.place.refuse("bad-call", "`decimals` is not a number of the source", "write a number")
+        f.operations.place.refuse("bad-call", "`decimals` is not a number of the source", "write a number")
     if input.integral or digits == 0:
-        return Operand(f, f.lowering._round(input.node))
+        return Operand(f, f.operations._round(input.node))
     power = 10.0 ** abs(digits)
     return f("round", input * power) / power if digits > 0 else f("round", input / power) * power
 

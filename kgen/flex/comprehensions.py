@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import changes, effects, numbers, scopes
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
 from kgen.flex.values import Passing, Scope
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
-
 
 def listed(
-    ev: Evaluator, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: Scope, source: Source
+    ev: Reader, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: Scope, source: Source
 ) -> Any:
     """The value of a comprehension."""
     place = Place(source, node)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from kgen.diagnostics import KgenError
 from kgen.flex import scopes
 from kgen.flex.packages import PYTHON
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, SAME
 from kgen.flex.values import (
@@ -33,9 +34,6 @@ from kgen.flex.values import (
     Unknown,
     Wrapped,
 )
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 WILD = frozenset(
     ("exec", "eval", "globals", "locals", "vars", "setattr", "delattr", "__import__", "reload", "_getframe")
@@ -77,7 +75,7 @@ def harmless(path: str) -> bool:
 class Reach:
     """The values and names in reach of some code."""
 
-    def __init__(self, ev: Evaluator) -> None:
+    def __init__(self, ev: Reader) -> None:
         self.ev = ev
         self.waiting: list[tuple[ast.AST, Scope]] = []
         self.seen: set[tuple[int, int]] = set()
@@ -325,7 +323,7 @@ def _forget(scope: Scope, name: str, unknown: Unknown) -> None:
 
 
 def lost(
-    ev: Evaluator, node: ast.stmt | ast.expr, frame: Scope, error: KgenError | None, place: Place
+    ev: Reader, node: ast.stmt | ast.expr, frame: Scope, error: KgenError | None, place: Place
 ) -> Unknown:
     """Forget what code that is not read could bind or change: it may have run, in part or as a whole."""
     symbols = scopes.bound([node])
@@ -343,7 +341,7 @@ def lost(
     return unknown
 
 
-def changes(ev: Evaluator, node: ast.expr, scope: Scope) -> bool:
+def changes(ev: Reader, node: ast.expr, scope: Scope) -> bool:
     """True if an expression could change a value or bind a name."""
     reach = Reach(ev)
     reach.add(node, scope)
@@ -352,7 +350,7 @@ def changes(ev: Evaluator, node: ast.expr, scope: Scope) -> bool:
     return bool(reach.risky or reach.wild or reach.names or named)
 
 
-def runs_changes(ev: Evaluator, function: Any) -> bool:
+def runs_changes(ev: Reader, function: Any) -> bool:
     """True if a call of a function could change a value that outlives it."""
     reach = Reach(ev)
     reach.value(function)
@@ -360,7 +358,7 @@ def runs_changes(ev: Evaluator, function: Any) -> bool:
     return bool(reach.risky or reach.wild or reach.names)
 
 
-def escaped(ev: Evaluator, values: Iterable[Any], place: Place) -> None:
+def escaped(ev: Reader, values: Iterable[Any], place: Place) -> None:
     """Forget what a call of unread code could change: lists that it is given, and what functions among them reach."""
     reach = Reach(ev)
     reach.given = list(values)

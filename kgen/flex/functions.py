@@ -5,25 +5,23 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kgen.flex import calls, scopes, statements
+from kgen.flex import calls, expressions, scopes, statements
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.statements import Returned
 from kgen.flex.values import Function, Scope, Tensor, is_number
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
-
-def defined(ev: Evaluator, node: ast.FunctionDef | ast.Lambda, scope: Scope, place: Place) -> Any:
+def defined(ev: Reader, node: ast.FunctionDef | ast.Lambda, scope: Scope, place: Place) -> Any:
     """A function where it is defined: its decorators and default arguments are evaluated once."""
     given = node.args
     listed = node.decorator_list if isinstance(node, ast.FunctionDef) else []
     decorators = [(ev.expression(d, scope, place.source), Place(place.source, d)) for d in listed]
     names = [a.arg for a in (*given.posonlyargs, *given.args)]
     last = names[len(names) - len(given.defaults) :]
-    defaults = dict(zip(last, ev.elements(given.defaults, scope, place.source), strict=True))
+    defaults = dict(zip(last, expressions.elements(ev, given.defaults, scope, place.source), strict=True))
     for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         if value is not None:
             defaults[argument.arg] = ev.expression(value, scope, place.source)
@@ -33,9 +31,7 @@ def defined(ev: Evaluator, node: ast.FunctionDef | ast.Lambda, scope: Scope, pla
     return made
 
 
-def inlined(
-    ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
-) -> Any:
+def inlined(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """The result of a call: the body is read with the arguments under their names."""
     ev.step(place)
     if f.results is not None and not ev.of_a_pair:
@@ -59,7 +55,7 @@ def inlined(
     return ev.deeper(body, place)
 
 
-def _kept(ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def _kept(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """The result of a function with `lru_cache`: a later call with equal arguments gives the same object."""
     results = f.results
     assert results is not None
@@ -72,14 +68,14 @@ def _kept(ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str
     return results[key]
 
 
-def _symbols(ev: Evaluator, node: ast.FunctionDef | ast.Lambda) -> scopes.Symbols:
+def _symbols(ev: Reader, node: ast.FunctionDef | ast.Lambda) -> scopes.Symbols:
     if node not in ev.symbols:
         ev.symbols[node] = scopes.bound(scopes.body(node))
     return ev.symbols[node]
 
 
 def arguments(
-    ev: Evaluator, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+    ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
     """The arguments of a call under their names."""
     given = f.node.args

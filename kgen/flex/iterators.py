@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import effects, numbers
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import MISSING, Passing, Unknown
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
-
-def called(ev: Evaluator, name: str, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
+def called(ev: Reader, name: str, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
     """The result of a function of `itertools`; `MISSING` for one that is not read."""
     if any(isinstance(a, Unknown) for a in (*args, *keywords.values())):
         return next(a for a in (*args, *keywords.values()) if isinstance(a, Unknown))
@@ -42,7 +40,7 @@ def called(ev: Evaluator, name: str, args: list[Any], keywords: dict[str, Any], 
     return Passing(numbers.sized(found, 0, place), of=args)
 
 
-def _accumulated(ev: Evaluator, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
+def _accumulated(ev: Reader, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
     function = keywords.get("func", args[1] if len(args) > 1 else None)
     if function is not None and effects.runs_changes(ev, function):
         place.refuse("not-in-language", "`accumulate` calls what changes values", "write a loop")
@@ -58,7 +56,7 @@ def _accumulated(ev: Evaluator, args: list[Any], keywords: dict[str, Any], place
     return Passing(found, of=args[:1])
 
 
-def _listed(ev: Evaluator, value: Any, place: Place) -> list[Any]:
+def _listed(ev: Reader, value: Any, place: Place) -> list[Any]:
     found: list[Any] = []
     for item in ev.items(value, place):
         ev.step(place)

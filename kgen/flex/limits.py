@@ -1,55 +1,69 @@
-"""Integers of more than 32 bits: most stand for "no limit", as in `q_idx - kv_idx < 2**62`."""
+"""Integers of more than 32 bits: most stand for "no limit", as in `q_idx - kv_idx < 2**62`.
+
+Integers of the language have 32 bits, so what such an integer is compared with decides the comparison. Beside a real
+number the integer is real.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from kgen.expr.nodes import Node, Type
 from kgen.expr.parse import INT32
 from kgen.flex.inference import COMPARISONS
+from kgen.flex.operations import Operations
 from kgen.flex.values import Term
-
-if TYPE_CHECKING:
-    from kgen.flex.lowering import Lowering
 
 _BELOW = frozenset({"lt", "le", "ne"})
 _BOUNDS = {"min": True, "max": False, "clamp_max": True, "clamp_min": False}
 """True if a bound that is too great for 32 bits bounds nothing."""
 
 
-def unlimited(low: Lowering, term: Term) -> Node | None:
+def large(value: object) -> bool:
+    """True for an integer of more than 32 bits."""
+    return type(value) is int and value not in INT32
+
+
+def is_real(term: Term, others: Sequence[Node | None]) -> bool:
+    """True if an operation with such an integer is one of real numbers."""
+    return term.fn == "div" or any(node is not None and node.type is Type.FLOAT for node in others)
+
+
+def with_reals(term: Term) -> Term:
+    """The same operation with real numbers in place of such integers."""
+    return Term(term.fn, [float(arg) if large(arg) else arg for arg in term.args], term.place)
+
+
+def unlimited(ops: Operations, term: Term, others: Sequence[Node | None]) -> Node | None:
     """The tree of an operation on such an integer; None if there is none.
 
-    Integers of the language have 32 bits, so what they are compared with decides the comparison. Beside a real number
-    the integer is real. A tensor of int64 may hold as much, and is not decided.
+    `others` are the trees of the arguments, None for such an integer. A tensor of int64 may hold as much, and is not
+    decided.
     """
-    others = [low.of(arg) for arg in term.args if not _large(arg)]
-    if any(node.type is Type.FLOAT for node in others) or term.fn == "div":
-        return low.node(Term(term.fn, [float(a) if _large(a) else a for a in term.args], term.place))
-    if any(node.type is Type.LONG for node in others):
+    nodes = [node for node in others if node is not None]
+    if any(node.type is Type.LONG for node in nodes):
         return None
-    if term.fn in COMPARISONS and len(others) == 1:
-        first = _large(term.args[0])
+    if term.fn in COMPARISONS and len(nodes) == 1:
+        first = large(term.args[0])
         above = (term.args[0] if first else term.args[1]) > 0
         if term.fn in ("eq", "ne"):
-            return low.number(term.fn == "ne")
-        return low.number((term.fn in _BELOW) == (above != first))
-    if term.fn in _BOUNDS and len(others) == 1:
-        limit = next(arg for arg in term.args if _large(arg))
-        return low.numeric(others[0]) if (limit > 0) == _BOUNDS[term.fn] else None
-    if term.fn == "clamp" and not _large(term.args[0]):
-        return _clamped(low, *term.args)
+            return ops.number(term.fn == "ne")
+        return ops.number((term.fn in _BELOW) == (above != first))
+    if term.fn in _BOUNDS and len(nodes) == 1:
+        limit = next(arg for arg in term.args if large(arg))
+        return ops.numeric(nodes[0]) if (limit > 0) == _BOUNDS[term.fn] else None
+    if term.fn == "clamp" and others[0] is not None:
+        return _clamped(ops, term.args, others)
     return None
 
 
-def _clamped(low: Lowering, value: Any, least: Any, most: Any) -> Node | None:
-    node = low.numeric(low.of(value))
-    if _large(least) and _large(most):
-        return node if least < 0 < most else None
-    if _large(least):
-        return low.call("min", node, low.numeric(low.of(most))) if least < 0 else None
-    return low.call("max", node, low.numeric(low.of(least))) if most > 0 else None
-
-
-def _large(value: object) -> bool:
-    return type(value) is int and value not in INT32
+def _clamped(ops: Operations, args: Sequence[Any], nodes: Sequence[Node | None]) -> Node | None:
+    value, least, most = nodes
+    assert value is not None
+    value = ops.numeric(value)
+    if least is not None:
+        return ops.call("max", value, ops.numeric(least)) if args[2] > 0 else None
+    if most is not None:
+        return ops.call("min", value, ops.numeric(most)) if args[1] < 0 else None
+    return value if args[1] < 0 < args[2] else None

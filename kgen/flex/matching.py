@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import changes
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
 from kgen.flex.values import Class, External, Frame, Instance, Named, Unknown, is_number, kind
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "tuple": tuple, "dict": dict}
 
 
-def holds(ev: Evaluator, value: Any, case: ast.match_case, frame: Frame, source: Source) -> bool:
+def holds(ev: Reader, value: Any, case: ast.match_case, frame: Frame, source: Source) -> bool:
     """True if a case is the one that runs; the names of its pattern are bound."""
     if not _matches(ev, case.pattern, value, frame, source):
         return False
     return case.guard is None or ev.decided(ev.expression(case.guard, frame, source), case.guard, source)
 
 
-def _matches(ev: Evaluator, pattern: ast.pattern, value: Any, frame: Frame, source: Source) -> bool:
+def _matches(ev: Reader, pattern: ast.pattern, value: Any, frame: Frame, source: Source) -> bool:
     place = Place(source, pattern)
     match pattern:
         case ast.MatchAs(pattern=inner, name=name):
@@ -62,7 +60,7 @@ def _matches(ev: Evaluator, pattern: ast.pattern, value: Any, frame: Frame, sour
 
 
 def _fields(
-    ev: Evaluator, pattern: ast.MatchClass, cls: Any, value: Instance | Named, frame: Frame, source: Source
+    ev: Reader, pattern: ast.MatchClass, cls: Any, value: Instance | Named, frame: Frame, source: Source
 ) -> bool:
     """True if an instance is of a class of the source, and its attributes match."""
     place = Place(source, pattern)
@@ -82,7 +80,7 @@ def _fields(
     return all(_matches(ev, inner, item, frame, source) for item, inner in found)
 
 
-def _known(ev: Evaluator, value: Any, place: Place) -> None:
+def _known(ev: Reader, value: Any, place: Place) -> None:
     if isinstance(value, Unknown):
         ev.untold(value)
     if isinstance(value, Instance) and (value.cls.members is not None or value.cls.data is not None):
@@ -92,7 +90,7 @@ def _known(ev: Evaluator, value: Any, place: Place) -> None:
 
 
 def _sequence(
-    ev: Evaluator,
+    ev: Reader,
     patterns: list[ast.pattern],
     value: list[Any] | tuple[Any, ...],
     frame: Frame,

@@ -13,16 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kgen.diagnostics import Diagnostic, KgenError, shown
-from kgen.flex import scopes, source, toplevel
+from kgen.flex import scopes, source
 from kgen.flex.packages import STARS
 from kgen.flex.source import Place, Source
 from kgen.flex.values import MISSING, External, Frame, Function, Scope, Unknown
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 MAX_MODULES = 64
 
@@ -89,7 +86,7 @@ class Deferred:
                 return value
             found = self.module.located((*self.parts, self.name), self.level)
             return MISSING if found is None or isinstance(found, External) else found
-        return self.module.evaluator.external(f"{found.path}.{self.name}")
+        return self.module.library.external(f"{found.path}.{self.name}")
 
     def _whole(self, found: Any) -> Any:
         """A module; refuse a name of a package that the import of a module of the same name changes."""
@@ -128,21 +125,32 @@ class Folder:
         return found
 
 
+class Library(Protocol):
+    """What knows other modules."""
+
+    def module(self, path: Path) -> Module:
+        """A file of the source, read once."""
+
+    def external(self, path: str) -> Any:
+        """A name of another package."""
+
+
 class Module(Frame):
     """A file, and its names. Its statements are read in order; the names that one makes which cannot be read are
     refused where they are used."""
 
-    def __init__(self, text: Source, evaluator: Evaluator, path: Path | None = None) -> None:
+    def __init__(self, text: Source, library: Library, path: Path | None = None) -> None:
         super().__init__(NOWHERE)
         self.context = self
         self.source = text
-        self.evaluator = evaluator
+        self.library = library
         self.path = path
         self.tree = text.module()
         self.bindings = Counter(_stored(self.tree))
         self.lost: Unknown | None = None
         """Set if code could have bound any name."""
         self.done = False
+        """Set when the statements are read."""
 
     def find(self, name: str) -> Any:
         value = self.names.get(name, MISSING)
@@ -161,12 +169,6 @@ class Module(Frame):
         for name in self.names:
             self.names[name] = unknown
 
-    def read(self) -> None:
-        """Read the statements."""
-        with self.evaluator.reading(self):
-            toplevel.run(self.evaluator, self.tree.body, self)
-        self.done = True
-
     # Imports ------------------------
 
     def imports(self, other: Module) -> bool:
@@ -176,7 +178,7 @@ class Module(Frame):
 
     def imported(self, node: ast.Import | ast.ImportFrom) -> list[Module]:
         """The modules of the source that a statement imports."""
-        return [self.evaluator.module(path) for path in self._files(node)]
+        return [self.library.module(path) for path in self._files(node)]
 
     def _files(self, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
         level = node.level if isinstance(node, ast.ImportFrom) else 0
@@ -221,7 +223,7 @@ class Module(Frame):
         if self.is_folder((name,), 1):
             return Folder(self, (name,), 1)
         path = self._file((name,), 1)
-        return None if path is None else self.evaluator.module(path)
+        return None if path is None else self.library.module(path)
 
     def is_folder(self, parts: Sequence[str], level: int) -> bool:
         """True for a package without `__init__.py` that has a Python file, or a package with one, in it."""
@@ -236,7 +238,7 @@ class Module(Frame):
             if name is not None and self._file((*parts, name), level) is not None:
                 return Deferred(self, (*parts, name), level)
             path = ".".join(parts)
-            return self.evaluator.external(path if name is None else f"{path}.{name}")
+            return self.library.external(path if name is None else f"{path}.{name}")
         return Deferred(self, parts, level, name)
 
     def _star(self, parts: tuple[str, ...], level: int, frame: Frame, place: Place) -> None:
@@ -255,7 +257,7 @@ class Module(Frame):
                     del frame.names[name]
         elif found.path in STARS:
             for name in STARS[found.path]:
-                frame.names[name] = self.evaluator.external(f"{found.path}.{name}")
+                frame.names[name] = self.library.external(f"{found.path}.{name}")
         else:
             hint = "import each name that is used by its name"
             error = place.wrong("not-known", f"the names of `{found.path}` may hide others", hint)
@@ -264,7 +266,7 @@ class Module(Frame):
     def located(self, parts: Sequence[str], level: int) -> Module | External:
         """A module beside this one or in its package; any other is another package's."""
         path = self._file(parts, level)
-        return External(".".join(parts)) if path is None else self.evaluator.module(path)
+        return External(".".join(parts)) if path is None else self.library.module(path)
 
     def _file(self, parts: Sequence[str], level: int) -> Path | None:
         folder = self._folder(parts, level)
@@ -316,9 +318,9 @@ class _Nowhere:
 NOWHERE = _Nowhere()
 
 
-def load(path: Path, evaluator: Evaluator) -> Module:
+def load(path: Path, library: Library) -> Module:
     """A file as a module, whose statements are not read yet. Raises `KgenError`."""
-    return Module(source.read(path), evaluator, path)
+    return Module(source.read(path), library, path)
 
 
 def functions(module: Module) -> list[str]:

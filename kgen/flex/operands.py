@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.expr.nodes import Const, Node, Type
-
-if TYPE_CHECKING:
-    from kgen.flex.lowering import Lowering
+from kgen.flex.operations import Operations
 
 
 class Functions:
     """Applies functions of the language to operands."""
 
-    def __init__(self, lowering: Lowering) -> None:
-        self.lowering = lowering
+    def __init__(self, operations: Operations) -> None:
+        self.operations = operations
 
     def __call__(self, fn: str, *args: Any) -> Operand:
-        low = self.lowering
+        low = self.operations
         nodes = [self.node(a) for a in args]
         match fn:
             case "where":
@@ -34,7 +32,7 @@ class Functions:
         return self("where", condition, a, b)
 
     def node(self, value: Any) -> Node:
-        return value.node if isinstance(value, Operand) else self.lowering.number(value)
+        return value.node if isinstance(value, Operand) else self.operations.number(value)
 
 
 class Operand:
@@ -94,7 +92,7 @@ class Operand:
 
     def is_(self, other: Any) -> Operand:
         """`==`, which Python's own objects keep."""
-        low = self.f.lowering
+        low = self.f.operations
         return Operand(self.f, low.compared("eq", self.node, self.f.node(other)))
 
     def __and__(self, other: Any) -> Operand:

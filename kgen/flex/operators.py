@@ -27,3 +27,8 @@ COMPARISONS: dict[type[ast.AST], str] = {
     ast.Eq: "eq",
     ast.NotEq: "ne",
 }
+
+
+def binary(operator: ast.operator) -> str:
+    """The name of an operator between two values."""
+    return BINARY.get(type(operator), "matmul")

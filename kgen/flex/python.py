@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import effects, numbers, tables, tensors
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import (
+    MISSING,
     External,
     Part,
     Passing,
@@ -19,15 +21,10 @@ from kgen.flex.values import (
     kind,
 )
 
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
-
 Keywords = dict[str, Any]
 
 
-def of_sequence(
-    ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
-) -> Any:
+def of_sequence(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     if name in tables.CHANGING:
         ev.changing(owner, place)
     if name in ("get", "pop", "setdefault", "insert") and args and not _plain(args[0]):
@@ -60,100 +57,23 @@ def _plain(value: Any) -> bool:
     return value is None or is_number(value) or isinstance(value, str | tuple | External)
 
 
-def called(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """A call of a function of Python."""
     args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
-    simple = all(is_number(a) for a in args)
-    of_pair = any(isinstance(a, Term | Part) for a in args)
     left = set(keywords) - _KEYWORDS.get(name, set())
     if left and name not in ("print", "dict"):
         place.refuse("not-in-language", f"`{name}` is called with `{min(left)}`", "write it without")
-    match name, args:
-        case "print", _:
-            return None
-        case (("int" | "float" | "bool"), [Term() | Part() as value]):
-            dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
-            return Term("cast", (tensors.element(value) if isinstance(value, Part) else value, dtype), place)
-        case "float", [str() as text]:
-            return numbers.computed(lambda: float(text), place)
-        case "abs", [Term() | Part() as value]:
-            return ev.operate("abs", (value,), place)
-        case "round", [Term() | Part() as value]:
-            return ev.operate("round", (value,), place)
-        case (("min" | "max"), [_, _, *_]) if of_pair and not keywords:
-            result = args[0]
-            for other in args[1:]:
-                result = ev.operate(name, (result, other), place)
-            return result
-        case "pow", [_, _]:
-            return ev.operate("pow", (args[0], args[1]), place)
-        case (("callable" | "isinstance"), [value, *_]):
-            return is_callable(value) if name == "callable" else _instance(args, place)
-        case "len", [list() | tuple() | dict() | range() as value]:
-            return len(value)
-        case "len", [Tensor() | Part() as value]:
-            shape = tensors.attribute(value, "shape", place)
-            return (
-                shape[0] if isinstance(shape, tuple) and shape else Unknown(place, "the length of a tensor")
-            )
-        case "range", _ if simple and 1 <= len(args) <= 3:
-            return numbers.computed(lambda: range(*args), place)
-        case "range", _ if of_pair:
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
-        case "enumerate", [value, *start] if all(type(n) is int for n in (*start, *keywords.values())):
-            first = keywords.get("start", start[0] if start else 0)
-            return Passing(list(enumerate(_listed(ev, value, place), first)), of=[value])
-        case "zip", _:
-            lists = [_listed(ev, value, place) for value in args]
-            strict = keywords.get("strict", False) is not False
-            return Passing(numbers.computed(lambda: list(zip(*lists, strict=strict)), place), of=args)
-        case "reversed", [value]:
-            return Passing(_listed(ev, value, place)[::-1], of=[value])
-        case "sorted", [value]:
-            return _ordered(ev, _listed(ev, value, place), keywords, place)
-        case (("tuple" | "list"), []):
-            return () if name == "tuple" else []
-        case (("tuple" | "list"), [value]):
-            return (tuple if name == "tuple" else list)(_listed(ev, value, place))
-        case "map", [function, value]:
-            if effects.runs_changes(ev, function):
-                place.refuse("not-in-language", "`map` calls what changes values", "write a loop")
-            return Passing(
-                [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)], of=[value]
-            )
-        case (("all" | "any"), [value]):
-            found = [ev.decided(item, place.node, place.source) for item in _listed(ev, value, place)]  # type: ignore[arg-type]
-            return all(found) if name == "all" else any(found)
-        case "sum", [value, *start]:
-            result = keywords.get("start", start[0] if start else 0)
-            for item in _listed(ev, value, place):
-                result = ev.operate("add", (result, item), place)
-            return result
-        case (("min" | "max"), [list() | tuple() | range() | dict() | Passing() as items]):
-            listed = _listed(ev, items, place)
-            if not listed and "default" in keywords:
-                return keywords["default"]
-            if not listed:
-                place.refuse("bad-number", f"`{name}` is given nothing", "give it a number")
-            if "key" in keywords:
-                return _first_by(ev, name, listed, keywords["key"], place)
-            return listed[0] if len(listed) == 1 else called(ev, name, listed, {}, place)
-        case (("min" | "max"), [_, _, *_]) if "key" in keywords:
-            return _first_by(ev, name, args, keywords["key"], place)
-    pure: Mapping[str, Callable[..., Any]] = {
-        "abs": abs,
-        "int": int,
-        "float": float,
-        "bool": bool,
-        "round": round,
-        "min": min,
-        "max": max,
-        "divmod": divmod,
-    }
-    if name in pure and simple and args:
-        return numbers.computed(lambda: pure[name](*args), place)
-    if name == "dict" and not args:
-        return dict(keywords)
+    if name in _FUNCTIONS:
+        found = _FUNCTIONS[name](ev, name, args, keywords, place)
+        if found is not MISSING:
+            return found
+    if name in _PURE and args and all(is_number(a) for a in args):
+        return numbers.computed(lambda: _PURE[name](*args), place)
+    return _unread(ev, name, args, keywords, place)
+
+
+def _unread(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """A call whose value is not known; refuse one in a mod."""
     unknown = next((a for a in args if isinstance(a, Unknown)), None)
     if ev.of_a_pair:
         if unknown is not None:
@@ -165,6 +85,176 @@ def called(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place:
     return unknown or Unknown(place, f"what `{name}` gives")
 
 
+# --- one function each: its value, or `MISSING` for arguments that it does not know ------------------------
+
+
+def _print(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return None
+
+
+def _number(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    match args:
+        case [Term() | Part() as value]:
+            dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
+            return Term("cast", (tensors.element(value) if isinstance(value, Part) else value, dtype), place)
+        case [str() as text] if name == "float":
+            return numbers.computed(lambda: float(text), place)
+    return MISSING
+
+
+def _of_one(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """`abs` and `round` of a value of the pair."""
+    match args:
+        case [Term() | Part() as value]:
+            return ev.operate(name, (value,), place)
+    return MISSING
+
+
+def _extreme(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """`min` and `max`."""
+    match args:
+        case [_, _, *_] if not keywords and any(isinstance(a, Term | Part) for a in args):
+            result = args[0]
+            for other in args[1:]:
+                result = ev.operate(name, (result, other), place)
+            return result
+        case [list() | tuple() | range() | dict() | Passing() as items]:
+            listed = _listed(ev, items, place)
+            if not listed and "default" in keywords:
+                return keywords["default"]
+            if not listed:
+                place.refuse("bad-number", f"`{name}` is given nothing", "give it a number")
+            if "key" in keywords:
+                return _first_by(ev, name, listed, keywords["key"], place)
+            return listed[0] if len(listed) == 1 else called(ev, name, listed, {}, place)
+        case [_, _, *_] if "key" in keywords:
+            return _first_by(ev, name, args, keywords["key"], place)
+    return MISSING
+
+
+def _power(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return ev.operate("pow", (args[0], args[1]), place) if len(args) == 2 else MISSING
+
+
+def _callable(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return is_callable(args[0]) if args else MISSING
+
+
+def _isinstance(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return _instance(args, place) if args else MISSING
+
+
+def _len(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    match args:
+        case [list() | tuple() | dict() | range() as value]:
+            return len(value)
+        case [Tensor() | Part() as value]:
+            shape = tensors.attribute(value, "shape", place)
+            known = isinstance(shape, tuple) and shape
+            return shape[0] if known else Unknown(place, "the length of a tensor")
+    return MISSING
+
+
+def _range(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    if 1 <= len(args) <= 3 and all(is_number(a) for a in args):
+        return numbers.computed(lambda: range(*args), place)
+    if any(isinstance(a, Term | Part) for a in args):
+        hint = "write its steps one by one; the number of steps must be known from the source"
+        place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
+    return MISSING
+
+
+def _enumerate(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    match args:
+        case [value, *start] if all(type(n) is int for n in (*start, *keywords.values())):
+            first = keywords.get("start", start[0] if start else 0)
+            return Passing(list(enumerate(_listed(ev, value, place), first)), of=[value])
+    return MISSING
+
+
+def _zip(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    lists = [_listed(ev, value, place) for value in args]
+    strict = keywords.get("strict", False) is not False
+    return Passing(numbers.computed(lambda: list(zip(*lists, strict=strict)), place), of=args)
+
+
+def _reversed(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return Passing(_listed(ev, args[0], place)[::-1], of=args) if len(args) == 1 else MISSING
+
+
+def _sorted(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return _ordered(ev, _listed(ev, args[0], place), keywords, place) if len(args) == 1 else MISSING
+
+
+def _sequence(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """`tuple` and `list`."""
+    if len(args) > 1:
+        return MISSING
+    return (tuple if name == "tuple" else list)(_listed(ev, args[0], place) if args else ())
+
+
+def _map(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    match args:
+        case [function, value]:
+            if effects.runs_changes(ev, function):
+                place.refuse("not-in-language", "`map` calls what changes values", "write a loop")
+            found = [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
+            return Passing(found, of=[value])
+    return MISSING
+
+
+def _all_or_any(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    if len(args) != 1:
+        return MISSING
+    found = [ev.decided(item, place.node, place.source) for item in _listed(ev, args[0], place)]  # type: ignore[arg-type]
+    return all(found) if name == "all" else any(found)
+
+
+def _sum(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    match args:
+        case [value, *start]:
+            result = keywords.get("start", start[0] if start else 0)
+            for item in _listed(ev, value, place):
+                result = ev.operate("add", (result, item), place)
+            return result
+    return MISSING
+
+
+def _dict(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    return MISSING if args else dict(keywords)
+
+
+_FUNCTIONS: Mapping[str, Callable[[Reader, str, list[Any], Keywords, Place], Any]] = {
+    "print": _print,
+    **dict.fromkeys(("int", "float", "bool"), _number),
+    **dict.fromkeys(("abs", "round"), _of_one),
+    **dict.fromkeys(("min", "max"), _extreme),
+    "pow": _power,
+    "callable": _callable,
+    "isinstance": _isinstance,
+    "len": _len,
+    "range": _range,
+    "enumerate": _enumerate,
+    "zip": _zip,
+    "reversed": _reversed,
+    "sorted": _sorted,
+    **dict.fromkeys(("tuple", "list"), _sequence),
+    "map": _map,
+    **dict.fromkeys(("all", "any"), _all_or_any),
+    "sum": _sum,
+    "dict": _dict,
+}
+_PURE: Mapping[str, Callable[..., Any]] = {
+    "abs": abs,
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "round": round,
+    "min": min,
+    "max": max,
+    "divmod": divmod,
+}
+"""Functions of numbers that are called as they are."""
 _KEYWORDS = {
     "enumerate": {"start"},
     "zip": {"strict"},
@@ -175,7 +265,7 @@ _KEYWORDS = {
 }
 
 
-def _keys(ev: Evaluator, items: list[Any], key: Any, place: Place) -> list[Any]:
+def _keys(ev: Reader, items: list[Any], key: Any, place: Place) -> list[Any]:
     """The key that a sequence is ordered by; only numbers are read."""
     keys = items if key is None else [ev.call(key, [item], {}, place) for item in items]
     for value in keys:
@@ -186,18 +276,18 @@ def _keys(ev: Evaluator, items: list[Any], key: Any, place: Place) -> list[Any]:
     return keys
 
 
-def _first_by(ev: Evaluator, name: str, items: list[Any], key: Any, place: Place) -> Any:
+def _first_by(ev: Reader, name: str, items: list[Any], key: Any, place: Place) -> Any:
     keys = _keys(ev, items, key, place)
     return items[keys.index((min if name == "min" else max)(keys))]
 
 
-def _ordered(ev: Evaluator, items: list[Any], keywords: Keywords, place: Place) -> list[Any]:
+def _ordered(ev: Reader, items: list[Any], keywords: Keywords, place: Place) -> list[Any]:
     keys = _keys(ev, items, keywords.get("key"), place)
     reverse = keywords.get("reverse", False) is not False
     return [items[i] for i in sorted(range(len(items)), key=keys.__getitem__, reverse=reverse)]
 
 
-def _listed(ev: Evaluator, value: Any, place: Place) -> list[Any]:
+def _listed(ev: Reader, value: Any, place: Place) -> list[Any]:
     found: list[Any] = []
     for item in ev.items(value, place):
         ev.step(place)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import keyword
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import MISSING, Class, External, Fresh, Partial, Unknown
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 DATACLASS = External("dataclasses.dataclass")
 _READ = frozenset({"frozen", "eq", "order", "repr", "unsafe_hash", "slots", "match_args", "weakref_slot"})
@@ -71,7 +69,7 @@ def field(keywords: Mapping[str, Any], place: Place) -> Any:
 
 
 def filled(
-    ev: Evaluator, cls: Class, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+    ev: Reader, cls: Class, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
     """The attributes of an instance that is made with these arguments."""
     fields = cls.data or {}
@@ -89,7 +87,7 @@ def filled(
     return made
 
 
-def named_tuple(ev: Evaluator, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def named_tuple(ev: Reader, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """`namedtuple("P", "a b")` or `NamedTuple("P", [("a", int), ("b", int)])`."""
     match args:
         case [str() as name, str() as text]:

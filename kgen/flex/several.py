@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import numbers, tensors
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import Part, Root, Tensor, Unknown
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 Extents = tuple[int | None, ...]
 _PAIRED = frozenset(
@@ -55,7 +53,7 @@ def rows(value: Any, place: Place) -> list[Any]:
     return [Part(tensor, (*before, i), place) for i in range(shape[0])]
 
 
-def whole(ev: Evaluator, value: Any, place: Place) -> Any:
+def whole(ev: Reader, value: Any, place: Place) -> Any:
     """A row as a tensor, ahead of the mods."""
     if ev.of_a_pair or not isinstance(value, Part) or not shape_of(value):
         return value
@@ -80,7 +78,7 @@ def size(
     return numbers.computed(lambda: shape[axis], place)
 
 
-def several(ev: Evaluator, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """The result of a torch function that takes tensors apart, outside of mods; None for any other function."""
     if name in _FROM_OUTSIDE:
         of = [a for a in args if isinstance(a, Tensor)]  # whose memory it may share

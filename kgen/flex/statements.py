@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.diagnostics import KgenError, escaped
 from kgen.flex import changes, matching
 from kgen.flex.changes import assign, put
+from kgen.flex.reader import Reader, Unchecked
 from kgen.flex.source import Place, Source
 from kgen.flex.tables import GRADIENT_MODES, NO_GRAD
 from kgen.flex.values import External, Frame, Method, Part, Passing, Tensor, Term, Unknown
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 
 class Returned(Exception):
@@ -33,75 +30,20 @@ class Left(Exception):
         self.ends = ends
 
 
-def run(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Source) -> None:
+def run(ev: Reader, body: Sequence[ast.stmt], frame: Frame, source: Source) -> None:
     """Statements, in order; names go into the frame."""
     for node in body:
         statement(ev, node, frame, Place(source, node))
 
 
-def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None:
+def statement(ev: Reader, node: ast.stmt, frame: Frame, place: Place) -> None:
+    """Run one statement; refuse one that cannot be read."""
     ev.step(place)
-    match node:
-        case ast.Return():
-            value = ev.expression(node.value, frame, place.source) if node.value else None
-            raise Returned(value)
-        case ast.Assign():
-            value = ev.expression(node.value, frame, place.source)
-            for target in node.targets:
-                assign(ev, target, value, frame, place.source)
-        case ast.AnnAssign(value=ast.expr() as given):
-            assign(ev, node.target, ev.expression(given, frame, place.source), frame, place.source)
-        case ast.AugAssign():
-            changes.update(ev, node, frame, place)
-        case ast.FunctionDef():
-            put(ev, frame, node.name, ev.defined(node, frame, place), place)
-        case ast.If():
-            value = ev.expression(node.test, frame, place.source)
-            if guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
-                unchecked(ev, node, frame, place)
-                return
-            test = ev.decided(value, node.test, place.source)
-            run(ev, node.body if test else node.orelse, frame, place.source)
-        case ast.For():
-            loop(ev, node, frame, place)
-        case ast.While():
-            while ev.decided(ev.expression(node.test, frame, place.source), node.test, place.source):
-                ev.step(place)
-                if body_ends(ev, node.body, frame, place.source):
-                    return
-            run(ev, node.orelse, frame, place.source)
-        case ast.Break() | ast.Continue():
-            raise Left(isinstance(node, ast.Break))
-        case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.AnnAssign():
-            pass
-        case ast.Expr():
-            ev.expression(node.value, frame, place.source)
-        case ast.Assert():
-            checked(ev, node, frame, place)
-        case ast.Import() | ast.ImportFrom():
-            ev.bind(node, frame, place)
-        case ast.With():
-            with ev.gradients(entered(ev, node, frame, place)):
-                run(ev, node.body, frame, place.source)
-        case ast.Delete(targets=targets):
-            for target in targets:
-                changes.delete(ev, target, frame, place.source)
-        case ast.Match():
-            value = ev.expression(node.subject, frame, place.source)
-            for case in node.cases:
-                if matching.holds(ev, value, case, frame, place.source):
-                    run(ev, case.body, frame, place.source)
-                    break
-        case ast.Global() | ast.Nonlocal():
-            pass
-        case ast.Raise():
-            message = f"the source raises an exception here{_message(_argument(node.exc))}"
-            place.refuse("raises", message, "give it what it asks for")
-        case ast.ClassDef():
-            put(ev, frame, node.name, ev.classes.defined(ev, node, frame, place), place)
-        case _:
-            word = type(node).__name__.lower()
-            place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
+    run_it = _RUN.get(type(node))
+    if run_it is None:
+        word = type(node).__name__.lower()
+        place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
+    run_it(ev, node, frame, place)
 
 
 UNTOLD = Unknown | Tensor | Part | Term | Method
@@ -113,20 +55,7 @@ def guards(node: ast.If) -> bool:
     return not node.orelse and all(isinstance(statement, ast.Raise) for statement in node.body)
 
 
-@dataclass(frozen=True)
-class Unchecked:
-    """A check of the source that the spec leaves to its user."""
-
-    note: str
-    tensors: tuple[Tensor, ...]
-    called: bool
-    """True if the check is in the mod, or in what makes it, and not in a module beside it."""
-
-    def concerns(self, used: set[Tensor]) -> bool:
-        return self.called or any(tensor in used for tensor in self.tensors)
-
-
-def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None:
+def checked(ev: Reader, node: ast.Assert, frame: Frame, place: Place) -> None:
     """`assert`. Refuse one that does not hold, and state one whose outcome is not known."""
     try:
         test = ev.expression(node.test, frame, place.source)
@@ -142,7 +71,7 @@ def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None
         place.refuse("raises", message, "give it what it asks for")
 
 
-def unchecked(ev: Evaluator, node: ast.Assert | ast.If, frame: Frame, place: Place) -> None:
+def unchecked(ev: Reader, node: ast.Assert | ast.If, frame: Frame, place: Place) -> None:
     """Note that a check is left out."""
     names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
     values = [frame.find(name) for name in names]
@@ -166,7 +95,7 @@ def _message(node: ast.expr | None) -> str:
     return f": {escaped(node.value)[:120]}" if known else ""  # type: ignore[union-attr]
 
 
-def entered(ev: Evaluator, node: ast.With, frame: Frame, place: Place) -> bool:
+def entered(ev: Reader, node: ast.With, frame: Frame, place: Place) -> bool:
     """The context managers of `with`: some of torch, which change no name and swallow no exception.
 
     True if operations have gradients inside.
@@ -189,7 +118,7 @@ def entered(ev: Evaluator, node: ast.With, frame: Frame, place: Place) -> bool:
     return gradients
 
 
-def _gradients(ev: Evaluator, path: str, call: ast.Call, frame: Frame, place: Place, before: bool) -> bool:
+def _gradients(ev: Reader, path: str, call: ast.Call, frame: Frame, place: Place, before: bool) -> bool:
     """True if operations have gradients after a context manager is entered."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     mode = ev.expression(given[0], frame, place.source) if given else True
@@ -201,7 +130,7 @@ def _gradients(ev: Evaluator, path: str, call: ast.Call, frame: Frame, place: Pl
     return mode != (path.rpartition(".")[2] in NO_GRAD)
 
 
-def loop(ev: Evaluator, node: ast.For, frame: Frame, place: Place) -> None:
+def loop(ev: Reader, node: ast.For, frame: Frame, place: Place) -> None:
     over = ev.expression(node.iter, frame, place.source)
     at = Place(place.source, node.iter)
     running = over.of if isinstance(over, Passing) else Passing([], of=[over]).of
@@ -222,9 +151,115 @@ def same(over: list[Any] | dict[Any, Any], before: list[Any]) -> bool:
     return len(over) == len(before) and all(a is b for a, b in zip(over, before, strict=True))
 
 
-def body_ends(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Source) -> bool:
+def body_ends(ev: Reader, body: Sequence[ast.stmt], frame: Frame, source: Source) -> bool:
     try:
         run(ev, body, frame, source)
     except Left as left:
         return left.ends
     return False
+
+
+# --- one kind of statement each ------------------------
+
+
+def _return(ev: Reader, node: ast.Return, frame: Frame, place: Place) -> None:
+    raise Returned(ev.expression(node.value, frame, place.source) if node.value else None)
+
+
+def _assign(ev: Reader, node: ast.Assign, frame: Frame, place: Place) -> None:
+    value = ev.expression(node.value, frame, place.source)
+    for target in node.targets:
+        assign(ev, target, value, frame, place.source)
+
+
+def _annotated(ev: Reader, node: ast.AnnAssign, frame: Frame, place: Place) -> None:
+    if node.value is not None:
+        assign(ev, node.target, ev.expression(node.value, frame, place.source), frame, place.source)
+
+
+def _define(ev: Reader, node: ast.FunctionDef | ast.ClassDef, frame: Frame, place: Place) -> None:
+    put(ev, frame, node.name, ev.defined(node, frame, place), place)
+
+
+def _if(ev: Reader, node: ast.If, frame: Frame, place: Place) -> None:
+    value = ev.expression(node.test, frame, place.source)
+    if guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
+        unchecked(ev, node, frame, place)
+        return
+    test = ev.decided(value, node.test, place.source)
+    run(ev, node.body if test else node.orelse, frame, place.source)
+
+
+def _while(ev: Reader, node: ast.While, frame: Frame, place: Place) -> None:
+    while ev.decided(ev.expression(node.test, frame, place.source), node.test, place.source):
+        ev.step(place)
+        if body_ends(ev, node.body, frame, place.source):
+            return
+    run(ev, node.orelse, frame, place.source)
+
+
+def _leave(ev: Reader, node: ast.Break | ast.Continue, frame: Frame, place: Place) -> None:
+    raise Left(isinstance(node, ast.Break))
+
+
+def _evaluate(ev: Reader, node: ast.Expr, frame: Frame, place: Place) -> None:
+    if not isinstance(node.value, ast.Constant):
+        ev.expression(node.value, frame, place.source)
+
+
+def _with(ev: Reader, node: ast.With, frame: Frame, place: Place) -> None:
+    with ev.gradients(entered(ev, node, frame, place)):
+        run(ev, node.body, frame, place.source)
+
+
+def _delete(ev: Reader, node: ast.Delete, frame: Frame, place: Place) -> None:
+    for target in node.targets:
+        changes.delete(ev, target, frame, place.source)
+
+
+def _match(ev: Reader, node: ast.Match, frame: Frame, place: Place) -> None:
+    value = ev.expression(node.subject, frame, place.source)
+    for case in node.cases:
+        if matching.holds(ev, value, case, frame, place.source):
+            run(ev, case.body, frame, place.source)
+            break
+
+
+def _raise(ev: Reader, node: ast.Raise, frame: Frame, place: Place) -> None:
+    message = f"the source raises an exception here{_message(_argument(node.exc))}"
+    place.refuse("raises", message, "give it what it asks for")
+
+
+def _import(ev: Reader, node: ast.Import | ast.ImportFrom, frame: Frame, place: Place) -> None:
+    ev.bind(node, frame, place)
+
+
+def _nothing(ev: Reader, node: ast.stmt, frame: Frame, place: Place) -> None:
+    pass
+
+
+_RUN: dict[type[ast.stmt], Callable[[Reader, Any, Frame, Place], None]] = {
+    ast.Return: _return,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: changes.update,
+    ast.FunctionDef: _define,
+    ast.ClassDef: _define,
+    ast.If: _if,
+    ast.For: loop,
+    ast.While: _while,
+    ast.Break: _leave,
+    ast.Continue: _leave,
+    ast.Expr: _evaluate,
+    ast.Assert: checked,
+    ast.Import: _import,
+    ast.ImportFrom: _import,
+    ast.With: _with,
+    ast.Delete: _delete,
+    ast.Match: _match,
+    ast.Raise: _raise,
+    ast.Pass: _nothing,
+    ast.Global: _nothing,
+    ast.Nonlocal: _nothing,
+}
+"""What runs each kind of statement; all others are refused."""

@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kgen.flex import ascending
 from kgen.flex.composed import TRUTH
 from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
@@ -27,9 +28,6 @@ from kgen.flex.values import (
     kind,
     plain,
 )
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
 
 Shape = tuple[int | None, ...]
 
@@ -89,7 +87,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 # --- indexing ------------------------
 
 
-def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
+def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
     index = plain(index)
@@ -198,7 +196,7 @@ def element(part: Part) -> Term:
 # --- constructors ------------------------
 
 
-def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def made(ev: Reader, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """What a constructor of torch makes; None where it is none."""
     if ev.of_a_pair and name in RANDOM:
         hint = "draw the numbers beforehand, and index the tensor that has them"
@@ -385,7 +383,7 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def method(
-    ev: Evaluator, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
+    ev: Reader, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
     """A method of a whole tensor, ahead of the mods."""
     if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):

@@ -5,28 +5,32 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kgen.diagnostics import KgenError
 from kgen.flex import effects, scopes, statements
+from kgen.flex.modules import Module
+from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import External, Unknown
-
-if TYPE_CHECKING:
-    from kgen.flex.evaluating import Evaluator
-    from kgen.flex.modules import Module
 
 MAX_LONG = 4
 """How many statements of all files may take too long before no further one is tried."""
 
 
-def run(ev: Evaluator, body: Sequence[ast.stmt], module: Module) -> bool:
+def read(ev: Reader, module: Module) -> None:
+    """Read the statements of a file."""
+    with ev.reading(module):
+        run(ev, module.tree.body, module)
+    module.done = True
+
+
+def run(ev: Reader, body: Sequence[ast.stmt], module: Module) -> bool:
     """Read statements; true if all of them could be read."""
     read = [_statement(ev, node, module) for node in body]
     return all(read)
 
 
-def _statement(ev: Evaluator, node: ast.stmt, module: Module) -> bool:
+def _statement(ev: Reader, node: ast.stmt, module: Module) -> bool:
     place = Place(module.source, node)
     short = isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom)
     try:
@@ -49,7 +53,7 @@ def _statement(ev: Evaluator, node: ast.stmt, module: Module) -> bool:
     return False
 
 
-def _run(ev: Evaluator, node: ast.stmt, module: Module, place: Place) -> bool:
+def _run(ev: Reader, node: ast.stmt, module: Module, place: Place) -> bool:
     match node:
         case ast.If():
             value = ev.expression(node.test, module, place.source)
@@ -67,7 +71,7 @@ def _run(ev: Evaluator, node: ast.stmt, module: Module, place: Place) -> bool:
     return True
 
 
-def _attempt(ev: Evaluator, node: ast.Try, module: Module, place: Place) -> None:
+def _attempt(ev: Reader, node: ast.Try, module: Module, place: Place) -> None:
     """`try`, whose body either cannot raise, or leaves open which of its parts run."""
     if all(map(_cannot_raise, node.body)) and run(ev, node.body, module):
         made = scopes.bound(node.body).bound
