@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from kgen.render.filters import FILTERS
 from kgen.targets.code import TRITON, Code, Statement, printed
-from kgen.targets.template import Printable, Template, Untyped, names, parts
+from kgen.targets.template import Template, names, parts
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
@@ -33,7 +33,7 @@ def template_root() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "templates"
 
 
-def rendered(template: Printable) -> str:
+def rendered(template: Template) -> str:
     """The text of a template with all templates within it, without a header."""
     env = environment(template_root(), template.language)
     return env.get_template(template.template).render(names(template))
@@ -78,7 +78,7 @@ def _environment(root: Path, language: str) -> Environment:
 
 def _text_of(value: object, language: str) -> object:
     """The text of a value, or of each in a list. Texts and numbers stay as they are."""
-    if isinstance(value, Template | Untyped):
+    if isinstance(value, Template):
         return rendered(value)
     if isinstance(value, list | tuple):
         return [_text_of(one, language) for one in value]
@@ -121,7 +121,7 @@ def _in_place(line: str) -> str:
     return line
 
 
-def texts_of(template: Printable) -> dict[str, str]:
+def texts_of(template: Template) -> dict[str, str]:
     """The texts of a template, of all templates within it, and of what these name in their tags, by name."""
     env = environment(template_root())
     found = (template_texts(env, part.template) for part in parts(template))

@@ -14,7 +14,7 @@ from kgen.render import environment
 from kgen.render.header import digest, stamp, without_docstrings
 from kgen.render.names import clashes, given_way, hidden, refusals
 from kgen.spec.user_text import UserText
-from kgen.targets.template import Printable, names, parts
+from kgen.targets.template import Template, names, parts
 
 if TYPE_CHECKING:
     from jinja2.runtime import Context
@@ -133,7 +133,7 @@ def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
         return _file([loaded], whole) if whole else None
 
 
-def render_text(loaded: Loaded, template: Printable) -> str:
+def render_text(loaded: Loaded, template: Template) -> str:
     """A file of the user's to start from, without a header."""
     with _blaming(loaded):
         return _tidy(environment.rendered(template))

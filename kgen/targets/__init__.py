@@ -10,7 +10,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
 from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
-from kgen.targets.template import Printable
+from kgen.targets.template import Template
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -28,20 +28,20 @@ class Source:
     """
 
     filename: str
-    text: Printable
+    text: Template
     arch: str | None = None
     rank: int | None = None
     needs: str | None = None
     forward_only: bool = False
     comment: Literal["#", "//"] = "#"
-    alone: Printable | None = None
+    alone: Template | None = None
     remarks: tuple[str, ...] = ()
     """Sentences for the person who renders it, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
     signature: str = ""
     """Of the spec's function, in Python: its parameters."""
-    docstring: Printable | None = None
+    docstring: Template | None = None
     """What the function's docstring says of arguments and results."""
     reserved: frozenset[str] = frozenset()
     """What the spec's function cannot be called. Of a file of Python that is found out."""

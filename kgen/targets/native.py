@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded
-from kgen.targets.template import Printable, Template, Untyped
+from kgen.targets.template import Template
 
 DTYPES = {
     "bf16": ("KGEN_BF16", 2),
@@ -178,9 +177,9 @@ class Program(File):
 class Native:
     """How a spec is called from C: the files of a family, and the names of all arguments of kernels."""
 
-    header: Printable
-    program: Program | Untyped
-    example: Printable
+    header: Template
+    program: Program
+    example: Template
     names: Sequence[str]
     """Strides of a tensor are one behind the other."""
     tiles: Sequence[Tiles]
@@ -188,10 +187,8 @@ class Native:
     """What to do where no machine code fits a call."""
 
 
-def with_tables(program: Program | Untyped, tables: Iterable[Table]) -> Printable:
+def with_tables(program: Program, tables: Iterable[Table]) -> Program:
     """The file with the tables of a package."""
-    if isinstance(program, Untyped):
-        return replace(program, names={**program.names, "tables": tuple(tables)})
     return replace(program, tables=tuple(tables))
 
 
@@ -217,24 +214,6 @@ def refuse(loaded: Loaded, why: str, hint: str) -> None:
     """That a spec has no calls from C. Raises `KgenError`."""
     message = f"`{loaded.spec.name}` cannot be called from C: {why}"
     raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
-
-
-def tensor(
-    label: str, sizes: Sequence[str], dtype: str, words: str, taken: Collection[str] = (), **more: Any
-) -> dict[str, Any]:
-    """A tensor that a call has: `sizes` are in C, `words` for people."""
-    kgen, bytes_ = DTYPES[dtype]
-    return {
-        "label": label,
-        "member": member(label, taken),
-        "sizes": list(sizes),
-        "rank": len(sizes),
-        "dtype": kgen,
-        "bytes": bytes_,
-        "words": words,
-        "contiguous": False,
-        "widest": "INT32_MAX",
-    } | more
 
 
 def parameters(

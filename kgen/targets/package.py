@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kgen.family import family
 from kgen.targets import Source, callable_files, opening
-from kgen.targets.template import Printable, Template
+from kgen.targets.template import Template
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -68,7 +68,7 @@ class Files(Template):
     summary: str
     words: list[str]
     """Every file, and when it runs."""
-    argument_lines: Printable | None
+    argument_lines: Template | None
     """The part of the docstring on arguments."""
     signature: str
     tensors: list[str]
@@ -94,7 +94,7 @@ class Variants(Template):
     summary: str
     words: list[str]
     """Every variant, and which tensors it takes."""
-    argument_lines: Printable | None
+    argument_lines: Template | None
     """The part of the docstring on arguments."""
     signature: str
     arguments: list[str]

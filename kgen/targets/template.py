@@ -25,22 +25,8 @@ class Template:
     language: ClassVar[str] = TRITON
 
 
-@dataclass(frozen=True)
-class Untyped:
-    """A template whose names are those of a dictionary: one that has no dataclass yet."""
-
-    template: str
-    names: Mapping[str, object]
-    language: ClassVar[str] = TRITON
-
-
-Printable = Template | Untyped
-
-
-def names(template: Printable) -> dict[str, object]:
+def names(template: Template) -> dict[str, object]:
     """What a template may name: its fields and properties."""
-    if isinstance(template, Untyped):
-        return dict(template.names)
     return {name: getattr(template, name) for name in names_of(type(template))}
 
 
@@ -53,9 +39,9 @@ def names_of(cls: type[Template]) -> tuple[str, ...]:
     return tuple(name for name in own if not name.startswith("_"))
 
 
-def parts(value: object) -> Iterator[Printable]:
+def parts(value: object) -> Iterator[Template]:
     """Every template within a value, itself first: in fields of templates, in lists and in mappings."""
-    if isinstance(value, Template | Untyped):
+    if isinstance(value, Template):
         yield value
         value = names(value)
     if isinstance(value, Mapping):

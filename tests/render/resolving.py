@@ -11,10 +11,10 @@ from typing import Any
 from jinja2 import Environment, nodes
 
 from kgen.targets.code import Code, Statement
-from kgen.targets.template import Template, Untyped, names_of
+from kgen.targets.template import Template, names_of
 
 LOOP = {"index", "index0", "first", "last", "length", "previtem", "nextitem"}
-TEXTS = (str, int, float, bool, Code, Statement, Template, Untyped)
+TEXTS = (str, int, float, bool, Code, Statement, Template)
 TEXT = str
 """The type of what a macro, a caller or a filter gives."""
 

@@ -15,7 +15,7 @@ from render.resolving import Resolver, subclasses
 import kgen
 from kgen.render.environment import environment, rendered, template_root
 from kgen.targets.code import GLUON, Code, Name, assign, op
-from kgen.targets.template import Template, Untyped, names, parts
+from kgen.targets.template import Template, names, parts
 
 PACKAGE = Path(kgen.__file__).parent
 
@@ -116,6 +116,15 @@ class Inner(Template):
     value: Code
 
 
+@dataclass(frozen=True)
+class Outer(Template):
+    template: ClassVar[str] = "outer"
+
+    inner: object
+    value: Code
+    none: object = None
+
+
 def test_a_template_within_another_is_printed_in_its_own_language(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,10 +133,10 @@ def test_a_template_within_another_is_printed_in_its_own_language(
     monkeypatch.setattr("kgen.render.environment.template_root", lambda: tmp_path)
     value = op("{tl}.max({0})", "x")
     inner = Inner(value)
-    outer = Untyped("outer", {"inner": inner, "value": value, "none": None})
+    outer = Outer(inner, value)
     assert rendered(outer) == "def f():\n    gl.max(x)\n    return tl.max(x)\nend\n"
     assert [*parts(outer)] == [outer, inner]
     assert [*names(inner)] == ["value"]
     lines = [assign("a", value), assign("b", Name("a"))]
-    listed = Untyped("outer", {"inner": lines, "value": Name("b"), "none": ()})
+    listed = Outer(lines, Name("b"), ())
     assert rendered(listed) == "def f():\n    a = tl.max(x)\n    b = a\n    return b\nend\n"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.targets import Source
-from kgen.targets.template import Untyped
+from kgen.targets.template import Template
 from kgen.verify import emitted
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
@@ -64,10 +65,17 @@ def loaded(name: str, **changes: Any) -> Any:
     return SimpleNamespace(path=Path(f"specs/{name}.yaml"), text="", folder=name, spec=spec, trees=trees)
 
 
+@dataclass(frozen=True)
+class Unprinted(Template):
+    """What a stand-in renders: nothing."""
+
+    template: ClassVar[str] = ""
+
+
 def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:
     """A stand-in is never planned: its file is `triton.py`."""
     return (
-        [Source("triton.py", Untyped("", {}), rank=1)]
+        [Source("triton.py", Unprinted(), rank=1)]
         if isinstance(loaded.spec, SimpleNamespace)
         else real(loaded, target)
     )

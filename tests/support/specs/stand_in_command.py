@@ -13,13 +13,14 @@ import sys
 import types
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
 from kgen.family import Lazy, Runtime, Target
 from kgen.spec.user_text import UserText
 from kgen.targets import Source
-from kgen.targets.template import Untyped
+from kgen.targets.template import Template
 
 TEMPLATES = {
     "fake.py.j2": '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n',
@@ -27,6 +28,32 @@ TEMPLATES = {
     "undefined.j2": "{{ nobody_prepared_this }}\n",
     "_shared.j2": "{% macro line(text) %}value = {{ text }}{% endmacro %}\n",
 }
+
+
+@dataclass(frozen=True)
+class Text(Template):
+    """`fake.py`."""
+
+    template: ClassVar[str] = "fake.py.j2"
+
+    summary: str
+    formula: str
+
+
+@dataclass(frozen=True)
+class Undefined(Text):
+    """A text whose template names what it has not."""
+
+    template: ClassVar[str] = "undefined.j2"
+
+
+@dataclass(frozen=True)
+class CudaText(Template):
+    """`fake.cu`."""
+
+    template: ClassVar[str] = "fake.cu.j2"
+
+    summary: str
 
 
 @dataclass
@@ -78,19 +105,17 @@ def sources(loaded: Loaded) -> list[Source]:
         raise KgenError(Diagnostic("unsupported", "fake cannot do this", file=str(loaded.path)))
     if spec.formula == "interrupt":
         raise KeyboardInterrupt
-    template = "undefined.j2" if spec.formula == "undefined" else "fake.py.j2"
-    fields = {"summary": spec.summary.in_docstring(), "formula": spec.formula}
-    text = Untyped(template, fields)
+    form = Undefined if spec.formula == "undefined" else Text
+    text = form(spec.summary.in_docstring(), spec.formula)
     made = [Source("fake.py", text, alone=text)]
     if spec.cuda == "yes":
-        comment = Untyped("fake.cu.j2", {"summary": spec.summary.in_comment()})
+        comment = CudaText(spec.summary.in_comment())
         made.append(Source("fake.cu", comment, comment="//"))
     return made
 
 
 def other_sources(loaded: Loaded) -> list[Source]:
-    fields = {"summary": "The other.", "formula": loaded.spec.formula}
-    return [Source("other.py", Untyped("fake.py.j2", fields))]
+    return [Source("other.py", Text("The other.", loaded.spec.formula))]
 
 
 def verify_specs(loaded: list[Loaded], generated: Path, *_: object, **__: object) -> list[dict[str, object]]:
