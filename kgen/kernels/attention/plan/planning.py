@@ -101,7 +101,8 @@ class _Planner:
 
     def plan(self) -> AttentionPlan:
         spec, head = self.spec, self.spec.head_dim
-        qk_chunks, v_chunks = chunks(head.qk, "offs_d"), chunks(head.v, "offs_e")
+        qk_chunks = chunks(head.qk, "offs_d")
+        v_chunks = chunks(head.v, "offs_d" if head.v == head.qk else "offs_e")
         backward = "backward" in spec.passes and not self.packed
         gradients = self._gradients() if backward else ()
         outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
