@@ -83,6 +83,12 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
     return found
 
 
+def canonical_part(tree: Node, numbers: Mapping[Node, Node]) -> Node:
+    """A value within an expression in the form that it has there, as far as the rest of the expression leaves it."""
+    part = folded(without_detach(tree), numbers)
+    return condition(part) if part.type is Type.BOOL else value(part)
+
+
 # --- masks ------------------------
 
 

@@ -9,13 +9,15 @@ its own.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
 from kgen.expr.float_range import stays_in_range
+from kgen.expr.naming import alike, candidates
 from kgen.expr.nodes import (
     Call,
     Const,
@@ -98,16 +100,21 @@ def place_of(node: Node, places: Mapping[str, Place], known: dict[Node, Place] |
 
 
 def hoist(
-    roots: Mapping[str, tuple[Node, Place]], places: Mapping[str, Place], reserved: Iterable[str] = ()
+    roots: Mapping[str, tuple[Node, Place]],
+    places: Mapping[str, Place],
+    reserved: Iterable[str] = (),
+    named: Mapping[Node, str] | None = None,
 ) -> Program:
     """Bind what can be computed further out than where each root is needed.
 
     `roots` maps the name of a result, `bias` or `d_table[2]`, to its expression and the place where it is used;
-    `places` holds the variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
+    `places` holds the variables (those not listed are constants of the kernel); bindings take no names in `reserved`,
+    and those that the user has `named`.
     """
     grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
-    builder = _Builder(dict(places), uses, set(reserved) | set(places))
+    users = {alike(node): name for node, name in (named or {}).items()}
+    builder = _Builder(dict(places), uses, set(reserved) | set(places), users)
     roles = {name: name.replace("[", "_").removesuffix("]") for name in grouped}
     results = {name: builder.operand(node, place, roles[name]) for name, (node, place) in grouped.items()}
     needed = _needed(builder.bound, results)
@@ -228,13 +235,16 @@ def _uses(roots: Iterable[Node]) -> Counter[Node]:
 
 
 class _Builder:
-    def __init__(self, places: dict[str, Place], uses: Counter[Node], taken: set[str]) -> None:
+    def __init__(
+        self, places: dict[str, Place], uses: Counter[Node], taken: set[str], users: Mapping[Hashable, str]
+    ) -> None:
         self.places = places
         self.bound: dict[str, Node] = {}
         self._names: dict[Node, str] = {}
         self._uses = uses
         self._known: dict[Node, Place] = {}
         self._taken = taken
+        self._users = users
 
     def operand(self, node: Node, user: Place, role: str) -> Node:
         """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
@@ -254,18 +264,10 @@ class _Builder:
         return Var(name, node.type)
 
     def _name(self, node: Node, place: Place, role: str) -> str:
-        if isinstance(node, Read):
-            indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
-            told = len(indices) == len(node.indices)
-            # Without indices the name is that of the buffer, which kernels have as a pointer.
-            stem = "_".join([node.buffer, *(indices or ["value"])]) if told else f"{node.buffer}_at"
-        else:
-            heads = [name for name in ("b", "h") if name in variables(node)]
-            stem = "_".join([role, *(place.axes if len(place.axes) == 1 else () if place.axes else heads)])
-        name, count = stem, 1
-        while name in self._taken:
-            count += 1
-            name = f"{stem}_{count}"
+        own = self._users.get(alike(node)) if self._users else None
+        wanted = [*([own] if own else []), *candidates(node, role, place.axes, self._names)]
+        numbered = (f"{wanted[-1]}_{count}" for count in itertools.count(2))
+        name = next(name for name in itertools.chain(wanted, numbered) if name not in self._taken)
         self._taken.add(name)
         return name
 

@@ -47,10 +47,17 @@ def parse_expression(text: str, scope: Scope, result: Type) -> Node:
     A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises `ExpressionError` and
     nothing else, whatever the text.
     """
+    return parse_with_locals(text, scope, result)[0]
+
+
+def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict[str, Node]]:
+    """Do the same, and return the values of local names, too, in the order of their lines."""
     text = without_comments(text)
     check_characters(text)
     check_brackets(text)
-    return _Builder(text, scope, result).build(module(text))
+    builder = _Builder(text, scope, result)
+    tree = builder.build(module(text))
+    return tree, {name: built.node for name, built in builder.locals.items()}
 
 
 class _Builder:

@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 from kgen import files
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
-from kgen.expr.parse import parse_expression
 from kgen.expr.text_checks import ExpressionError
+from kgen.expr.parse import parse_with_locals
 from kgen.family import NAMES, family
 from kgen.files import checked_path
 from kgen.spec.problems import described
@@ -35,6 +35,8 @@ class Loaded:
     """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What callers say for a name that gave way to one of the kernels."""
+    locals: Mapping[str, Node] = dataclasses.field(default_factory=dict)
+    """The values that expressions have local names for, by name; of a name of two fields that of the first."""
     listed: tuple[str, ...] = ()
     """Fields for which the file has a list; this spec has one value of each."""
 
@@ -118,10 +120,12 @@ def _checked(document: Document, path: Path) -> Loaded:
         raise _failure(described(document, model, details) for details in error.errors()) from None
 
     trees: dict[str, Node] = {}
+    locals_: dict[str, Node] = {}
     wrong: list[Diagnostic] = []
     for field, (source, scope, result) in spec.expressions().items():
         try:
-            trees[field] = parse_expression(source, scope, result)
+            trees[field], named = parse_with_locals(source, scope, result)
+            locals_ |= {name: node for name, node in named.items() if name not in locals_}
         except ExpressionError as e:
             place = (e.line, e.column, e.length)
             wrong.append(document.inside(e.code, e.message, (field,), *place, hint=e.hint))
@@ -133,7 +137,7 @@ def _checked(document: Document, path: Path) -> Loaded:
         wrong = [described(document, model, d) for d in details]
     if wrong:
         raise _failure(wrong)
-    return Loaded(path, document.text, spec, trees)
+    return Loaded(path, document.text, spec, trees, locals=locals_)
 
 
 def _kernel(document: Document) -> str:

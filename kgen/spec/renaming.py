@@ -40,5 +40,6 @@ def renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
             values = getattr(spec, section).items()
             fields[section] = {other.get(name, name): value for name, value in values}
     trees = {field: transform(tree, rename) for field, tree in loaded.trees.items()}
+    named = {other.get(name, name): transform(tree, rename) for name, tree in loaded.locals.items()}
     called = {other.get(name, name): user for name, user in loaded.called.items()}
-    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees, called=called)
+    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees, locals=named, called=called)

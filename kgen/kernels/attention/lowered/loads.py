@@ -57,8 +57,9 @@ def block_of(chunk: Chunk, total: str) -> Columns:
 
 
 def columns_of(chunks: Sequence[Chunk]) -> list[Assign]:
-    """The lines that make the columns of blocks."""
-    return [assign(c.columns, _columns(c)) for c in chunks]
+    """The lines that make the columns of blocks, those of one name once."""
+    by_name = {c.columns: _columns(c) for c in chunks}
+    return [assign(name, value) for name, value in by_name.items()]
 
 
 def _columns(chunk: Chunk) -> Code:

@@ -94,14 +94,23 @@ def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapp
 
 
 def plan_block_mask(
-    condition: Node, spans: Iterable[Span], number: Callable[[Node], int | None]
+    condition: Node,
+    spans: Iterable[Span],
+    number: Callable[[Node], int | None],
+    named: Mapping[Node, str],
 ) -> BlockMask:
     """The block mask of a condition on `b`, `h`, `q_idx` and `kv_idx`.
 
-    `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one.
+    `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one, and
+    `named` the name that the spec has for a value.
     """
     names = variables(condition)
-    parts = conjuncts(transform(normalize(condition), lambda node: _of_block(node, number)))
+
+    def of_block(node: Node) -> Node:
+        return transform(node, lambda part: _of_block(part, number))
+
+    named = {of_block(node): name for node, name in named.items()}
+    parts = conjuncts(of_block(normalize(condition)))
     of_blocks = [c for c in parts if not _axes(c)]
     pairs = all_of([c for c in parts if _axes(c)])
     sides = {side: f"side_{i}" for i, side in enumerate(dict.fromkeys(_sides(pairs)))}
@@ -111,8 +120,8 @@ def plan_block_mask(
         condition=condition,
         pairs=pairs,
         sides=sides,
-        decision=hoist(roots, _PLACES, reserved=_RESERVED | set(sides.values())),
-        evaluation=hoist({"mask": (pairs, _TILE)}, _PLACES, reserved=_RESERVED),
+        decision=hoist(roots, _PLACES, _RESERVED | set(sides.values()), named),
+        evaluation=hoist({"mask": (pairs, _TILE)}, _PLACES, _RESERVED, named),
         by_batch="b" in names,
         by_head="h" in names,
     )

@@ -31,7 +31,7 @@ ALONG_DIAGONAL = Place(False, ("q", "kv"))
 class Chunk:
     """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist.
 
-    `columns` names its column offsets (`offs_d` of q and k, `offs_e` of v and out); `tag` tells its
+    `columns` names its column offsets: `offs_d`, and `offs_e` of v and out if their width differs. `tag` tells its
     registers from other blocks'.
     """
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kgen.expr.algebra import LOG2E, Algebra, call
-from kgen.expr.canonical import canonical
+from kgen.expr.canonical import canonical, canonical_part
 from kgen.expr.detached import without_detach
 from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
@@ -77,14 +77,17 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     alone is planned then.
     """
     loaded = named_apart(loaded)
-    trees = canonical(loaded.trees, numbers(loaded.spec.params))
-    return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
+    known = numbers(loaded.spec.params)
+    trees = canonical(loaded.trees, known)
+    named = {name: canonical_part(tree, known) for name, tree in loaded.locals.items()}
+    return _Planner(positioned(replace(loaded, trees=trees, locals=named)), packed).plan()
 
 
 class _Planner:
     def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
         self.called = loaded.called
+        self.named = {node: name for name, node in loaded.locals.items()}
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")  # canonical, so without `detach`
@@ -101,7 +104,8 @@ class _Planner:
 
     def plan(self) -> AttentionPlan:
         spec, head = self.spec, self.spec.head_dim
-        qk_chunks, v_chunks = chunks(head.qk, "offs_d"), chunks(head.v, "offs_e")
+        qk_chunks = chunks(head.qk, "offs_d")
+        v_chunks = chunks(head.v, "offs_d" if head.v == head.qk else "offs_e")
         backward = "backward" in spec.passes and not self.packed
         gradients = self._gradients() if backward else ()
         outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
@@ -137,7 +141,7 @@ class _Planner:
             diagonals=tuple(self._diagonal(g) for g in by_distance),
             index_ranges=self._index_ranges(),
             choice=self.choice,
-            block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
+            block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number, self.named)
             if self.choice.listed
             else None,
             called=self.called,
@@ -317,7 +321,7 @@ class _Planner:
         # A derivative is computed beside the sum that has its name.
         taken = {name for root in roots if root.startswith("d_") for name in (root, f"{root}_tile")}
         reserved = _RESERVED | taken | set(self.spec.buffers) | set(self.spec.params)
-        program = hoist(roots, places, reserved=reserved)
+        program = hoist(roots, places, reserved, self.named)
         return TileLoop(
             outer=outer,
             inner=inner,

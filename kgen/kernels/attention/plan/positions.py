@@ -11,6 +11,7 @@ its expressions, so that every later step (tile ranges, guards, gradients) sees 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from kgen.expr.algebra import call
@@ -34,25 +35,32 @@ def positioned(loaded: Loaded) -> Loaded:
     loaded = _with_one_number_of_heads(loaded) if loaded.spec.gqa == 1 else loaded
     spec = loaded.spec
     end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
-    trees = dict(loaded.trees)
+    trees, named = dict(loaded.trees), dict(loaded.locals)
     if spec.aligned_to_end:
         shifted = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
-        trees = {field: substitute(tree, {Q_IDX: shifted}) for field, tree in trees.items()}
+        trees = _with(trees, {Q_IDX: shifted})
+        named = _with(named, {Q_IDX: shifted})
     if spec.per_batch:
         exists = call("lt", KV_IDX, end)
         trees["mask_mod"] = call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
         spec = _with_lengths(spec)
-    return replace(loaded, spec=spec, trees=trees)
+    return replace(loaded, spec=spec, trees=trees, locals=named)
+
+
+def _with(trees: Mapping[str, Node], values: Mapping[Node, Node]) -> dict[str, Node]:
+    return {name: substitute(tree, values) for name, tree in trees.items()}
 
 
 def _with_one_number_of_heads(loaded: Loaded) -> Loaded:
     """The same attention over HQ alone: kernels of equal numbers of heads do not take HKV."""
-    trees = {field: substitute(tree, {HKV: HQ}) for field, tree in loaded.trees.items()}
+    trees, named = _with(loaded.trees, {HKV: HQ}), _with(loaded.locals, {HKV: HQ})
     buffers = {
         name: buffer.model_copy(update={"shape": tuple("HQ" if s == "HKV" else s for s in buffer.shape)})
         for name, buffer in loaded.spec.buffers.items()
     }
-    return replace(loaded, spec=loaded.spec.model_copy(update={"buffers": buffers}), trees=trees)
+    return replace(
+        loaded, spec=loaded.spec.model_copy(update={"buffers": buffers}), trees=trees, locals=named
+    )
 
 
 def _with_lengths(spec: AttentionSpec) -> AttentionSpec:

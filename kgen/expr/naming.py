@@ -1,0 +1,116 @@
+"""Names of values that kernels compute apart: the name that a spec has for a value, or one that says what it is.
+
+Of integers and truth values a short one is read aloud: `SK - SQ` is `sk_minus_sq`, `kv_idx < prefix` is
+`kv_lt_prefix`. Of the rest, the name says which result the value is a part of, along which axis it lies, and which
+operation makes it: `core_tanh`, `bias_kv`, `mask_q_sum`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+
+_LEAVES = 3
+_LONGEST = 28
+_INFIX = {"add": "plus", "sub": "minus", "mul": "times", "floordiv": "div"}
+_INFIX |= {fn: fn for fn in ("mod", "lt", "le", "gt", "ge", "eq", "ne", "and", "or")}
+_PREFIX = {"neg": "minus", "not": "not", "abs": "abs"}
+_RESULTS = {
+    "add": "sum",
+    "sub": "sum",
+    "mul": "product",
+    "div": "quotient",
+    "floordiv": "block",
+    "mod": "rest",
+}
+_CHOICES = {"where": "choice", "min": "least", "max": "most", "float": "real", "int": "integer"}
+
+
+def candidates(node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node, str]) -> Iterator[str]:
+    """Names for a value, best first: part of the result `role`, computed over `axes` of a tile."""
+    if isinstance(node, Read):
+        yield _of_read(node)
+        return
+    if node.type is not Type.FLOAT and (aloud := _aloud(node, bound)):
+        yield aloud
+    heads = [name for name in ("b", "h") if name in variables(node)]
+    stem = "_".join([role, *(axes if len(axes) == 1 else () if axes else heads)])
+    yield stem
+    if isinstance(node, Call) and node.fn in ("mul", "div") and not axes:
+        yield f"{stem}_scale"
+    elif isinstance(node, Call):
+        yield f"{stem}_{_RESULTS.get(node.fn) or _CHOICES.get(node.fn) or node.fn}"
+
+
+def alike(node: Node) -> Hashable:
+    """A key that is the same for values which differ in the order of operands alone."""
+    if isinstance(node, Read):
+        return node.buffer, tuple(map(alike, node.indices))
+    if not isinstance(node, Call):
+        return node
+    if node.fn in ("add", "sub", "neg"):
+        return "sum", frozenset(Counter(_signed(node, 1)).items())
+    if node.fn in ("mul", "and", "or"):
+        return node.fn, frozenset(Counter(map(alike, _chain(node, node.fn))).items())
+    return node.fn, tuple(map(alike, node.args))
+
+
+def _signed(node: Node, sign: int) -> Iterator[tuple[int, Hashable]]:
+    """The terms of a sum with their signs."""
+    match node:
+        case Call("add" | "sub", (a, b)):
+            yield from _signed(a, sign)
+            yield from _signed(b, sign if node.fn == "add" else -sign)
+        case Call("neg", (a,)):
+            yield from _signed(a, -sign)
+        case _:
+            yield sign, alike(node)
+
+
+def _chain(node: Node, fn: str) -> Iterator[Node]:
+    if isinstance(node, Call) and node.fn == fn:
+        for part in node.args:
+            yield from _chain(part, fn)
+    else:
+        yield node
+
+
+def _of_read(node: Read) -> str:
+    indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
+    if len(indices) < len(node.indices):
+        return f"{node.buffer}_at"
+    # Without indices the name is that of the buffer, which kernels have as a pointer.
+    return "_".join([node.buffer, *(indices or ["value"])])
+
+
+def _aloud(node: Node, bound: Mapping[Node, str]) -> str:
+    """A short expression in words; empty where it is not short."""
+    words = list(_words(node, bound))
+    name = "_".join(words)
+    leaves = len(words) - sum(word in _SPOKEN for word in words)
+    fits = leaves <= _LEAVES and len(name) <= _LONGEST and not name[:1].isdigit()
+    return name if fits and "" not in words else ""
+
+
+_SPOKEN = frozenset({*_INFIX.values(), *_PREFIX.values()})
+
+
+def _words(node: Node, bound: Mapping[Node, str]) -> Iterator[str]:
+    """The words of an expression; an empty one for what has none."""
+    if node in bound:
+        yield bound[node]
+    elif isinstance(node, Var):
+        yield node.name.removesuffix("_idx").lower()
+    elif isinstance(node, Const):
+        yield str(node.value) if node.type is Type.INT and node.value >= 0 else ""
+    elif isinstance(node, Call) and node.fn in _INFIX:
+        yield from _words(node.args[0], bound)
+        yield _INFIX[node.fn]
+        yield from _words(node.args[1], bound)
+    elif isinstance(node, Call) and node.fn in _PREFIX:
+        yield _PREFIX[node.fn]
+        yield from _words(node.args[0], bound)
+    else:
+        yield ""
