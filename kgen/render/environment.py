@@ -15,8 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kgen.render.filters import FILTERS
+from kgen.render.filters import FILTERS, lines
 from kgen.targets.code import TRITON, Code, Statement, printed
+from kgen.targets.folding import Bracketed
 from kgen.targets.template import Printable, Template, Untyped, names, parts
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _environment(root: Path, language: str) -> Environment:
         finalize=lambda value: value if isinstance(value, list | tuple) else _text_of(value, language),
     )
     found.filters |= {name: _of_texts(function, language) for name, function in FILTERS.items()}
+    found.filters["lines"] = lambda value, indent: lines(_before(value, language), indent, language)
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 
@@ -83,6 +85,13 @@ def _text_of(value: object, language: str) -> object:
     if isinstance(value, list | tuple):
         return [_text_of(one, language) for one in value]
     return printed(value, language) if isinstance(value, Code | Statement) else value
+
+
+def _before(value: object, language: str) -> object:
+    """What becomes lines: statements, which are printed where the width is known, and the texts of all else."""
+    if isinstance(value, list | tuple):
+        return [_before(one, language) for one in value]
+    return value if isinstance(value, Statement | Bracketed) else _text_of(value, language)
 
 
 def _of_texts(function: Callable[..., object], language: str) -> Callable[..., object]:

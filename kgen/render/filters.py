@@ -5,6 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 
+from kgen.targets.code import Statement
+from kgen.targets.folding import COLUMNS, Bracketed, folded
+
 WIDTH = 112
 """Columns of a line of operands."""
 
@@ -67,11 +70,25 @@ def alternatives(conditions: Sequence[str]) -> str:
     return "".join(f" || {c}" for c in conditions)
 
 
-def lines(text: str | Sequence[str] | None, indent: int) -> str:
-    """Lines of code, set in, with an end of line behind each; statements that hold others are of several lines."""
-    statements = [text.removesuffix("\n")] if isinstance(text, str) and text else text or ()
-    found = (line for statement in statements for line in statement.split("\n"))
+def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracketed:
+    """Operands between `head`, which ends with a bracket, and `tail`: on one line, or on lines that fit."""
+    return Bracketed(head, tuple(map(str, operands)), tail)
+
+
+def lines(value: object, indent: int, language: str) -> str:
+    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken."""
+    found = _lines(value, language, COLUMNS - indent)
     return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
+
+
+def _lines(value: object, language: str, width: int) -> list[str]:
+    if isinstance(value, Statement):
+        return folded([value], language, width)
+    if isinstance(value, Bracketed):
+        return value.lines(width)
+    if isinstance(value, list | tuple):
+        return [line for one in value for line in _lines(one, language, width)]
+    return str(value).removesuffix("\n").split("\n") if value else []
 
 
 FILTERS: dict[str, Callable[..., object]] = {
@@ -79,10 +96,10 @@ FILTERS: dict[str, Callable[..., object]] = {
     "alternatives": alternatives,
     "and": around(" & {}"),
     "behind": behind,
+    "bracketed": bracketed,
     "each": each,
     "join": join,
     "factor": around("{} * "),
-    "lines": lines,
     "loaded": around(", mask={}, other=0.0"),
     "minus": around(" - {}"),
     "onto": around("{} + "),

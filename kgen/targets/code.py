@@ -84,11 +84,17 @@ def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
         return code.name
     assert isinstance(code, Op)
     own = code.spelled[language]
+    text = own.form.format(*operands_of(code, language))
+    return f"({text})" if own.binds < context else text
+
+
+def operands_of(code: Op, language: str) -> list[str]:
+    """The texts of the operands of an operation, in the brackets that it needs."""
+    own = code.spelled[language]
     # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
     infix = own.binds in (ADD, MUL, COMPARE)
     contexts = (min(own.operand + (infix and i > 0), ATOM) for i in range(len(code.args)))
-    text = own.form.format(*(spell(a, language, c) for a, c in zip(code.args, contexts, strict=True)))
-    return f"({text})" if own.binds < context else text
+    return [spell(a, language, c) for a, c in zip(code.args, contexts, strict=True)]
 
 
 @cache
@@ -222,9 +228,9 @@ class Assign(Statement):
     def lines(self, language: str = TRITON) -> list[str]:
         if language == CUDA:
             to = f"const {self.type} {self.name}" if self.type else self.name
-            return [f"{to} {self.sign} {spell(self.value, CUDA)};{_noted(self.note, CUDA)}"]
+            return [f"{to} {self.sign} {spell(self.value, CUDA)};{noted(self.note, CUDA)}"]
         values = ", ".join(spell(v, language) for v in self.values)
-        return [f"{', '.join(self.names)} {self.sign} {values}{_noted(self.note, language)}"]
+        return [f"{', '.join(self.names)} {self.sign} {values}{noted(self.note, language)}"]
 
     def map(self, change: Callable[[Code], Code]) -> Assign:
         return replace(self, values=tuple(change(v) for v in self.values))
@@ -268,7 +274,7 @@ class If(Statement):
     def lines(self, language: str = TRITON) -> list[str]:
         if language == CUDA:
             return self._in_braces()
-        head = f"if {spell(self.test, language)}:{_noted(self.note, language)}"
+        head = f"if {spell(self.test, language)}:{noted(self.note, language)}"
         found = [head, *_indented(self.then, language)]
         return [*found, "else:", *_indented(self.other, language)] if self.other else found
 
@@ -278,7 +284,7 @@ class If(Statement):
         if len(then) == 1 and not self.other and not self.note:
             return [f"{head} {then[0]}"]
         other = ["} else {", *_indented(self.other, CUDA)] if self.other else []
-        return [f"{head} {{{_noted(self.note, CUDA)}", *_indented(self.then, CUDA), *other, "}"]
+        return [f"{head} {{{noted(self.note, CUDA)}", *_indented(self.then, CUDA), *other, "}"]
 
     def map(self, change: Callable[[Code], Code]) -> If:
         test = change(self.test)
@@ -286,7 +292,7 @@ class If(Statement):
         return replace(self, test=test, then=then, other=other)
 
 
-def _noted(note: str, language: str) -> str:
+def noted(note: str, language: str) -> str:
     """A comment behind a line."""
     return f"  {'//' if language == CUDA else '#'} {note}" if note else ""
 

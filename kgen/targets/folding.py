@@ -1,0 +1,153 @@
+"""Statements and lists of operands on lines that fit: what is too long is broken between its operands.
+
+A statement is a tree, so its parts are known. A call is broken behind its bracket and between its arguments, a chain of
+one operator before each operator, in brackets. What has no such parts stays on one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kgen.targets.code import CUDA, Assign, Code, If, Op, Run, Statement, noted, operands_of, spell
+
+COLUMNS = 120
+"""Columns of a line of an emitted file."""
+
+
+@dataclass(frozen=True)
+class Bracketed:
+    """`head`, operands with commas between them, and `tail`; operands that do not fit have lines of their own."""
+
+    head: str
+    operands: tuple[str, ...]
+    tail: str
+
+    def lines(self, width: int) -> list[str]:
+        """The text, a line at a time, each at most `width` columns where it can be broken."""
+        line = f"{self.head}{', '.join(self.operands)}{self.tail}"
+        if len(line) <= width or not self.operands:
+            return [line]
+        operands = filled((f"{operand}," for operand in self.operands), width - 4)
+        return [self.head, *_set_in(operands), self.tail]
+
+
+def folded(statements: Iterable[Statement], language: str, width: int) -> list[str]:
+    """The text of statements, a line at a time, each at most `width` columns where it can be broken."""
+    return [line for statement in statements for line in _of_statement(statement, language, width)]
+
+
+def filled(parts: Iterable[str], width: int) -> list[str]:
+    """Parts with blanks between them, as many on a line as fit."""
+    found: list[str] = []
+    for part in parts:
+        if found and len(found[-1]) + 1 + len(part) <= width:
+            found[-1] += f" {part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
+    whole = statement.lines(language)
+    if language == CUDA or all(len(line) <= width for line in whole):
+        return whole
+    if isinstance(statement, If):
+        head = _broken("if ", statement.test, f":{noted(statement.note, language)}", language, width)
+        then, other = (folded(part, language, width - 4) for part in (statement.then, statement.other))
+        return [*head, *_set_in(then), *(["else:", *_set_in(other)] if other else [])]
+    if isinstance(statement, Run):
+        return _broken("", statement.value, "", language, width)
+    if isinstance(statement, Assign) and len(statement.values) == 1:
+        target, note = f"{', '.join(statement.names)} {statement.sign} ", noted(statement.note, language)
+        return _broken(target, statement.value, note, language, width)
+    return whole
+
+
+def _broken(head: str, value: Code, tail: str, language: str, width: int) -> list[str]:
+    """`head`, a value and `tail` on lines that fit."""
+    line = f"{head}{spell(value, language)}{tail}"
+    if len(line) <= width or not isinstance(value, Op) or not value.args:
+        return [line]
+    operator, chain = _chain(value, language)
+    if len(chain) > 1:
+        return _over_lines(head, operator, chain, tail, language, width)
+    form = value.spelled[language].form
+    name = form.partition("(")[0]
+    before, _, behind = form.partition("{0}")
+    around = not name.replace(".", "_").isidentifier() and form.count("{") == 1
+    if around and operands_of(value, language)[0] == spell(value.args[0], language):
+        # A sign, a cast or an index is set around the lines of its operand.
+        return _broken(head + before, value.args[0], behind + tail, language, width)
+    name, _, arguments = form.removesuffix(")").partition("(")
+    if not name.replace(".", "_").isidentifier() or f"{name}({arguments})" != form:
+        return [line]
+    return [f"{head}{name}(", *_set_in(_arguments(value, arguments, language, width - 4)), f"){tail}"]
+
+
+def _arguments(value: Op, form: str, language: str, width: int) -> list[str]:
+    """The arguments of a call: on one line, or else each on lines of its own."""
+    texts = operands_of(value, language)
+    together = form.format(*texts)
+    if len(together) <= width:
+        return [together]
+    found: list[str] = []
+    for argument in _separated(form):
+        before, field, _ = argument.partition("{")
+        whole = f"{argument.format(*texts)},"
+        if field and argument.endswith("}") and argument.count("{") == 1:
+            operand = int(argument[len(before) + 1 : -1])
+            if texts[operand] == spell(value.args[operand], language):
+                found += _broken(before, value.args[operand], ",", language, width)
+                continue
+        found.append(whole)
+    return found
+
+
+def _separated(form: str) -> Iterator[str]:
+    """The arguments in a form: what commas separate outside of brackets."""
+    depth, argument = 0, ""
+    for letter in form:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            yield argument.strip()
+            argument = ""
+        else:
+            argument += letter
+    yield argument.strip()
+
+
+def _over_lines(
+    head: str, operator: str, chain: list[tuple[Code, str]], tail: str, language: str, width: int
+) -> list[str]:
+    """A chain of one operator, with as many operands on a line as fit."""
+    if all(len(f"{operator} {text}") + 4 <= width for _, text in chain):
+        parts = [chain[0][1], *(f"{operator} {text}" for _, text in chain[1:])]
+        return [f"{head}(", *_set_in(filled(parts, width - 4)), f"){tail}"]
+    (first, text), *rest = chain
+    behind = "".join(f" {operator} {other}" for _, other in rest)
+    if text == spell(first, language) and len(behind + tail) < width // 4:
+        return _broken(head, first, behind + tail, language, width)
+    found: list[str] = []
+    for operand, text in chain:
+        before = f"{operator} " * bool(found)
+        bare = text == spell(operand, language)
+        found += _broken(before + "(" * (not bare), operand, ")" * (not bare), language, width - 4)
+    return [f"{head}(", *_set_in(found), f"){tail}"]
+
+
+def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
+    """An operator and the operands of its chain, with their texts; no operands if the value is no such chain."""
+    form = value.spelled[language].form
+    operator = form.removeprefix("{0} ").removesuffix(" {1}")
+    if form != f"{{0}} {operator} {{1}}" or "{" in operator:
+        return "", []
+    first, last = zip(value.args, operands_of(value, language), strict=True)
+    left, text = first
+    if isinstance(left, Op) and left.spelled[language].form == form and text == spell(left, language):
+        return operator, [*_chain(left, language)[1], last]
+    return operator, [first, last]
+
+
+def _set_in(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
