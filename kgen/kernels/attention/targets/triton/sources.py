@@ -128,7 +128,7 @@ class _File:
     def _opening(self, single: bool) -> Opening:
         plan, spec, hopper = self.plan, self.plan.spec, self.hopper is not None
         named = plan.block_mask is not None or (hopper if single else self.shares)
-        modules = [] if single else ["importlib.util"]
+        modules = ["collections"] if single else ["importlib.util"]
         return Opening(
             name=spec.name,
             summary=opening(spec),
