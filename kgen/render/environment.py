@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from kgen.render.filters import FILTERS, lines
 from kgen.targets.code import TRITON, Code, Statement, printed
-from kgen.targets.template import Template, names, parts
 from kgen.targets.folding import Bracketed
+from kgen.targets.template import Template, names, parts
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment

@@ -15,8 +15,8 @@ from pydantic_core import ErrorDetails
 from kgen import files
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
-from kgen.expr.text_checks import ExpressionError
 from kgen.expr.parse import parse_with_locals
+from kgen.expr.text_checks import ExpressionError
 from kgen.family import NAMES, family
 from kgen.files import checked_path
 from kgen.spec.problems import described

@@ -12,6 +12,7 @@ from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
+from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.schedules.hopper.rows import Rows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import Code, Statement
@@ -28,7 +29,7 @@ class Common:
     listed: bool
     dynamic: bool
     """True where programs take tiles from a counter."""
-    problem: list[str]
+    problem: Record
     """The arguments of the problem that kernels hand on, except compile-time constants."""
     problem_params: list[str]
     no_specialize: str
@@ -163,6 +164,8 @@ class DqRings:
     """The rings of K and V in dq, and the values that its loop carries: also dS of the tile before, if its K fits."""
 
     rings: list[str]
+    rings_given: list[str]
+    """The rings as the consumer has them."""
     held: list[str]
     """The slots in which the loop finds Q and dO."""
     carried: list[str]
@@ -183,9 +186,12 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
     apart = plan.dq_rings_apart
     return DqRings(
         rings=["k_ring", "v_ring"] if apart else ["kv_ring"],
-        held=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
+        held=["args.q_ring", "args.do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
+        rings_given=["args.k_ring", "args.v_ring"] if apart else ["kv_ring"],
         carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
-        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
+        skipped=SkippedRings("args.v_ring", [RingAt("args.k_ring", "n_used")])
+        if apart
+        else SkippedRings("kv_ring"),
         sums=", ".join(own),
         products=", ".join(f"{x}_async" for x in own),
         younger=2 if rope else 1,
@@ -202,9 +208,8 @@ def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
 class StreamedQueries:
     """The tensors that stream past tiles of keys: Q, dO, log-sum-exp and delta, in one ring."""
 
-    descs: list[str]
-    slots: list[str]
-    rings: list[str]
+    slots: Record
+    """The slots of the ring, by tensor."""
     writers: int
     """The number of writers of a slot: TMA, and the producer itself where vectors may begin anywhere."""
     nbytes: str
@@ -214,14 +219,14 @@ class StreamedQueries:
 def streamed_queries(operands: Operands) -> StreamedQueries:
     """The tensors that stream past tiles of keys."""
     rope, packed = operands.q[1:], operands.packed
-    nbytes = ["2 * q_desc.block_type.nbytes"]
+    nbytes = ["2 * args.q_desc.block_type.nbytes"]
     if not packed:
-        nbytes.append("2 * lse_desc.block_type.nbytes")
-    nbytes += [f"{x}_desc.block_type.nbytes" for x in rope]
+        nbytes.append("2 * args.lse_desc.block_type.nbytes")
+    nbytes += [f"args.{x}_desc.block_type.nbytes" for x in rope]
+    names = ["q", "do", "lse", "delta", *rope]
+    made = {x: _ring_of(desc) for x, desc in zip(names, operands.query_descs, strict=True)}
     return StreamedQueries(
-        descs=operands.query_descs,
-        slots=[f"{x}_slots" for x in ("q", "do", "lse", "delta", *rope)],
-        rings=[_ring_of(desc) for desc in operands.query_descs],
+        slots=record("QuerySlots", "q_slots", names, made),
         writers=2 if packed else 1,
         nbytes=" + ".join(nbytes),
     )

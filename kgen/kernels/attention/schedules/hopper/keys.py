@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering
@@ -28,6 +29,7 @@ from kgen.kernels.attention.schedules.hopper.loops import (
 )
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES
+from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
 from kgen.targets.code import (
     Assign,
     Code,
@@ -96,7 +98,7 @@ class KeysLoop:
     of_head: list[Statement]
     """The values that a consumer computes for each query head."""
     passed: list[str]
-    """The arguments of the functions of a tile."""
+    """What the functions of a tile work with and do not change."""
     linear: bool
     """True where the log-sum-exp of a query is linear in it."""
     own_bounds: list[Statement]
@@ -113,6 +115,20 @@ class KeysLoop:
     products: KeyProducts
     stored_dk: Code
     stored_dk_rope: Code
+    reach: Mapping[str, str]
+    """How its functions have the names of a call."""
+
+    @property
+    def fixed(self) -> Record:
+        """The record of what the functions of a tile work with."""
+        return record("DkdvFixed", "fixed", self.passed, self.reach)
+
+    def reached(self, reach: Mapping[str, str]) -> KeysLoop:
+        """The same with names as the records of its functions have them."""
+        inner = replace(self, reach=reach).fixed.reach
+        assert not inner.keys() & self.body.defines
+        body, gradient = reached(self.body, inner), reached(self.gradient, inner)
+        return replace(reached(self, reach), body=body, gradient=gradient, reach=reach)
 
     @property
     def left_out(self) -> list[str]:
@@ -196,6 +212,7 @@ def keys_loop(
         products=_products(tile, plan.split_dkdv, looked_up=bool(gradient.factor_lines)),
         stored_dk=gradients.scaled("dk"),
         stored_dk_rope=gradients.scaled("dk_rope"),
+        reach={},
     )
 
 
@@ -287,8 +304,8 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
         )
     held = "kv_ring, at_k" if looked_up else "k, v"
     return KeyProducts(
-        lse_rows="lse_slots.index(slot).reshape([BLOCK_M])",
-        delta_rows="delta_slots.index(slot).reshape([BLOCK_M])",
+        lse_rows="q_ring.slots.lse.index(slot).reshape([BLOCK_M])",
+        delta_rows="q_ring.slots.delta.index(slot).reshape([BLOCK_M])",
         younger=0 if split else 1,
         columns="BLOCK_M",
         held=held,

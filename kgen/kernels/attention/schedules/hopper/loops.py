@@ -57,7 +57,7 @@ class MaskLoad:
     """The reads of a mask for each key of a tile."""
 
     name: str
-    dtype: str
+    dtype: Code
     """The type of its elements, as the kernel has it."""
     line: Statement
 
@@ -110,6 +110,12 @@ class ConsumedTile:
     scaled: Code | None
     dead_rows: bool
     lse_lines: list[Statement]
+
+    @property
+    def defines(self) -> frozenset[str]:
+        """The names that it gives values to."""
+        lines = [*self.mask_lines, *self.score_lines, *(load.line for load in self.mask_loads)]
+        return frozenset().union(*(line.defines for line in lines))
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.lowered.bodies import body_of
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import Param
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.schedules.hopper.kernels import (
     Common,
@@ -28,6 +28,7 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop, keys_loop, with_keys_masked
 from kgen.kernels.attention.schedules.hopper.loops import gradient_of_scores
 from kgen.kernels.attention.schedules.hopper.operands import (
+    SINKS,
     Operands,
     tiles_of_keys,
     tiles_of_queries,
@@ -43,6 +44,7 @@ from kgen.kernels.attention.schedules.hopper.queries import (
     queries_loop,
 )
 from kgen.kernels.attention.schedules.hopper.reads import columns_of, pages_of
+from kgen.kernels.attention.schedules.hopper.records import reached
 from kgen.kernels.attention.schedules.hopper.streams import streams_of
 from kgen.targets.code import Code
 
@@ -86,6 +88,20 @@ def hopper_loops(
     return HopperLoops(forward, dq, dkdv, hidden)
 
 
+def _reached(loops: HopperLoops, reach: Mapping[str, str]) -> HopperLoops:
+    """The loops with names as the records of their functions have them."""
+    hidden = loops.hidden_keys
+    if hidden is not None:
+        given = [reach.get(name, name) for name in hidden.names]
+        hidden = replace(hidden, needed=reached(hidden.needed, reach), given=given)
+    return HopperLoops(
+        loops.forward and loops.forward.reached(reach),
+        loops.dq and loops.dq.reached(reach),
+        loops.dkdv and loops.dkdv.reached(reach),
+        hidden,
+    )
+
+
 def _forward_loop(
     plan: HopperPlan,
     attention: AttentionPlan,
@@ -121,8 +137,8 @@ def hopper_kernels(
     plan = plan_hopper(attention)
     if plan is None:
         return None
-    loops = hopper_loops(plan, attention, kernels, portable)
     operands = Operands(plan, kernels)
+    loops = _reached(hopper_loops(plan, attention, kernels, portable), operands.reach)
     return Kernels(
         plan=plan,
         common=_common(plan, kernels, loops, operands, placement),
@@ -144,10 +160,10 @@ def _common(
         packed=kernels.packed,
         grouped=kernels.plan.grouped,
         kv_head=kernels.kv_head,
-        kv_heads=placement.kv_heads,
+        kv_heads=operands.reach.get(placement.kv_heads, placement.kv_heads),
         listed=kernels.plan.forward.listed,
         dynamic=plan.dynamic,
-        problem=[name for name in kernels.problem if name != "GQA"],
+        problem=operands.problem,
         problem_params=placement.problem_params,
         no_specialize=placement.no_specialize,
         width=plan.width,
@@ -155,7 +171,7 @@ def _common(
         q=operands.q,
         k=operands.k,
         rows=operands.rows,
-        vectors=placement.vectors,
+        vectors=reached(placement.vectors, operands.reach),
         consumers=operands.consumers,
         streams=streams_of(plan, kernels),
         hidden_keys=loops.hidden_keys,
@@ -174,7 +190,7 @@ def _forward(
     assert loops.forward is not None
     spec, streams = kernels.spec, streams_of(plan, kernels)
     pages = pages_of(plan, spec.paged_kv.page_size if spec.paged_kv is not None else None)
-    sinks = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")] if spec.sinks else []
+    sinks = SINKS if spec.sinks else []
     return ForwardKernel(
         tile=plan.forward,
         loop=loops.forward,
@@ -186,9 +202,9 @@ def _forward(
         lag=operands.lag,
         columns_of_out=columns_of(plan, spec.head_dim.v),
         lanes=[256 // plan.width, plan.width // 8],
-        k_bytes="NBYTES + k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
+        k_bytes="NBYTES + args.k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
         skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
-        sink_load=placement.sink_load if spec.sinks else None,
+        sink_load=reached(placement.sink_load, operands.reach) if spec.sinks else None,
         dead_rows=placement.dead_rows,
     )
 
@@ -204,17 +220,17 @@ def _dq(
     gradients, gradient = portable.dq.gradients, gradient_of_scores(portable.dq.gradients)
     # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
     late = loops.dq.body.masked and (kernels.packed or gradients.open_ended)
-    rings = rings_of_dq(plan)
+    rings, inner = rings_of_dq(plan), loops.dq.fixed.reach
     return DqKernel(
         tile=plan.dq,
         loop=loops.dq,
-        gradient=gradient,
-        late=late_of(gradients, late),
+        gradient=reached(gradient, inner),
+        late=reached(late_of(gradients, late), inner),
         dqk=gradients.dqk if late else gradient.dqk,
         operands=operands.dq(rings.rings, gradients.names),
-        row_gradients=gradients.rows,
+        row_gradients=reached(gradients.rows, operands.reach),
         row_sums=gradients.names,
-        stored=[(x, gradients.scaled(f"d{x}")) for x in operands.q],
+        stored=[(x, reached(gradients.scaled(f"d{x}"), operands.reach)) for x in operands.q],
         rings=rings,
         also=gradients.also,
     )

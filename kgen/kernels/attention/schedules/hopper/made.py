@@ -87,7 +87,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
             prefix=MODULE,
         ),
         alone=InFile(
-            modules=("warnings",),
+            modules=("collections", "warnings"),
             named_tuples=True,
             dependents=waits,
             opening=(GluonOpening(names_of(kernels)),),

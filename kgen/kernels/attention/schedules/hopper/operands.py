@@ -3,7 +3,6 @@ consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kgen.kernels.attention.lowered.lowering import Lowering
@@ -13,9 +12,15 @@ from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import MASKED_TILES, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Pages
+from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import Code
+
+ARGS = "args"
+"""The operands of a warpgroup, in its function."""
+PROBLEM = "problem"
+"""The sizes, numbers and buffers of a call, in every function of a warpgroup."""
 
 
 @dataclass(frozen=True)
@@ -30,33 +35,27 @@ class Partition:
 class Warpgroup:
     """The parameters of a function of one or several warpgroups."""
 
-    operands: list[str]
+    operands: Record
+    """The operands, which the kernel has as a variable of that name and the function as `args`."""
     constexprs: list[str]
     """Known when it is compiled."""
     own: list[str] = field(default_factory=list)
     """Operands of which each warpgroup has another."""
-    made: Mapping[str, str] = field(default_factory=dict)
-    """The kernel's expression for an operand that is no variable of the same name."""
 
     @property
     def params(self) -> list[str]:
-        """Operands are one tuple: `warp_specialize` is given short lists."""
-        return ["operands", *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
+        """The parameters in the signature."""
+        return [ARGS, PROBLEM, *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
 
-    @property
-    def handed(self) -> list[str]:
-        """The kernel's expressions for the operands."""
-        return [self.made.get(name, name) for name in self.operands]
-
-    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Partition]:
-        """Entries of `warp_specialize` for `n` warpgroups, whose operands the kernel has as `name`; `given` are other
-        arguments, in which `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
+    def partitions(self, function: str, n: int = 1, **given: str) -> list[Partition]:
+        """Entries of `warp_specialize` for `n` warpgroups; `given` are other arguments than the operands, in which
+        `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
 
         def entry(number: int) -> Partition:
             letter = "abc"[number]
             others = (*self.own, *self.constexprs)
             rest = [given.get(other, other).format(n=number, letter=letter) for other in others]
-            return Partition(function, [name, *rest])
+            return Partition(function, [self.operands.variable, PROBLEM, *rest])
 
         return [entry(number) for number in range(n)]
 
@@ -65,7 +64,7 @@ class Warpgroup:
 class Warpgroups:
     """All warpgroups of a kernel: their operands, and warps and registers of all but the first."""
 
-    handed: list[tuple[str, list[str]]]
+    handed: list[Record]
     partitions: list[Partition]
     warps: list[int]
     registers: list[int]
@@ -114,6 +113,7 @@ class Operands:
         self.plan = plan
         self.packed = kernels.packed
         self.rows: Rows = rows_of(kernels.packed, kernels.kv_head, plan.dkdv.BLOCK_M if plan.dkdv else 0)
+        self.problem = record("Problem", PROBLEM, [name for name in kernels.problem if name != "GQA"])
         self.q, self.k = ["q", *rope], ["k", *(["k_rope"] if plan.rope else [])]
         self.key_rings = ["kv_ring", *(["k_rope_ring"] if plan.rope else [])]
         self.consumers = plan.forward.consumers if plan.forward else 2
@@ -123,6 +123,12 @@ class Operands:
         chained = plan.forward is not None and plan.forward.chained
         self.lag = Lag("1" if chained else "0", plan.dq is not None and not plan.dq_rings_apart)
         self.group = ["GQA"] if of.grouped else []
+
+    @property
+    def reach(self) -> dict[str, str]:
+        """How the function of a warpgroup has the names of a call, and of lists of blocks and sinks."""
+        own = _names([*self.lists["kv"], *self.lists["q"], *SINKS])
+        return self.problem.reach | record("", ARGS, own).reach
 
     def counter(self, tensor: str) -> list[Param]:
         """The counter of tiles, where programs take tiles from one."""
@@ -141,7 +147,9 @@ class Operands:
         params = [*descs, Param("lse_ptr", "lse"), *lists, *streamed, *pages.params, *counter, *sinks]
         extras = [*_names([*lists, *streamed]), *(f"{s.name}_rings" for s in streams)]
         extras += _names([*pages.params, *counter])
-        producer = Warpgroup(
+        operands = record(
+            "QueryProducer",
+            "producer",
             [
                 "scheduler",
                 "q_descs",
@@ -149,29 +157,26 @@ class Operands:
                 "q_rings",
                 "kv_ring",
                 *extras,
-                "problem",
             ],
-            self.constexprs(*self._lag_given(), "GROUP"),
-            made={
+            {
                 "q_descs": _tuple(_names(_descs(self.q))),
                 "q_rings": _tuple(_rings(self.q)),
                 **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
             },
         )
+        producer = Warpgroup(operands, self.constexprs(*self._lag_given(), "GROUP"))
         rings = [*_rings(self.q), "kv_ring"]
-        stored = ["out_slots", "o_desc", "lse_ptr", "problem"]
+        stored = ["out_slots", "o_desc", "lse_ptr"]
         consumer = Warpgroup(
-            ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored],
+            _consumer("Forward", ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored]),
             self.constexprs("CONSUMER", "STORE_LSE"),
             _rings([s.name for s in streams]),
         )
         of_streams = {f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams}
-        partitions = consumer.partitions(
-            "_hopper_consumer", "consumer", self.consumers, CONSUMER="{n}", **of_streams
-        )
-        partitions += producer.partitions("_hopper_producer", "producer", LAG=self.lag.own)
-        handed = {"consumer": consumer, "producer": producer}
-        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+        partitions = consumer.partitions("_hopper_consumer", self.consumers, CONSUMER="{n}", **of_streams)
+        partitions += producer.partitions("_hopper_producer", LAG=self.lag.own)
+        groups = _warpgroups(tile, [consumer, producer], partitions)
+        return KernelOperands(params, groups, producer, consumer)
 
     def dq(self, rings: list[str], sums: list[str]) -> KernelOperands:
         """dq, and its own producer where K and V have rings of their own."""
@@ -181,21 +186,23 @@ class Operands:
         own, held = _descs([f"d{x}" for x in self.q]), [*self.q, "do"]
         vectors = _tensors(["lse", "delta", *sums])
         descs = _descs([*self.q, *self.k, "v", "do"])
-        stored = [*_names(own), *_names(vectors), "problem"]
+        stored = [*_names(own), *_names(vectors)]
         consumer = Warpgroup(
-            ["scheduler", *_rings(held), *rings, *_names(lists[2:]), *stored], self.constexprs("CONSUMER")
+            _consumer("Dq", ["scheduler", *_rings(held), *rings, *_names(lists[2:]), *stored]),
+            self.constexprs("CONSUMER"),
         )
         streamed, more = _names(_descs([*self.k, "v"])), _names([*lists, *counter])
-        producer = Warpgroup(
-            ["scheduler", "q_descs", *streamed, "q_rings", *rings, *more, "problem"],
-            self.constexprs(*self._lag_given(), "GROUP"),
-            made={"q_descs": _tuple(_names(_descs(held))), "q_rings": _tuple(_rings(held))},
+        operands = record(
+            "DqProducer" if apart else "QueryProducer",
+            "producer",
+            ["scheduler", "q_descs", *streamed, "q_rings", *rings, *more],
+            {"q_descs": _tuple(_names(_descs(held))), "q_rings": _tuple(_rings(held))},
         )
-        partitions = consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}")
+        producer = Warpgroup(operands, self.constexprs(*self._lag_given(), "GROUP"))
+        partitions = consumer.partitions("_dq_hopper_consumer", 2, CONSUMER="{n}")
         function = "_dq_hopper_producer" if apart else "_hopper_producer"
-        partitions += producer.partitions(function, "producer", LAG="0")
-        handed = {"consumer": consumer, "producer": producer}
-        groups = _warpgroups(tile, handed, partitions)
+        partitions += producer.partitions(function, LAG="0")
+        groups = _warpgroups(tile, [consumer, producer], partitions)
         return KernelOperands([*descs, *own, *vectors, *lists, *counter], groups, producer, consumer)
 
     def dkdv(self) -> KernelOperands:
@@ -213,23 +220,20 @@ class Operands:
         if self.plan.split_dkdv:
             return self._split(tile, params, own, producer)
         consumer = Warpgroup(
-            ["scheduler", "kv_ring", "q_ring", *_names([*lists[2:], *own]), "problem"],
+            _consumer("Dkdv", ["scheduler", "kv_ring", "q_ring", *_names([*lists[2:], *own])]),
             self.constexprs("CONSUMER"),
         )
-        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
-        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
-        handed = {"consumer": consumer, "producer": producer}
-        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+        partitions = consumer.partitions("_dkdv_hopper_consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer")
+        groups = _warpgroups(tile, [consumer, producer], partitions)
+        return KernelOperands(params, groups, producer, consumer)
 
     def _producer_of_keys(self) -> Warpgroup:
         """The producer of tiles of keys."""
         more = _names([*self.lists["q"], *self.counter("counters")])
         descs = _names(_descs([*self.k, "v"]))
-        return Warpgroup(
-            ["scheduler", *descs, "q_descs", *self.key_rings, "q_ring", *more, "problem"],
-            self.constexprs("GROUP"),
-            made={"q_descs": _tuple(self.query_descs)},
-        )
+        names = ["scheduler", *descs, *self.query_descs, *self.key_rings, "q_ring", *more]
+        return Warpgroup(record("KeyProducer", "producer", names), self.constexprs("GROUP"))
 
     def _split(
         self, tile: HopperTile, params: list[Param], own: list[Param], producer: Warpgroup
@@ -237,15 +241,15 @@ class Operands:
         """One consumer has dv, and the other dk."""
         ahead, (*dk_descs, dv_desc) = ["scheduler", *self.key_rings, "q_ring", "factors"], _names(own)
         lists = _names(self.lists["q"][2:])
-        dv = Warpgroup([*ahead, *lists, dv_desc, "problem"], self.constexprs())
-        dk = Warpgroup([*ahead, *dk_descs, "problem"], self.constexprs())
+        dv = Warpgroup(record("DvConsumer", "dv_consumer", [*ahead, *lists, dv_desc]), self.constexprs())
+        dk = Warpgroup(record("DkConsumer", "dk_consumer", [*ahead, *dk_descs]), self.constexprs())
         partitions = [
-            *dv.partitions("_dv_hopper_consumer", "dv_consumer"),
-            *dk.partitions("_dk_hopper_consumer", "dk_consumer"),
-            *producer.partitions("_dkdv_hopper_producer", "producer"),
+            *dv.partitions("_dv_hopper_consumer"),
+            *dk.partitions("_dk_hopper_consumer"),
+            *producer.partitions("_dkdv_hopper_producer"),
         ]
-        handed = {"dv_consumer": dv, "dk_consumer": dk, "producer": producer}
-        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, dv, dk)
+        groups = _warpgroups(tile, [dv, dk, producer], partitions)
+        return KernelOperands(params, groups, producer, dv, dk)
 
     def fused(self) -> KernelOperands:
         """dq, dk and dv in one kernel."""
@@ -253,16 +257,14 @@ class Operands:
         assert tile is not None
         own, sums = _descs(["dk", "dv"]), [Param("dq_sum_ptr", "dq_sum")]
         ahead = [*_descs(["q", "k", "v", "do"]), *vectors_of(self.packed, tile.BLOCK_M)]
-        consumer = Warpgroup(
-            ["scheduler", "kv_ring", "q_ring", "ds_ring", *_names([*lists[2:], *own, *sums]), "problem"],
-            self.constexprs("CONSUMER", "DQ"),
-        )
+        names = ["scheduler", "kv_ring", "q_ring", "ds_tiles", *_names([*lists[2:], *own, *sums])]
+        consumer = Warpgroup(_consumer("Backward", names), self.constexprs("CONSUMER", "DQ"))
         producer = self._producer_of_keys()
-        partitions = consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}")
-        partitions += producer.partitions("_dkdv_hopper_producer", "producer")
-        handed = {"consumer": consumer, "producer": producer}
+        partitions = consumer.partitions("_backward_hopper_consumer", 2, CONSUMER="{n}")
+        partitions += producer.partitions("_dkdv_hopper_producer")
         params = [*ahead, *own, *sums, *lists, *self.counter("counters")]
-        return KernelOperands(params, _warpgroups(tile, handed, partitions), producer, consumer)
+        groups = _warpgroups(tile, [consumer, producer], partitions)
+        return KernelOperands(params, groups, producer, consumer)
 
     def _lag_given(self) -> list[str]:
         return ["LAG"] if self.lag.given else []
@@ -271,12 +273,16 @@ class Operands:
 _NEW_COUNTER = "q.new_zeros(1, dtype=torch.int32)"
 
 
-def _warpgroups(tile: HopperTile, handed: Mapping[str, Warpgroup], partitions: list[Partition]) -> Warpgroups:
+def _consumer(kernel: str, names: list[str]) -> Record:
+    return record(f"{kernel}Consumer", "consumer", names)
+
+
+def _warpgroups(tile: HopperTile, handed: list[Warpgroup], partitions: list[Partition]) -> Warpgroups:
     """Warps and registers of all warpgroups but the first."""
     others = tile.consumers - 1
     which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
     return Warpgroups(
-        handed=[(name, group.handed) for name, group in handed.items()],
+        handed=[group.operands for group in handed],
         partitions=partitions,
         warps=[4] * tile.consumers,
         registers=[tile.consumer_registers] * others + [tile.producer_registers],
@@ -286,6 +292,10 @@ def _warpgroups(tile: HopperTile, handed: Mapping[str, Warpgroup], partitions: l
 
 def _descs(names: list[str]) -> list[Param]:
     return [Param(f"{name}_desc", f"{name}_desc") for name in names]
+
+
+SINKS = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")]
+"""The parameters of sinks."""
 
 
 def _tensors(names: list[str] | tuple[str, ...]) -> list[Param]:
@@ -365,7 +375,7 @@ def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool)
 
 def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
     """The published fields of a tile of keys."""
-    told = [Told("kv_start", "kv_start"), Told("b_h", "b * HQ + h")]
+    told = [Told("kv_start", "kv_start"), Told("b_h", "b * problem.HQ + h")]
     if loop.range.listed:
         told.append(Told("row", "row"))
     elif not loop.range.from_start:

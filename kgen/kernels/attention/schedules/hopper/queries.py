@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering
@@ -30,6 +31,7 @@ from kgen.kernels.attention.schedules.hopper.loops import (
 )
 from kgen.kernels.attention.schedules.hopper.plan import HopperTile
 from kgen.kernels.attention.schedules.hopper.reads import from_first_key, mask_of_documents
+from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
 from kgen.targets.code import (
     Assign,
     Code,
@@ -102,6 +104,8 @@ class MaskedTiles:
 class QueriesLoop:
     """A kernel whose tiles are queries: its range of keys, and what it computes of a tile of them."""
 
+    kernel: str
+    """The kernel in the names of its records."""
     range: TileRange
     body: ConsumedTile
     begin: list[Statement]
@@ -110,7 +114,7 @@ class QueriesLoop:
     """The part of it that the plan asks for."""
     offs_n: list[Statement]
     passed: list[str]
-    """The arguments of the functions of a tile."""
+    """What the functions of a tile work with and do not change."""
     product: Code
     """The scores of a tile, in flight."""
     bias: ProductBias | None
@@ -135,6 +139,21 @@ class QueriesLoop:
     sink: Code
     store_guard: Code | None
     vector_guard: Code | None
+    reach: Mapping[str, str]
+    """How its functions have the names of a call."""
+
+    @property
+    def fixed(self) -> Record:
+        """The record of what the functions of a tile work with."""
+        return record(f"{self.kernel}Fixed", "fixed", self.passed, self.reach)
+
+    def reached(self, reach: Mapping[str, str]) -> QueriesLoop:
+        """The same with names as the records of its functions have them."""
+        inner = replace(self, reach=reach).fixed.reach
+        assert not inner.keys() & self.body.defines
+        body = replace(reached(self.body, inner), lse_lines=reached(self.body.lse_lines, reach))
+        product, bias = reached(self.product, inner), reached(self.bias, inner)
+        return replace(reached(self, reach), body=body, product=product, bias=bias, reach=reach)
 
 
 @dataclass(frozen=True)
@@ -146,6 +165,9 @@ class HiddenKeys:
     """The statements that the producer has not computed for the range."""
     last_live: Statement
     names: list[str]
+    """The parameters of functions that ask it."""
+    given: list[str]
+    """The arguments for them."""
     of_scores: bool
     """True where hidden scores have to be numbers."""
 
@@ -154,11 +176,13 @@ def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_sc
     """The keys of forward that only its mask hides."""
     (live,) = (line for line in kernel.body.mask_lines if line.defines == {"kv_live"})
     assert isinstance(live, Assign)
+    names = passed_names(uses_of([live]), ["b", "h", *kernel.prologue], problem)
     return HiddenKeys(
         live=live,
         needed=[line for line in needed(kernel.prologue, live.uses) if line not in loop.range.bounds],
         last_live=assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
-        names=passed_names(uses_of([live]), ["b", "h", *kernel.prologue], problem),
+        names=names,
+        given=names,
         of_scores=of_scores,
     )
 
@@ -244,6 +268,7 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
     row_ends = [assign("q_end", row("add", "q_begin", "SQ"))] if packed else []
     q_idx = assign("q_idx", row("add", "q_start", "offs_m"))
     return QueriesLoop(
+        kernel="Forward" if steps.forward else "Dq",
         range=found,
         body=_body(kernel, made.mask_loads, documents),
         begin=[head_of(used, packed), *found.blocks, *row_ends, q_idx, *prologue],
@@ -268,6 +293,7 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
         sink=kernel.sink,
         store_guard=kernel.store_guard,
         vector_guard=kernel.vector_guard,
+        reach={},
     )
 
 
@@ -344,9 +370,9 @@ def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: Lowering) -> list[Mas
     found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
     lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
 
-    def dtype(buffer: str) -> str:
+    def dtype(buffer: str) -> Code:
         as_floats = kernels.layouts[buffer].dtype in ("bf16", "fp16", "any")
-        return "gl.float32" if as_floats else f"{buffer}_ptr.dtype.element_ty"
+        return text("gl.float32") if as_floats else op("{0}.dtype.element_ty", f"{buffer}_ptr")
 
     return [MaskLoad(name, dtype(found[name]), line) for name, line in lines.items() if name in found]
 

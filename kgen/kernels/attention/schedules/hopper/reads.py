@@ -38,7 +38,7 @@ class Pages:
     v: str = "v"
     rows: str = "BLOCK_N"
     """How many rows TMA loads at a time."""
-    nbytes: str = "k_desc.block_type.nbytes"
+    nbytes: str = "args.k_desc.block_type.nbytes"
     """Bytes of a tile."""
 
 
@@ -59,7 +59,7 @@ def pages_of(plan: HopperPlan, size: int | None) -> Pages:
         k="k.transpose(1, 2)",
         v="v.transpose(1, 2)",
         rows=str(plan.page_rows),
-        nbytes="k_desc.block_type.nbytes" + parts,
+        nbytes="args.k_desc.block_type.nbytes" + parts,
     )
 
 

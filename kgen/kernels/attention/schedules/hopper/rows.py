@@ -37,6 +37,9 @@ class Rows:
     first: FirstRows
     stored_at: str
     """The coordinates at which a tile of keys is stored. The next tile is known by then."""
+    SQ: str
+    """The number of queries: that of a tile's sequence, or of the problem."""
+    SK: str
     rows_and_columns: str
     """The shape of a slot without its first dimensions."""
     vectors: list[Param]
@@ -55,6 +58,8 @@ def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
         kv=kv_row,
         first=FirstRows(*(", ".join(at) for at in ([*q, q_row], [*kv, kv_row], [*kv, v_row]))),
         stored_at=", ".join([*kv, "kv_row" if packed else "kv_start"]),
+        SQ="SQ" if packed else "problem.SQ",
+        SK="SK" if packed else "problem.SK",
         rows_and_columns="tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
         vectors=vectors_of(packed, queries),
     )

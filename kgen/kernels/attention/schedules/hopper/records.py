@@ -1,0 +1,83 @@
+"""Tuples with named fields, by which a kernel for Hopper hands its functions what they work with.
+
+Emitted files have named tuples of Python, not aggregates of Gluon. Triton takes them for its own tuples wherever they go,
+to partitions, too. Aggregates have a public name since Triton 3.8, ask for the type of every field, and take neither None
+nor an empty tuple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TypeVar
+
+from kgen.targets.code import Code, Name, Statement, renamed
+from kgen.targets.folding import Bracketed
+
+TAKEN = frozenset({"type", "values"})
+"""The attributes that Triton's tuples have of their own."""
+
+
+def field_of(name: str) -> str:
+    """The field that holds a variable."""
+    return f"{name}_" if name in TAKEN else name
+
+
+@dataclass(frozen=True)
+class Record:
+    """A named tuple: its class, the variable that holds it, and its fields by the variables that they stand for."""
+
+    name: str
+    variable: str
+    given: Mapping[str, str]
+    """The value of each field where the record is made."""
+
+    @property
+    def names(self) -> list[str]:
+        """The variables that its fields stand for."""
+        return [*self.given]
+
+    @property
+    def defined(self) -> Bracketed:
+        """The statement that defines the class."""
+        fields = tuple(f'"{field_of(name)}"' for name in self.given)
+        return Bracketed(f'{self.name} = collections.namedtuple("{self.name}", [', fields, "])")
+
+    @property
+    def made(self) -> Bracketed:
+        """The statement that makes one."""
+        return Bracketed(f"{self.variable} = {self.name}(", tuple(self.given.values()), ")")
+
+    @property
+    def reach(self) -> dict[str, str]:
+        """How a function that is given the record has each variable."""
+        return {name: f"{self.variable}.{field_of(name)}" for name in self.given}
+
+
+def record(name: str, variable: str, names: Sequence[str], made: Mapping[str, str] | None = None) -> Record:
+    """A record of variables; `made` are the values of fields that are no variable of the same name."""
+    return Record(name, variable, {n: (made or {}).get(n, n) for n in names})
+
+
+T = TypeVar("T")
+
+
+def reached(value: T, names: Mapping[str, str]) -> T:
+    """A value, or the values within dataclasses and sequences, with names as records have them."""
+    return _reached(value, {name: Name(other) for name, other in names.items()})  # type: ignore[return-value]
+
+
+def _reached(value: object, names: Mapping[str, Code]) -> object:
+    if isinstance(value, Code):
+        return renamed(value, names)
+    if isinstance(value, Statement):
+        return value.map(lambda code: renamed(code, names))
+    if isinstance(value, list):
+        return [_reached(part, names) for part in value]
+    if isinstance(value, tuple):
+        return tuple(_reached(part, names) for part in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: _reached(getattr(value, f.name), names) for f in fields(value) if f.init}
+        )
+    return value
