@@ -56,7 +56,7 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 
 def _plans(module: Any, capability: int) -> Iterator[Callable[..., Any]]:
     """In place of a launcher's `_plan`, for each number of a row: that row, where the architecture can run it."""
-    plan, tables = module._plan, module._shapes()
+    plan, tables = module._plan, module._SHAPES
 
     def row(number: int, kernel: str, device: Any, width: int, vector: int, *bytes_: int) -> Any:
         for shape in tables[kernel][number : number + 1]:

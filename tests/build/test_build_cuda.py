@@ -111,7 +111,7 @@ def test_whatever_a_launcher_plans_is_built(arch: str) -> None:
     device = torch.device("cuda", 0)
     for _ in range(10):
         module._plan.cache_clear()
-        for kernel, shapes in module._shapes().items():
+        for kernel, shapes in module._SHAPES.items():
             elements = {"forward": (2, 2), "backward": (4, 2)}[kernel]
             for width, vector in product((1, *(shape.width for shape in shapes)), (1, 8)):
                 name, _, size, _ = module._plan(kernel, device, width, vector, *elements)
