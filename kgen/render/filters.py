@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 WIDTH = 112
 """Columns of a line of operands."""
@@ -67,6 +68,19 @@ def alternatives(conditions: Sequence[str]) -> str:
     return "".join(f" || {c}" for c in conditions)
 
 
+def spread(operands: Sequence[str], indent: int) -> str:
+    """Operands on lines that fit, with nothing behind the last."""
+    return wrapped(operands, indent).removesuffix(",")
+
+
+def columns(operands: Sequence[str], indent: int) -> str:
+    """Two operands a line, the second ones below each other."""
+    width = max(map(len, operands)) + 2
+    pairs = zip_longest(operands[::2], operands[1::2], fillvalue="")
+    found = (f"{' ' * indent}{f'{a},':<{width}}{b}{',' * bool(b)}".rstrip() for a, b in pairs)
+    return "\n".join(found)
+
+
 def lines(text: str | Sequence[str] | None, indent: int) -> str:
     """Lines of code, set in, with an end of line behind each; statements that hold others are of several lines."""
     statements = [text.removesuffix("\n")] if isinstance(text, str) and text else text or ()
@@ -79,6 +93,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "alternatives": alternatives,
     "and": around(" & {}"),
     "behind": behind,
+    "columns": columns,
     "each": each,
     "join": join,
     "factor": around("{} * "),
@@ -89,6 +104,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "or": around(" or {}"),
     "plus": around(" + {}"),
     "said": said,
+    "spread": spread,
     "sentence": around(" {}"),
     "stored": around(", mask={}"),
     "times": around(" * {}"),
