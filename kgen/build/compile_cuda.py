@@ -56,14 +56,13 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 
 def _plans(module: Any, capability: int) -> Iterator[Callable[..., Any]]:
     """In place of a launcher's `_plan`, for each number of a row: that row, where the architecture can run it."""
-    plan, tables = module._plan, module._shapes()
+    plan, tables = module._plan, module._SHAPES
 
-    def row(number: int, kernel: str, device: Any, width: int, vector: int, *bytes_: int) -> Any:
+    def row(number: int, kernel: str, device: Any, width: int, vector: int) -> Any:
         for shape in tables[kernel][number : number + 1]:
-            shared = module._shared(shape, *bytes_)
-            if shared <= SHARED_LIMITS[capability] and (shape.cluster == 1 or capability >= 90):
-                return module._name(kernel, shape), shape, shared, 1
-        return plan(kernel, device, width, vector, *bytes_)
+            if shape.shared <= SHARED_LIMITS[capability] and (shape.cluster == 1 or capability >= 90):
+                return module._name(kernel, shape), shape, 1
+        return plan(kernel, device, width, vector)
 
     return (partial(row, number) for number in range(max(map(len, tables.values()))))
 

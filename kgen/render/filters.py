@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from kgen.targets.code import Statement
 from kgen.targets.folding import COLUMNS, Bracketed, folded
@@ -75,6 +76,19 @@ def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracket
     return Bracketed(head, tuple(map(str, operands)), tail)
 
 
+def spread(operands: Sequence[str], indent: int) -> str:
+    """Operands on lines that fit, with nothing behind the last."""
+    return wrapped(operands, indent).removesuffix(",")
+
+
+def columns(operands: Sequence[str], indent: int) -> str:
+    """Two operands a line, the second ones below each other."""
+    width = max(map(len, operands)) + 2
+    pairs = zip_longest(operands[::2], operands[1::2], fillvalue="")
+    found = (f"{' ' * indent}{f'{a},':<{width}}{b}{',' * bool(b)}".rstrip() for a, b in pairs)
+    return "\n".join(found)
+
+
 def lines(value: object, indent: int, language: str) -> str:
     """Lines of code, set in, with an end of line behind each; what is too long for a line is broken."""
     found = _lines(value, language, COLUMNS - indent)
@@ -97,6 +111,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "and": around(" & {}"),
     "behind": behind,
     "bracketed": bracketed,
+    "columns": columns,
     "each": each,
     "join": join,
     "factor": around("{} * "),
@@ -106,6 +121,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "or": around(" or {}"),
     "plus": around(" + {}"),
     "said": said,
+    "spread": spread,
     "sentence": around(" {}"),
     "stored": around(", mask={}"),
     "times": around(" * {}"),

@@ -47,7 +47,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
     for variant, call in family_of(job.problem).compile_calls(job.problem):  # noqa: B007 (read by `compile_only`)
         call(getattr(module, job.problem.name))
     # A table of shapes has kernels for widths that no call had.
-    for kernel, shapes in module._shapes().items() if hasattr(module, "_shapes") else ():
+    for kernel, shapes in getattr(module, "_SHAPES", {}).items():
         for shape in shapes:
             if shape.cluster == 1 or job.capability >= 90:
                 variant = f"width {shape.width}"

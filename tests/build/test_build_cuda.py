@@ -111,11 +111,10 @@ def test_whatever_a_launcher_plans_is_built(arch: str) -> None:
     device = torch.device("cuda", 0)
     for _ in range(10):
         module._plan.cache_clear()
-        for kernel, shapes in module._shapes().items():
-            elements = {"forward": (2, 2), "backward": (4, 2)}[kernel]
+        for kernel, shapes in module._SHAPES.items():
             for width, vector in product((1, *(shape.width for shape in shapes)), (1, 8)):
-                name, _, size, _ = module._plan(kernel, device, width, vector, *elements)
-                planned[name] = size
+                name, shape, _ = module._plan(kernel, device, width, vector)
+                planned[name] = shape.shared
     assert len(planned) > 40
     assert not {name for name, size in planned.items() if shared.get(name) != size}
 

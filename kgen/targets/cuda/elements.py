@@ -21,6 +21,7 @@ class Elements(Template):
     language: ClassVar[str] = CUDA
 
     fp32: bool
+    """True where float32 is an element of a tensor, not of sums alone."""
     bf16: bool
     fp16: bool
     fp8_e4m3: bool
@@ -32,6 +33,11 @@ class Elements(Template):
     """True where values are rounded to an element type and computed with."""
     stores_fp32: bool = False
     """True where float32 is stored in vectors."""
+
+    @property
+    def reads_others(self) -> bool:
+        """True where elements of other types than bf16 are read."""
+        return self.fp32 or self.fp16
 
 
 def used(dtypes: Collection[str], **more: bool) -> Elements:

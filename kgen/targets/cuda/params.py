@@ -49,9 +49,9 @@ def host(params: Params) -> str:
     return ",\n".join(", ".join(p.host for p in line) for line in params)
 
 
-def names(params: Params) -> str:
+def names(params: Params) -> tuple[str, ...]:
     """What the C launcher passes for them."""
-    return ", ".join(p.name for line in params for p in line)
+    return tuple(p.name for line in params for p in line)
 
 
 def given(params: Params) -> list[str]:

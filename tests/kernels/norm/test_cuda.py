@@ -79,8 +79,8 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
     first = 89 if which == "eight bits" else 80
     sums = ("columns", "finalize") if "columns_kernel" in path.read_text() else ()
     names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
-    for kernel, shapes in module._shapes().items():
-        held = [s for s in shapes if s.elements]
+    for kernel, shapes in module._SHAPES.items():
+        held = tuple(s for s in shapes if s.elements)
         assert [s.width for s in held] == sorted(s.width for s in held)
         assert held == shapes[: len(held)]
         # One shape for each way of sharing rows: several a block, one, a cluster for one; and of single elements.
@@ -103,7 +103,7 @@ def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path, verdict):
     rows = compile_specs([load(spec)], tmp_path / "out", CompileOptions(["sm_80"]))
     assert all(row["ok"] for row in rows), rows
     module = import_file(path, "emitted_shapes")
-    names = {module._name("forward", s) for s in module._shapes()["forward"]}
+    names = {module._name("forward", s) for s in module._SHAPES["forward"]}
     assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
 
 
@@ -181,10 +181,10 @@ def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypa
 def test_shapes_are_wide_enough(module_of_layer_norm, width):
     plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
     for kernel, vector in product(("forward", "backward"), (8, 1)):
-        name, shape, shared, _ = plan(kernel, cuda, width, vector, 4, 2)
+        name, shape, _ = plan(kernel, cuda, width, vector)
         assert name.split(", ")[4] == str(vector)
         assert shape.width >= width
-        assert shared <= 220_000
+        assert shape.shared <= 220_000
         # A slot of single elements is whole accesses, whatever is stored.
         assert vector > 1 or shape.threads * shape.elements % 16 == 0
 
@@ -193,10 +193,10 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
     path = emitted(norm(tmp_path, *NORMS["heads"]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, "emitted_heads_apart")
     # What no shape takes is refused in C too.
-    widest = {s[-1].width for s in module._shapes().values()}
+    widest = {s[-1].width for s in module._SHAPES.values()}
     assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
     for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
-        s = module._shapes()["backward"][0]._replace(rows=shape_rows, turns=turns)
+        s = module._SHAPES["backward"][0]._replace(rows=shape_rows, turns=turns)
         for multiple in (1, 8, 24):
             n = module._groups(rows, s, resident, multiple)
             assert n > 0
@@ -206,26 +206,23 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
 
 
 def test_a_file_has_the_shapes_of_its_plan(tmp_path):
-    """Each is stated once, in `cuda.cu`; the launcher finds them there, however the table is laid out."""
+    """The tables of both files have the same rows; the launcher reads none of them from C++."""
     spec = load(norm(tmp_path, *NORMS["layer"]))
     path = emitted(Path(spec.path), tmp_path / "out") / "sample" / "cuda.py"
     plan = plan_norm(spec)
     wanted = {"forward": forward_shapes(plan), "backward": backward_shapes(plan)}
     text = path.with_suffix(".cu").read_text()
-    for n, layout in enumerate(
-        (text, text.replace("},\n    {", "}, {"), text.replace(", 0},\n};", ",\n 0}\n};"))
-    ):
-        path.with_suffix(".cu").write_text(layout)
-        shapes = import_file(path, f"emitted_tables_{n}")._shapes()
-        for kernel, of_plan in wanted.items():
-            fields = ("width", "threads", "rows", "elements", "cluster", "stages", "blocks", "turns")
-            assert [[getattr(s, f) for f in fields] for s in shapes[kernel]] == [
-                [getattr(s, f) for f in fields] for s in of_plan
-            ]
-            assert [s.vector == 1 for s in shapes[kernel]] == [s.single for s in of_plan]
-    stated = re.findall(r"^ +\{[\d, ]+\},$", text, re.MULTILINE)
-    assert len(stated) == sum(map(len, wanted.values()))
-    assert not any(f"threads={s.threads}" in path.read_text() for s in wanted["forward"])
+    path.with_suffix(".cu").unlink()
+    shapes = import_file(path, "emitted_tables")._SHAPES
+    assert [*shapes] == [*wanted]
+    for kernel, of_plan in wanted.items():
+        fields = ("width", "threads", "rows", "elements", "cluster", "stages", "blocks", "turns")
+        assert [[getattr(s, f) for f in fields] for s in shapes[kernel]] == [
+            [getattr(s, f) for f in fields] for s in of_plan
+        ]
+        assert [s.vector == 1 for s in shapes[kernel]] == [s.single for s in of_plan]
+    stated = re.findall(r"\{([\d, ]+)\},", text)
+    assert stated == [", ".join(map(str, s)) for of_kernel in shapes.values() for s in of_kernel]
 
 
 @pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
@@ -290,8 +287,11 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     text = re.sub(r"//.*", "", path.read_text())
     names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
     names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
-    assert {"store", "Row", "SIDE_BY_SIDE"} < set(names)
-    assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) < 2} == set()
+    names += re.findall(r"^#define (\w+)", text, re.MULTILINE)
+    assert {"store", "Row", "SIDE_BY_SIDE", "KEEPS_ROWS"} < set(names)
+    # A macro is defined for chips that have it, and for those that have not.
+    defined = {n: max(1, len(re.findall(rf"^#define {n}\b", text, re.MULTILINE))) for n in names}
+    assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) <= defined[n]} == set()
     for name in ("forward", "backward", "columns", "finalize"):
         for params, body in re.findall(rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL):
             given = re.findall(r"(\w+)(?:,|$)", params)

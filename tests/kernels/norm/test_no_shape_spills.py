@@ -30,7 +30,7 @@ def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) ->
 
     module: Any = import_file(tmp_path / "cuda.py", f"emitted_all_{which}_{arch}")
     names = {"sample_kernels::columns_kernel", "sample_kernels::finalize_kernel"}
-    for kernel, shapes in module._shapes().items():
+    for kernel, shapes in module._SHAPES.items():
         names |= {module._name(kernel, s) for s in shapes if s.cluster == 1 or arch != "sm_80"}
     assert len(names) > 60
 

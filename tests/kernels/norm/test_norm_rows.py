@@ -16,14 +16,14 @@ INSTRUCTIONS = {
     r'asm\("cvt\.rn\.bf16x2\.f32 [^"]*"[^;]*;': "for (int j : {i, i + 1}) y.at[j].bits = to_bf16(x[j]);",
     r'asm\("cvt\.rn\.bf16\.f32 %0, %1;"[^;]*;': "y.at[i].bits = to_bf16(x[i]);",
     r'asm\("cvt\.rn\.satfinite[^"]*"[^;]*;': "two = to_eight_bits(x[next]) << 8 | to_eight_bits(x[i]);",
-    r"const unsigned int address = .*\n    if constexpr \(BYTES == 16 .*\)(?:.|\n)*?(?=\n}\n)": (
-        "copy_later(to, from, BYTES, live);"
+    r"const unsigned int address = .*\n    if constexpr \(KEEP\)(?:.|\n)*?(?=\n}\n)": (
+        "copy_later(to, from, 16, live);"
     ),
     r'asm\("createpolicy[^"]*"[^;]*;': "policy = 0;",
     r'asm volatile\("cp\.async\.commit_group;"[^;]*;': "commit_copies();",
     r'asm volatile\("cp\.async\.wait_group %0;"[^;]*;': "wait_for_copies(PENDING);",
     r'asm volatile\("ld\.global\.nc[^"]*"(?:[^;]|\n)*;': ";",
-    r"#if __CUDA_ARCH__ >= 900\n(?:(?!#endif)(?:.|\n))*#endif\n": "",
+    r"asm volatile\(__VA_ARGS__\)": "",
     r"#if __CUDA_ARCH__ >= 890\n((?:(?!#endif)(?:.|\n))*)#endif\n": r"\1",
     r"extern __shared__ __align__\(16\) char ring\[\];": "char* ring = dynamic_shared;",
 }

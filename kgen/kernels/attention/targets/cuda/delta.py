@@ -74,7 +74,7 @@ def sources(loaded: Loaded) -> list[Source]:
         width=spec.head_dim.v,
         dtype=spec.dtype,
         element=ELEMENTS[spec.dtype],
-        elements=used({spec.dtype, "fp32"}, loaded_once=True),
+        elements=used({spec.dtype}, loaded_once=True),
         plan=plan,
     )
     module = Module(

@@ -12,7 +12,6 @@ from kgen.kernels.norm.plan.planning import H, NormPlan, Operand
 from kgen.kernels.norm.plan.shapes import backward_shapes
 from kgen.kernels.norm.targets.cuda.parts import LAYER, RMS, Elements, Kernel, Launch, shape_row
 from kgen.kernels.norm.targets.cuda.spelled import ORDER, TYPES, Body, Spelled, more, slots_of, times
-from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import CUDA, Assign, If, Name, Statement, text
 from kgen.targets.cuda.params import Param, Params, device, given, host, names, pointer
 from kgen.targets.template import Template
@@ -27,7 +26,7 @@ class Grid:
     columns_first: str
     columns_step: str
     columns_part: str
-    finalize_words: str
+    finalize_words: tuple[str, ...]
     finalize_first: str
     finalize_step: str
     finalize_head: str | None
@@ -48,7 +47,7 @@ OF_ALL = Grid(
     columns_first="blockIdx.y * 8 + stripe",
     columns_step="gridDim.y * 8",
     columns_part="(long long)blockIdx.y",
-    finalize_words="32 columns a block",
+    finalize_words=(),
     finalize_first="stripe",
     finalize_step="32",
     finalize_head=None,
@@ -60,11 +59,11 @@ OF_ALL = Grid(
 )
 OF_HEADS = Grid(
     held_words="every row of a head",
-    columns_words="gridDim.y shares of the rows, gridDim.z heads",
+    columns_words="gridDim.y shares of the rows and gridDim.z heads",
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
-    finalize_words="32 columns a block, gridDim.y heads, to which every gridDim.y-th part belongs",
+    finalize_words=("and the grid gridDim.y heads, to which every gridDim.y-th part belongs",),
     finalize_first="blockIdx.y + (long long)stripe * gridDim.y",
     finalize_step="32 * gridDim.y",
     finalize_head="(long long)blockIdx.y * width",
@@ -187,9 +186,9 @@ class ColumnLaunch:
     """Numbers in the memory that it allocates."""
     parts: tuple[Part, ...]
     columns_grid: tuple[str, ...]
-    columns_arguments: str
+    columns_arguments: tuple[str, ...]
     finalize_grid: tuple[str, ...]
-    finalize_arguments: str
+    finalize_arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -361,15 +360,17 @@ def _launch(
     kernel: Kernel,
     loads: Sequence[Operand],
     params: str,
-    arguments: str,
+    arguments: tuple[str, ...],
 ) -> Launch:
     streams = tuple(s.name for s in kernel.streams)
     vectors = (*streams, *(c.name for c in kernel.columns), *(s.name for s in kernel.stored))
+    rows_of = [o.dtype for o in loads if o.along == "element"]
     return Launch(
         name="backward",
-        shapes=tuple(shape_row(s, spelled.vector) for s in backward_shapes(spelled.plan)),
-        bytes=sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element"),
-        stored_bytes=sum(ELEMENT_SIZE[g.dtype] for g in b.elements),
+        shapes=tuple(
+            shape_row(s, spelled.vector, rows_of, [g.dtype for g in b.elements])
+            for s in backward_shapes(spelled.plan)
+        ),
         pointers=tuple(f"{n}_ptr" for n in vectors),
         strides=tuple(f"{n}_stride" for n in streams),
         multiple=("heads",) if spelled.multiples else (),

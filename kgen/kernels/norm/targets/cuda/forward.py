@@ -9,7 +9,6 @@ from kgen.kernels.norm.plan.planning import H, Operand
 from kgen.kernels.norm.plan.shapes import forward_shapes
 from kgen.kernels.norm.targets.cuda.parts import LAYER, RMS, Elements, Kernel, Launch, shape_row
 from kgen.kernels.norm.targets.cuda.spelled import ORDER, TYPES, Body, Spelled, more, slots_of
-from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import CUDA, Assign, Name
 from kgen.targets.cuda.params import Params, device, given, host, names, pointer
 from kgen.targets.template import Template
@@ -85,11 +84,13 @@ def forward_of(spelled: Spelled) -> Forward:
     params = _params(spelled, loads, kernel, h.uses | out.uses)
     streams = tuple(s.name for s in kernel.streams)
     vectors = (*streams, *(c.name for c in kernel.columns), *(n for n, _ in stored))
+    rows_of = [o.dtype for o in loads if o.along == "element"]
     launch = Launch(
         name="forward",
-        shapes=tuple(shape_row(s, spelled.vector) for s in forward_shapes(plan)),
-        bytes=sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element"),
-        stored_bytes=sum(ELEMENT_SIZE[dtype] for _, dtype in stored),
+        shapes=tuple(
+            shape_row(s, spelled.vector, rows_of, [dtype for _, dtype in stored])
+            for s in forward_shapes(plan)
+        ),
         pointers=tuple(f"{n}_ptr" for n in vectors),
         strides=tuple(f"{n}_stride" for n in streams),
         multiple=("1",) if spelled.multiples else (),

@@ -38,16 +38,18 @@ class Host(Template):
     vector: int
     multiple: tuple[str, ...]
     """A parameter, where rows of one thread lie apart by multiples of a number."""
+    multiple_passed: tuple[str, ...]
+    """That parameter, as an argument."""
     launches: tuple[Launch, ...]
     forward: Launch
-    null_words: str
+    null_words: str | None
     backward: HostBackward | None
 
 
 def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None) -> Host:
     """The launchers of a plan."""
     name = spelled.spec.name
-    words = "; those of statistics, which backward alone needs, may be null"
+    words = "Statistics, which backward alone needs, may be null."
     called = None
     if backward is not None:
         grid = OF_HEADS if spelled.spec.heads else OF_ALL
@@ -57,8 +59,9 @@ def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward:
         least_capability=least_capability,
         vector=spelled.vector,
         multiple=("long long multiple",) if spelled.multiples else (),
+        multiple_passed=("multiple",) if spelled.multiples else (),
         launches=(forward.launch, backward.launch) if backward else (forward.launch,),
         forward=forward.launch,
-        null_words=words if spelled.plan.saves else "",
+        null_words=words if spelled.plan.saves else None,
         backward=called,
     )

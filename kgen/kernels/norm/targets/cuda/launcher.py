@@ -207,6 +207,7 @@ class Module(Template):
     """A parameter, where rows of one thread lie apart by multiples of a number."""
     apart_words: tuple[str, ...]
     vector: int
+    launches: tuple[Launch, ...]
     loader: Loader
     derivatives: Derivatives
     numbers: Numbers
@@ -260,6 +261,7 @@ class _Modules:
             multiple=("multiple",) if multiples else (),
             apart_words=(apart,) if multiples else (),
             vector=self.spelled.vector,
+            launches=(forward.launch, backward.launch) if backward else (forward.launch,),
             loader=loader,
             derivatives=self.derivatives,
             numbers=self.checked,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.kernels.norm.plan.shapes import Shape
+from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import Code, Statement
 
 
@@ -132,9 +134,6 @@ class Launch:
     name: str
     shapes: tuple[tuple[int, ...], ...]
     """Rows of the table of shapes."""
-    bytes: int
-    """Bytes of one element in all tensors that are loaded."""
-    stored_bytes: int
     pointers: tuple[str, ...]
     """The pointers that have to be aligned."""
     strides: tuple[str, ...]
@@ -142,8 +141,23 @@ class Launch:
     """The argument that rows of one thread are multiples of apart, where there is one."""
     params: str
     """The parameters of the C function."""
-    arguments: str
+    arguments: tuple[str, ...]
     """The arguments of the kernel."""
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The table in C++."""
+        return tuple(f"{{{', '.join(map(str, s))}}}" for s in self.shapes)
+
+    @property
+    def named_rows(self) -> tuple[str, ...]:
+        """The table in Python."""
+        return tuple(f"_Shape({', '.join(map(str, s))})" for s in self.shapes)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The numbers that have to be multiples of an access."""
+        return (*self.strides, "width_")
 
     @property
     def table(self) -> str:
@@ -154,8 +168,19 @@ class Launch:
         return self.shapes[-1][0]
 
 
-def shape_row(shape: Shape, vector: int) -> tuple[int, ...]:
-    """A shape as the tables of a file have it."""
+def shape_row(shape: Shape, vector: int, loaded: Iterable[str], stored: Iterable[str]) -> tuple[int, ...]:
+    """A shape as the tables of a file have it; a row's elements in memory have these dtypes."""
     s = shape
     own = 1 if s.single else vector
-    return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns)
+    shared = _shared(s, *(sum(ELEMENT_SIZE[dtype] for dtype in dtypes) for dtypes in (loaded, stored)))
+    return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns, shared)
+
+
+def _shared(shape: Shape, loaded: int, stored: int) -> int:
+    """Bytes of shared memory, for tensors with that many bytes an element. Single elements, which are stored by way of
+    shared memory too, need room for what is around a row.
+    """
+    elements, stages = shape.threads * shape.elements, shape.stages * loaded
+    if shape.single and stages:
+        return shape.rows * (elements + 16) * (stages + stored)
+    return shape.rows * elements * stages

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.functions import in_order
-from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
+from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
 from kgen.kernels.norm.targets.cuda.backward import Backward, BackwardKernel, backward_of
 from kgen.kernels.norm.targets.cuda.forward import Forward, ForwardKernel, forward_of
 from kgen.kernels.norm.targets.cuda.host import Host, host_of
@@ -14,12 +15,44 @@ from kgen.kernels.norm.targets.cuda.launcher import module_of, passes_words
 from kgen.kernels.norm.targets.cuda.names import FUNCTIONS
 from kgen.kernels.norm.targets.cuda.spelled import Constant, Spelled
 from kgen.kernels.norm.targets.formula import formula
+from kgen.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import CUDA
 from kgen.targets.cuda.elements import Elements, used
 from kgen.targets.cuda.loader import Loader
 from kgen.targets.template import Template
+
+STAYING = 256
+"""Values of a row that blocks of a cluster read where they are: docs/decisions/parts-of-sums.md."""
+
+
+@dataclass(frozen=True)
+class WholeSlots(Template):
+    """Shared memory for accesses that are all of 16 bytes."""
+
+    template: ClassVar[str] = "norm/cuda/_whole_slots.j2"
+
+
+@dataclass(frozen=True)
+class SlotsInChunks(Template):
+    """Shared memory for accesses of any size."""
+
+    template: ClassVar[str] = "norm/cuda/_slots_in_chunks.j2"
+
+
+@dataclass(frozen=True)
+class StayingParts(Template):
+    """Parts of sums that other blocks read where they were computed."""
+
+    template: ClassVar[str] = "norm/cuda/_staying_parts.j2"
+
+
+@dataclass(frozen=True)
+class SentParts(Template):
+    """Parts of sums of which some are sent to other blocks."""
+
+    template: ClassVar[str] = "norm/cuda/_sent_parts.j2"
 
 
 @dataclass(frozen=True)
@@ -40,6 +73,10 @@ class File(Template):
     """True where a row stores single numbers in the dtype of a tensor."""
     constants: tuple[Constant, ...]
     helpers: tuple[str, ...]
+    slots: WholeSlots | SlotsInChunks
+    sends: bool
+    """True where blocks of a cluster send parts of sums to each other."""
+    exchange: StayingParts | SentParts
     per_row: bool
     """True where rows have scales."""
     moments: bool
@@ -71,6 +108,9 @@ def sources(loaded: Loaded) -> list[Source]:
 def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> File:
     plan, spec = spelled.plan, spelled.spec
     least = 10 * loader.major + loader.minor
+    loads = (*forward.loads, *(backward.loads if backward else ()))
+    whole = all(ELEMENT_SIZE[o.dtype] * spelled.vector == 16 for o in loads if o.along == "element")
+    sends = _sends(plan)
     return File(
         name=spec.name,
         summary=opening(spec, in_comment=True),
@@ -82,12 +122,25 @@ def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward
         row_gradients=bool(plan.backward and plan.backward.rows),
         constants=spelled.constants,
         helpers=tuple(in_order(spelled.printer.helpers)),
+        slots=WholeSlots() if whole else SlotsInChunks(),
+        sends=sends,
+        exchange=SentParts() if sends else StayingParts(),
         per_row=bool(spec.quantize and spec.quantize.scale == "per_row"),
         moments=plan.layer,
         forward=forward.kernel,
         backward=backward.kernel if backward else None,
         host=host_of(spelled, least, forward, backward),
     )
+
+
+def _sends(plan: NormPlan) -> bool:
+    """True if a cluster exchanges more values for a row than its warps can read from other blocks in time."""
+    statistics = 2 if plan.layer else 1
+    shapes = [(s, statistics) for s in forward_shapes(plan)]
+    if plan.backward:
+        sums = max(len(plan.backward.means), len(plan.backward.rows), 1 if plan.saves else statistics)
+        shapes += [(s, sums) for s in backward_shapes(plan)]
+    return any(s.cluster > 1 and values * s.cluster * -(-s.threads // 32) > STAYING for s, values in shapes)
 
 
 def _elements(spelled: Spelled) -> Elements:
