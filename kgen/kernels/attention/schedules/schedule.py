@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.family import Lazy
+from kgen.family import Chip, Lazy
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Schedule:
     made: Lazy
     """`(Planned, Sequence[Made]) -> Made` of `targets/triton/made.py`: what it puts into the files of a spec. The
     sequence is of the schedules ahead of it."""
+    chip: Chip | None = None
+    """The one chip that it is for, and its file."""
     explained: Lazy | None = None
     """`(Loaded, AttentionPlan) -> Explained` of `explaining/explained.py`: its conditions, tiles and facts in words."""
     obligations: Lazy | None = None
