@@ -26,4 +26,5 @@ class Schedule:
     obligations: Lazy | None = None
     """`(Loaded, Extent) -> Iterator[Obligation]`: what is to be proved of its kernels."""
     calls: Lazy | None = None
-    """`(Prepared, Sequence[Calls]) -> Calls` of `targets/triton/native_made.py`: its launches from C."""
+    """`(Prepared, Sequence[Calls]) -> Calls` of `targets/triton/native_calls.py`: its launches from C.
+    The sequence is of the schedules behind it."""
