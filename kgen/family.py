@@ -47,6 +47,12 @@ class Chip:
     """
 
     file: str
+    arch: str
+    """The architecture of the file, as sm_90a."""
+    module: str
+    """The function of the emitted file that gives the module of `file`, or None."""
+    choice: str
+    """The function of the emitted file that says whether these kernels serve some tensors."""
     interpreter: str
     cases: Lazy
 
@@ -60,7 +66,8 @@ class Verification:
 
     problem: Lazy
     cases: Lazy
-    chip: Chip | None = None
+    chip: Lazy | None = None
+    """The `Chip` of which files have kernels of their own."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,12 @@ def families() -> Iterator[Family]:
 
 
 @cache
+def chips() -> tuple[Chip, ...]:
+    """The chips that families have kernels of their own for."""
+    found = (one.verification.chip for one in families() if one.verification is not None)
+    return tuple(chip.get() for chip in found if chip is not None)
+
+
 def targets_of(name: str) -> Mapping[str, Target]:
     """The targets of a family."""
     folders = _packages(KERNELS / name / "targets")

@@ -31,6 +31,7 @@ from kgen.build.runtime.folder import SOURCES
 from kgen.build.variants import choosers, require_choosers_replaceable, write_choosers
 from kgen.build.worker_job import BuildJob
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import chips
 from kgen.render.rendering import render_package
 from kgen.targets import sources
 from kgen.targets.native import Native
@@ -282,10 +283,11 @@ def _write(
         for place in ("*.py", *(f"{name}/*" for name in (RUNTIME, SOURCES, FOLDER)))
         for path in folder.glob(place)
     ]
+    own = {chip.file: chip.arch for chip in chips()}
     manifest = {
         "spec": loaded.folder,
         "sources": hashes(files),
-        "compiled": [p.name for p in emitted if p.name != "hopper.py" or "sm_90a" in archs],
+        "compiled": [p.name for p in emitted if p.name not in own or own[p.name] in archs],
         "runtimes": runtimes(files),
         "compilers": compilers(files),
         "archs": archs,

@@ -205,7 +205,7 @@ _ROWS = [
         cuda="max({0}, {1})",
         cute="cutlass.max({0}, {1})",
     ),
-    # Not the integer `abs` instruction: ptxas 13.0 can miscompile it on Hopper.
+    # Not the integer `abs` instruction: ptxas 13.0 can miscompile it for sm_90.
     function(
         "abs",
         lambda t, x: t.abs(x),

@@ -101,28 +101,28 @@ TANH_APPROX = {
 }
 
 GELU = helped_in_modules(
-    "_gelu{hopper}({0})",
+    "_gelu{end}({0})",
     """
     {jit}
-    def _gelu{hopper}(x):
+    def _gelu{end}(x):
         return 0.5 * x * (1.0 + {tl}.erf(x * 0.7071067811865476))
     """,
 )
 LOG1P = helped_in_modules(
-    "_log1p{hopper}({0})",
+    "_log1p{end}({0})",
     """
     {jit}
-    def _log1p{hopper}(x):
+    def _log1p{end}(x):
         # What rounding takes from 1 + x comes back in the quotient.
         u = 1.0 + x
         return {tl}.where(u == 1.0, x, {tl}.log(u) * (x / (u - 1.0)))
     """,
 )
 EXPM1 = helped_in_modules(
-    "_expm1{hopper}({0})",
+    "_expm1{end}({0})",
     """
     {jit}
-    def _expm1{hopper}(x):
+    def _expm1{end}(x):
         # Near zero e^x - 1 would lose what it is made of: there it is a series.
         near = 1.0 + x / 4 * (1.0 + x / 5 * (1.0 + x / 6 * (1.0 + x / 7)))
         near = x * (1.0 + x / 2 * (1.0 + x / 3 * near))
@@ -130,10 +130,10 @@ EXPM1 = helped_in_modules(
     """,
 )
 ATAN = helped_in_modules(
-    "_atan{hopper}({0})",
+    "_atan{end}({0})",
     """
     {jit}
-    def _atan{hopper}(x):
+    def _atan{end}(x):
         # The series of Cephes' atanf, for tangents up to tan(pi / 8): the relative error stays below 2e-7.
         size = {tl}.abs(x)
         high = size > 2.414213562373095
@@ -147,10 +147,10 @@ ATAN = helped_in_modules(
     """,
 )
 ROUND = helped_in_modules(
-    "_round{hopper}({0})",
+    "_round{end}({0})",
     """
     {jit}
-    def _round{hopper}(x):
+    def _round{end}(x):
         low = {tl}.floor(x)
         rest = x - low
         up = (rest > 0.5) | ((rest == 0.5) & (low * 0.5 != {tl}.floor(low * 0.5)))
@@ -158,18 +158,18 @@ ROUND = helped_in_modules(
     """,
 )
 SIGN = helped_in_modules(
-    "_sign{hopper}({0})",
+    "_sign{end}({0})",
     """
     {jit}
-    def _sign{hopper}(x):
+    def _sign{end}(x):
         return {tl}.where(x > 0.0, 1.0, {tl}.where(x < 0.0, -1.0, 0.0))
     """,
 )
 POW = helped_in_modules(
-    "_pow{hopper}({0}, {1})",
+    "_pow{end}({0}, {1})",
     """
     {jit}
-    def _pow{hopper}(x, y):
+    def _pow{end}(x, y):
         # Of a negative x only whole powers are real, and the odd ones are negative.
         size = {tl}.where(y == 0.0, 1.0, {tl}.exp2(y * {tl}.log2({tl}.abs(x))))
         odd = y * 0.5 != {tl}.floor(y * 0.5)

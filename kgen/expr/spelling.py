@@ -31,9 +31,9 @@ class Spelling:
 
 
 def in_modules(form: str) -> dict[str, str]:
-    """A form in each of these languages: `{tl}` is its module, `{hopper}` the end of a helper's name."""
+    """A form in each of these languages: `{tl}` is its module, `{end}` the end of a helper's name."""
     return {
-        language: form.replace("{tl}", module).replace("{hopper}", end)
+        language: form.replace("{tl}", module).replace("{end}", end)
         for language, (module, end) in MODULES.items()
     }
 
@@ -44,7 +44,7 @@ def infix(symbol: str, binds: int, operand: int | None = None) -> Spelling:
 
 
 def helped_in_modules(form: str, helper: str) -> dict[str, Spelling]:
-    """A call of a function that the file defines, in each of these languages: `{tl}`, `{jit}` and `{hopper}` stand in
+    """A call of a function that the file defines, in each of these languages: `{tl}`, `{jit}` and `{end}` stand in
     both texts."""
     marks = {"triton": "@triton.jit", "gluon": "@gluon.jit"}
     texts = zip(in_modules(form).items(), in_modules(helper).values(), strict=True)

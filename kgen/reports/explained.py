@@ -104,7 +104,7 @@ def _files(loaded: Loaded, generated: Path) -> Table:
 def _where(loaded: Loaded, source: Source) -> str:
     """The one architecture of a file, and what runs it elsewhere; nothing for a file that runs on several."""
     verification = family(loaded.spec.kernel).verification
-    chip = verification.chip if verification else None
+    chip = verification.chip.get() if verification and verification.chip else None
     if chip is None or source.filename != chip.file:
         return source.arch or ""
     return f"{source.arch}; small cases in {chip.interpreter}"

@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import torch
 
+from kgen.family import chips
 from kgen.verify import interpreter
 from kgen.verify.families import Subject, family_of
 from kgen.verify.processes import serve
@@ -34,10 +35,11 @@ def main(job: Job, lines: IO[str]) -> None:
 
 
 def take_portable_kernels(module: Any) -> None:
-    """Keep calls of an emitted file off its kernels for Hopper: what their warps hand to each other through barriers,
+    """Keep calls of an emitted file off its kernels for one chip: what their warps hand to each other through barriers,
     racecheck takes for races."""
-    if hasattr(module, "_on_hopper"):
-        module._on_hopper = lambda *tensors: False
+    for chip in chips():
+        if hasattr(module, chip.choice):
+            setattr(module, chip.choice, lambda *tensors: False)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import Chip, Runtime, family
+from kgen.family import Chip, Runtime, chips, family
 from kgen.targets import asked_targets, sources
 from kgen.verify.families import chip_of
 
-BESIDE = {"triton.py": ("hopper.py",)}
-"""What belongs to a file, where it lies beside it, though it has another stem."""
+PORTABLE = "triton.py"
+"""The file that others may lie beside, with kernels for one chip. They belong to it, though they have other stems."""
 
 
 def parts(path: Path) -> list[Path]:
     """An emitted file, and what belongs to it: files of its stem (`cuda.cu`), and those that it imports."""
     path = Path(path)
     stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
-    others = [path.with_name(name) for name in BESIDE.get(path.name, ())]
+    others = [path.with_name(chip.file) for chip in chips()] if path.name == PORTABLE else []
     return [path, *(p for p in (*stem, *others) if p.is_file())]
 
 
@@ -48,9 +48,7 @@ class Emitted:
     def chip(self, problem: Any) -> Chip | None:
         """The kernels for one chip in a file beside this one; None where that is not there."""
         chip = chip_of(problem)
-        there = (
-            chip and chip.file in BESIDE.get(self.path.name, ()) and self.path.with_name(chip.file).is_file()
-        )
+        there = chip and self.path.name == PORTABLE and self.path.with_name(chip.file).is_file()
         return chip if there else None
 
     def unable(self, device: str) -> str | None:
@@ -78,7 +76,7 @@ def _arch_here() -> str:
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
     name, own = loaded.folder, family(loaded.spec.kernel).targets
-    belonging = {part for others in BESIDE.values() for part in others}
+    belonging = {chip.file for chip in chips()}
     return [
         Emitted(
             name,

@@ -169,7 +169,7 @@ def chip_of(problem: Any) -> Chip | None:
     """The kernels for one chip that files of a problem may have beside them."""
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
-    return verification.chip
+    return cast("Chip", verification.chip.get()) if verification.chip is not None else None
 
 
 def chip_cases(chip: Chip) -> ChipCases:

@@ -1,7 +1,7 @@
 """`kgen verify --sanitizer`: a call of each emitted file, with gradients where it has them, under compute-sanitizer.
 
 It comes with the CUDA toolkit. memcheck finds reads and writes outside of any tensor, racecheck accesses to shared
-memory that no barrier orders, in the portable kernels (those for Hopper it does not understand), initcheck reads of
+memory that no barrier orders, in the portable kernels (those for one chip it does not understand), initcheck reads of
 what nobody wrote, synccheck barriers that not all threads reach.
 """
 

@@ -84,7 +84,7 @@ def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.M
     why = unused(module)
     assert why == (f"does not serve: {because}" if because else None)
     (file,) = (one for one in emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml")))
-    found = Found(file, chip=FAMILY.verification.chip)
+    found = Found(file, chip=FAMILY.verification.chip.get())
     found.add([{"unused": why}])
     beside = found.not_run()
     assert (beside and beside.path.name) == ("hopper.py" if because else None)

@@ -1,6 +1,6 @@
 """Attention: a score for each query and key, masked, and the softmax of it times the values."""
 
-from kgen.family import HEAD_DIM, Bench, Chip, Family, Lazy, Verification, dtype_of
+from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 
 FAMILY = Family(
     name="attention",
@@ -9,11 +9,7 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.attention.verify.cases"),
-        chip=Chip(
-            file="hopper.py",
-            interpreter="the Gluon interpreter",
-            cases=Lazy("kgen.kernels.attention.schedules.hopper.verify"),
-        ),
+        chip=Lazy("kgen.kernels.attention.schedules:CHIP"),
     ),
     parts={
         "delta": Verification(

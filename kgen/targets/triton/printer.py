@@ -206,7 +206,7 @@ class Printer:
 
 def first_at_least(row: Code, stride: str, size: int | str, a: Code, b: Code) -> Op:
     """Where the elements of a sorted row first are at least a, and at least b."""
-    return op("_first_at_least{hopper}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
+    return op("_first_at_least{end}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
 
 
 def column(value: Code | str) -> Code:

@@ -1,1 +1,1 @@
-"""An interpreter of Gluon for the CPU, which runs the emitted kernels for Hopper."""
+"""An interpreter of Gluon for the CPU, which runs the emitted kernels in Gluon."""

@@ -1,4 +1,4 @@
-"""Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
+"""Gluon on the CPU: as much of it as the emitted kernels use, on torch tensors.
 
 Partitions run in one order out of many, which `schedule` draws from a seed, and so does what is in flight.
 Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
@@ -25,6 +25,7 @@ from unittest import mock
 from torch import Tensor
 
 from kgen.expr.functions import TABLE
+from kgen.family import chips
 from kgen.verify.gluon import memory
 from kgen.verify.gluon.begun import Begun
 from kgen.verify.gluon.language import gl, no_layout
@@ -145,10 +146,11 @@ BOTH = {"_tile_and_head"} | {
 
 
 def prepare(module: Any, multiprocessors: int = 3) -> None:
-    """Have an emitted module's launcher take its kernels for Hopper, here, wherever TMA could load the operands."""
+    """Have an emitted module's launcher take its kernels in Gluon, here, wherever TMA could load the operands."""
     import triton.language as tl
 
-    module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
+    for chip in chips():
+        setattr(module, chip.choice, lambda *tensors: all(module._by_tma(x) for x in tensors))
     module._multiprocessors = lambda device: multiprocessors
     module.gdc_wait = lambda: running.overlap.wait(own.place)
     # Triton's kernels say it as well: what is ahead of them is over.
@@ -162,11 +164,11 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
 
 def imported(path: Path, name: str) -> Any:
-    """Import an emitted file anew, as `import_file` does, with its kernels for Hopper, which then run here."""
+    """Import an emitted file anew, as `import_file` does, with its kernels in Gluon, which then run here."""
     with installed():
         module: Any = import_file(path, name)
-        beside = module._hopper() if hasattr(module, "_hopper") else None
-    for one in filter(None, (module, beside)):
+        beside = [getattr(module, chip.module)() for chip in chips() if hasattr(module, chip.module)]
+    for one in filter(None, (module, *beside)):
         prepare(one)
     return module
 

@@ -13,7 +13,9 @@ from kgen.expr.nodes import Call, Node, Type, Var, reads, variables
 from kgen.kernels.attention.bench.packed import Packing
 from kgen.kernels.attention.bench.source import mods
 from kgen.kernels.attention.bench.workload import Workload
+from kgen.kernels.attention.schedules import CHIP
 from kgen.kernels.attention.verify.cache import paged
+from kgen.verify.call import take_portable_kernels
 from kgen.verify.evaluate import evaluate
 from kgen.verify.toolchain import import_file
 
@@ -186,13 +188,13 @@ def _eager(workload: Workload) -> Attention:
 
 
 def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attention:
-    """The emitted file once more, without its kernels for Hopper."""
+    """The emitted file once more, without its kernels for one chip."""
     name = workload.problem.name
-    files = [f.__globals__["__file__"] for f in functions.values() if "_on_hopper" in f.__globals__]
+    files = [f.__globals__["__file__"] for f in functions.values() if CHIP and CHIP.choice in f.__globals__]
     if not files:
         raise DoesNotApply
     module: Any = import_file(Path(files[0]), f"kgen_for_every_chip_{name}")
-    module._on_hopper = lambda *tensors: False
+    take_portable_kernels(module)
     return _kgen(workload, getattr(module, name))
 
 

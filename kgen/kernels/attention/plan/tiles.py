@@ -210,7 +210,7 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 
 def _pair(problem: Problem, chip: int) -> list[Tile]:
     # Its loop is as long as there are batches, a few: programs that share a multiprocessor hide each other's loads.
-    # Products of earlier chips than Hopper take their operands from registers, too many of 64 x 64.
+    # Before compute capability 9.0 products take their operands from registers, too many of 64 x 64.
     return [Tile(64, 64, 4, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
 
 

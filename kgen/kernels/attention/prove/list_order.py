@@ -1,6 +1,6 @@
 """What is proved of the order of a block mask's lists: each block is listed once, and tiles of it are visited once.
 
-`_block_list` and the loops over its lists are text of templates (`_block_mask.j2`, `_tiles.j2`, `hopper/_shared.j2`).
+`_block_list` and the loops over its lists are text of templates (`_block_mask.j2`, `_tiles.j2`, those of schedules).
 Their index arithmetic is written here again, and a test holds these lines of the templates.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.family import Lazy
+from kgen.family import Chip, Lazy
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,12 @@ class Schedule:
     made: Lazy
     """`(Planned, Sequence[Made]) -> Made` of `targets/triton/made.py`: what it puts into the files of a spec. The
     sequence is of the schedules ahead of it."""
+    chip: Chip | None = None
+    """The one chip that it is for, and its file."""
     explained: Lazy | None = None
     """`(Loaded, AttentionPlan) -> Explained` of `explaining/explained.py`: its conditions, tiles and facts in words."""
     obligations: Lazy | None = None
     """`(Loaded, Extent) -> Iterator[Obligation]`: what is to be proved of its kernels."""
     calls: Lazy | None = None
-    """`(Prepared, Sequence[Calls]) -> Calls` of `targets/triton/native_made.py`: its launches from C."""
+    """`(Prepared, Sequence[Calls]) -> Calls` of `targets/triton/native_calls.py`: its launches from C.
+    The sequence is of the schedules behind it."""

@@ -22,6 +22,7 @@ from kgen.kernels.attention.bench.peers import prepare
 from kgen.kernels.attention.bench.workload import draw_workload
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.tune.job import TuneJob
+from kgen.verify.call import take_portable_kernels
 from kgen.verify.compile_triton import OfflineDriver
 from kgen.verify.processes import serve
 from kgen.verify.resources import resources
@@ -93,7 +94,7 @@ class Bench:
         module: Any = import_file(job.path, f"kgen_emitted_{job.problem.name}")
         self.chip = chip = job.capability or module._arch(torch.device(device))
         module._arch = lambda device: chip
-        module._on_hopper = lambda *tensors: False  # only kernels with tables of tiles are tuned
+        take_portable_kernels(module)  # only kernels with tables of tiles are tuned
         self.module = module
         shape = job.shape
         self.load = draw_workload(job.problem, shape.batch, shape.heads, shape.length, device)

@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from kgen.kernels.attention.schedules import CHIP
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
@@ -86,7 +87,7 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
         return verdicts(fixed)
     # but for dq where one kernel has all three gradients, unless PyTorch is asked for deterministic algorithms. Here it
     # has them however few the keys are.
-    with _in_one_kernel(_names_for_hopper(vars(subject.module))):
+    with _in_one_kernel(_names_for_chip(vars(subject.module))):
         found = verdicts(fixed - {"dq"})
     with _deterministic():
         for check in verdicts(fixed):
@@ -97,16 +98,17 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
 
 def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
     module = subject.module
-    if not (hasattr(module, "_on_hopper") and module._on_hopper(inputs.q, inputs.k, inputs.v)):
+    serves = getattr(module, CHIP.choice, None) if CHIP is not None else None
+    if serves is None or not serves(inputs.q, inputs.k, inputs.v):
         return False
-    return "_in_one_kernel" in _names_for_hopper(vars(module))
+    return "_in_one_kernel" in _names_for_chip(vars(module))
 
 
-def _names_for_hopper(names: dict[str, Any]) -> dict[str, Any]:
-    """What the kernels for Hopper of an emitted file are called from: hopper.py beside it, or the file itself; which it
-    also is with a Triton that they are not for, for then they cannot be imported."""
+def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
+    """The names that call an emitted file's kernels for one chip: those of the file beside it, or its own. They are its
+    own with a Triton that these kernels are not for, which cannot import them."""
     serves = names.get("TRITON") in names.get("GLUON_TRITONS", ())
-    beside = names["_hopper"]() if "_hopper" in names and serves else None
+    beside = names[CHIP.module]() if CHIP is not None and CHIP.module in names and serves else None
     return names if beside is None else vars(beside)
 
 
@@ -349,7 +351,7 @@ def _compile(problem: Problem, case: Case, dtype: torch.dtype | None, function: 
     call(function, inputs, return_lse=True)
     if "backward" in problem.passes:
         wanted = list(differentiable(problem, inputs).values())
-        names = _names_for_hopper(function.__globals__)
+        names = _names_for_chip(function.__globals__)
         with _in_one_kernel(names):
             torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
             out, lse = call(function, inputs, return_lse=True)

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from kgen.kernels.attention.schedules import CHIP
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.families import Subject
@@ -38,9 +39,9 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
         sized(subject.problem, "layouts", sq, sk, subject.device, batch=batch, heads_kv=heads)
         for sq, sk, batch, heads in SIZES
     ]
-    on_hopper = names.get("_on_hopper")
-    served = on_hopper is not None and on_hopper(drawn[0].q, drawn[0].k, drawn[0].v)
-    portable = {"_on_hopper": lambda *tensors: False}
+    serves = names.get(CHIP.choice) if CHIP is not None else None
+    served = serves is not None and serves(drawn[0].q, drawn[0].k, drawn[0].v)
+    portable = {CHIP.choice: lambda *tensors: False} if CHIP is not None else {}
     chips = [{"_arch": lambda device: 80, **portable}, {"_arch": lambda device: 90, **portable}]
     for as_on in (*chips, *([{}] if served else [])):
         with _on_paper(subject, as_on):
@@ -145,7 +146,7 @@ def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
     names = vars(subject.module)
     wrong: list[threading.ExceptHookArgs] = []
     new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}, **as_on}
-    beside = names["_hopper"]() if not as_on and "_hopper" in names else None
+    beside = names[CHIP.module]() if CHIP is not None and not as_on and CHIP.module in names else None
     with contextlib.ExitStack() as stack:
         for own in [names, *([vars(beside)] if beside else [])]:
             kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}

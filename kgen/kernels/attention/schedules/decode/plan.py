@@ -44,7 +44,7 @@ class DecodePlan:
     page_per_tile: bool
     """A tile of keys lies within one page."""
     alone: bool
-    """There is no other portable forward kernel: every number of queries comes here, unless Hopper has one."""
+    """There is no other portable forward kernel: all calls that no schedule for a chip takes come here."""
     hidden_by_head: bool
     """Keys are hidden from some query heads alone. Rows of a tile are of several heads, and what all of them do not see
     may be NaN."""

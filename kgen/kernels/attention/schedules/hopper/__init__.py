@@ -1,11 +1,20 @@
 """The kernels for Hopper: when there are some, with what tiles, what they are made of, and what is proved of them."""
 
-from kgen.family import Lazy
+from kgen.family import Chip, Lazy
 from kgen.kernels.attention.schedules.schedule import Schedule
 
 SCHEDULE = Schedule(
     name="hopper",
+    chip=Chip(
+        file="hopper.py",
+        arch="sm_90a",
+        module="_hopper",
+        choice="_on_hopper",
+        interpreter="the Gluon interpreter",
+        cases=Lazy(f"{__name__}.verify"),
+    ),
     made=Lazy(f"{__name__}.made:made"),
     explained=Lazy(f"{__name__}.explained:explained"),
     obligations=Lazy(f"{__name__}.prove:obligations"),
+    calls=Lazy(f"{__name__}.native:calls"),
 )

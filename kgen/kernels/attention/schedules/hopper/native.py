@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
-from kgen.kernels.attention.schedules.hopper.streams import Stream
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile, plan_hopper
+from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
+from kgen.kernels.attention.targets.triton.native_calls import (
+    Calls,
+    ChipCalls,
+    FirstStrides,
+    Prepared,
+    Tiled,
+    Way,
+)
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
+from kgen.targets.template import Template
 
-
-@dataclass(frozen=True)
-class Tiled:
-    """A descriptor: the tiles of a tensor of C, and its place among those of a launch."""
-
-    name: str
-    tensor: str
-    rows: str
-    columns: int
-    at: int
+ARCH = 90
+"""The compute capability that the kernels are for."""
+FLAG = "on_hopper"
+"""The member of a problem that says that they serve."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,10 @@ class StreamedTensor:
 
 
 @dataclass(frozen=True)
-class HopperForward:
-    """The forward kernel."""
+class HopperForward(Template):
+    """The forward kernel: when it serves, and its launch."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_calls.j2"
 
     tile: HopperTile
     streams: tuple[StreamedTensor, ...]
@@ -49,6 +55,7 @@ class HopperForward:
     dynamic: bool
     """True where programs take tiles from a counter, and begin beside the end of another kernel."""
     group: int
+    paged: bool
 
     @property
     def rows(self) -> int:
@@ -136,14 +143,99 @@ class HopperBackward:
         return " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
 
 
-def forward_on_hopper(
-    hopper: HopperPlan, streams: Sequence[Stream], buffers: Sequence[BufferTensor], group: int
-) -> HopperForward | None:
-    """The forward kernel, if there is one; `group` is how many heads the portable kernels take at a time."""
+@dataclass(frozen=True)
+class ForwardWorkspace(Template):
+    """The line that makes room for a counter of tiles."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_workspace.j2"
+
+
+@dataclass(frozen=True)
+class BackwardServes(Template):
+    """The function that finds whether the kernels of the backward pass serve."""
+
+    template: ClassVar[str] = "attention/hopper/_backward_serves.j2"
+
+    stores: str
+
+
+@dataclass(frozen=True)
+class BackwardPlanned(Template):
+    """The lines that give the kernels of the backward pass their workspace."""
+
+    template: ClassVar[str] = "attention/hopper/_backward_planned.j2"
+
+    of: HopperBackward
+    rows: str
+    """How many numbers a vector has."""
+    packed: bool
+
+
+@dataclass(frozen=True)
+class BackwardLaunch(Template):
+    """The function that launches the kernels of the backward pass."""
+
+    template: ClassVar[str] = "attention/hopper/_backward_launch.j2"
+
+    of: HopperBackward
+    packed: bool
+    first: FirstStrides
+
+
+@dataclass(frozen=True)
+class BackwardZeros(Template):
+    """The lines that clear the sums of dq."""
+
+    template: ClassVar[str] = "attention/hopper/_backward_zeros.j2"
+
+    of: HopperBackward
+
+
+def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
+    """The kernels for Hopper, where there is machine code for it."""
+    hopper = plan_hopper(of.free_plan) if ARCH in of.chips else None
+    if hopper is None:
+        return Calls()
+    streams = streams_of(hopper, of.free_lowering)
+    forward, backward = _forward(of, hopper, streams), backward_on_hopper(hopper)
+    chip = _chip(of, backward) if backward is not None else None
+    if forward is None:
+        return Calls(chip=chip)
+    launch = "launch_forward_on_hopper(a, &p, v, (char *)workspace, stream)"
+    return Calls(
+        functions=(forward,),
+        workspace=(ForwardWorkspace(),) if hopper.dynamic else (),
+        way=Way(launch, "forward_on_hopper"),
+        chip=chip,
+        descs=tuple(f"{stream.name}_desc" for stream in streams),
+        tiled=True,
+    )
+
+
+def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
+    counters = f"p->{FLAG} ? kgen_pointer(workspace + m->counters, KGEN_I32) : kgen_nothing()"
+    packed = of.plan.spec.varlen
+    rows = "p->HQ * p->TQ" if packed else "p->B * p->HQ * p->SQ"
+    return ChipCalls(
+        flag=FLAG,
+        arch=ARCH,
+        when="backward_on_hopper(a, &p)",
+        call="launch_on_hopper(a, p, m, v, workspace, stream)",
+        serves=BackwardServes(backward.stores),
+        planned=BackwardPlanned(backward, rows, packed),
+        launch=BackwardLaunch(backward, packed, of.first),
+        zeros=[BackwardZeros(backward)] if backward.fused is not None else [],
+        dq=backward.dq is not None,
+        counters=counters if backward.dynamic else "kgen_nothing()",
+    )
+
+
+def _forward(of: Prepared, hopper: HopperPlan, streams: Sequence[Stream]) -> HopperForward | None:
+    """The forward kernel, if there is one."""
     tile, pages, width = hopper.forward, hopper.page_rows, hopper.width
     if tile is None:
         return None
-    given = {b.name: b for b in buffers}
+    given = {b.name: b for b in of.tensors.buffers}
     keys = "BLOCK_N" if pages is None else str(pages)
     rows = {"q": "ROWS", "k": keys, "v": keys, "o": "ROWS"}
     columns = dict.fromkeys("qkv", width) | {"o": width // 2 if tile.out_in_halves else width}
@@ -157,7 +249,8 @@ def forward_on_hopper(
         descs=_tiled(descs, len(streams)),
         ropes=tuple(Rope(x, width) for x in roped),
         dynamic=hopper.dynamic,
-        group=max(hopper.heads, group),
+        group=max(hopper.heads, of.at.of.group),
+        paged=of.plan.spec.paged_kv is not None,
     )
 
 

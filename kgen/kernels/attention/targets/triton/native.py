@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.schedules.decode.plan import DecodePlan, decodes, plan_decode
-from kgen.kernels.attention.schedules.hopper.native import backward_on_hopper, forward_on_hopper
-from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
-from kgen.kernels.attention.schedules.hopper.streams import Stream, streams_of
-from kgen.kernels.attention.schedules.portable.kernels import portable_kernels
+from kgen.kernels.attention.schedules import SCHEDULES
 from kgen.kernels.attention.targets.triton.native_calls import (
     AttentionHeader,
     AttentionProgram,
     BackwardCalls,
+    Calls,
     FirstStrides,
     ForwardCalls,
+    Prepared,
     block_mask_calls,
-    decode_calls,
-    portable_launches,
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
-from kgen.kernels.attention.targets.triton.native_learned import learned_calls, learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_learned import learned_names, learned_tables
 from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.shared import narrow_values
@@ -33,10 +28,7 @@ from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, Check, Native, Tiles, prefix_of, refuse, unique
 from kgen.targets.template import Template
-from kgen.targets.triton import tables
 
-HOPPER = 90
-"""The chip that kernels of its own are for."""
 _NAMES = """
 q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr dq_sum_ptr sinks_ptr
 stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc
@@ -44,44 +36,42 @@ dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_D
 num_warps num_stages launch_pdl
 """
 """The names of kernels' arguments, beside those of a spec."""
-_OF_DECODING = (
-    *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
-    *("block_table_ptr", "stride_tb", "stride_tp"),
-)
 _OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """The calls of a spec's kernels. `sizes` are those of what it leaves open that there is machine code for,
-    `chips` those that it is for: kernels for Hopper are there where that is. Raises `KgenError` for what there is only
-    in Python."""
-    plan, free = plan_attention(loaded), without_promises(loaded)
+    `chips` those that it is for. Raises `KgenError` for what there is only in Python."""
+    plan = plan_attention(loaded)
     if any(len(buffer.shape) > MOST_DIMS for buffer in loaded.spec.buffers.values()):
         refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", "leave `--c` out")
-    on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    made = _Files(loaded, plan, on_hopper if HOPPER in chips else None)
-    example = example_of(loaded, plan, made.tensors, sizes)
+    made = _Files(loaded, plan, chips)
+    few = any(of.decodes for of in made.calls)
+    example = example_of(loaded, plan, made.tensors, sizes, few)
     return Native(made.header(), made.program(), example, made.names(), made.tiles())
+
+
+def _calls(prepared: Prepared) -> list[Calls]:
+    """What each schedule brings, in the order in which calls look for kernels."""
+    found: list[Calls] = []
+    for schedule in reversed(SCHEDULES):
+        if schedule.calls is not None:
+            found.insert(0, schedule.calls(prepared, tuple(found)))
+    return found
 
 
 class _Files:
     """Makes the files of one plan."""
 
-    def __init__(self, loaded: Loaded, plan: AttentionPlan, on_hopper: AttentionPlan | None) -> None:
+    def __init__(self, loaded: Loaded, plan: AttentionPlan, chips: Collection[int]) -> None:
         self.plan, self.spec, self.name = plan, plan.spec, prefix_of(loaded)
         self.license = plan.spec.license.in_comment()
         self.packed = plan.spec.varlen
-        self.decode = plan_decode(loaded) if decodes(loaded) else None
-        self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
+        free = without_promises(loaded)
+        free_plan = plan if free.spec == loaded.spec else plan_attention(free)
         self.lowering = Lowering(plan)
-        self.of_hopper = self.lowering if on_hopper is None or on_hopper is plan else Lowering(on_hopper)
         at = placement(self.packed, plan.grouped, plan.spec.head_dim.v, "")
         self.group = at.of.group
-        self.kernels = portable_kernels(self.lowering, at, self.decode is None or not self.decode.alone, None)
-        loops = {name: loop.operands for name, loop in self.kernels.loops.items()}
-        if not self.kernels.many_queries:
-            del loops["forward"]
-        self.launches = portable_launches(loops)
         self.tensors = tensors_of(plan, self.name)
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.kv_dims = "pshd" if plan.spec.paged_kv is not None else self.dims
@@ -90,6 +80,21 @@ class _Files:
             **{x: f"stride_{x}{self.kv_dims[0]}" for x in "kv"},
             l=f"stride_l{self.rows[0]}",
         )
+        prepared = Prepared(
+            loaded=loaded,
+            plan=plan,
+            free_plan=free_plan,
+            chips=chips,
+            lowering=self.lowering,
+            free_lowering=self.lowering if free_plan is plan else Lowering(free_plan),
+            at=at,
+            tensors=self.tensors,
+            first=self.first,
+        )
+        self.calls = _calls(prepared)
+        self.launches = {name: launch for of in self.calls for name, launch in of.launches.items()}
+        self.portable = any(of.portable for of in self.calls)
+        self.learned = next((of.learned for of in self.calls if of.learned is not None), None)
 
     def header(self) -> AttentionHeader:
         """The header."""
@@ -108,10 +113,9 @@ class _Files:
 
     def program(self) -> AttentionProgram:
         """The functions."""
-        plan, spec, backward = self.plan, self.spec, self.kernels.backward
+        plan, spec, learned = self.plan, self.spec, self.learned
         dtype, size = DTYPES[spec.dtype]
-        narrow = bool(self.launches) and narrow_values(plan)
-        forward_on_hopper = self.hopper is not None and self.hopper.forward is not None
+        narrow = self.portable and narrow_values(plan)
         return AttentionProgram(
             name=self.name,
             license=self.license,
@@ -132,22 +136,22 @@ class _Files:
             checks=self._checks(),
             aligned=["v"] if narrow else [],
             aligned_backward=["dout"] if narrow else [],
-            tiled=bool(self.launches) or forward_on_hopper,
-            portable=bool(self.launches),
-            decodes=self.decode is not None,
-            pairs=backward is not None and bool(backward.pairs),
-            diagonals=backward is not None and bool(backward.diagonals),
+            tiled=any(of.tiled for of in self.calls),
+            portable=self.portable,
+            decodes=any(of.decodes for of in self.calls),
+            pairs=learned is not None and bool(learned.pairs),
+            diagonals=learned is not None and bool(learned.diagonals),
             parts=self._parts(),
         )
 
     def _parts(self) -> list[Template]:
         """The passes, in the order of the file."""
-        mask, backward = self.plan.block_mask, self.kernels.backward
+        mask = self.plan.block_mask
         found: list[Template] = []
         if mask is not None:
             found.append(block_mask_calls(mask, self.name, self.plan.backward))
         found.append(self._forward())
-        if backward is None:
+        if not self.plan.backward:
             return found
         calls = BackwardCalls(
             name=self.name,
@@ -156,35 +160,26 @@ class _Files:
             packed=self.packed,
             sinks=bool(self.spec.sinks),
             group=self.group,
-            hopper=backward_on_hopper(self.hopper) if self.hopper is not None else None,
+            chip=next((of.chip for of in self.calls if of.chip is not None), None),
             dq=self.launches["dq"],
             dkdv=self.launches["dkdv"],
-            learned=learned_calls(self.tensors.learned, backward),
+            learned=self.learned,
         )
         return [*found, calls]
 
     def _forward(self) -> ForwardCalls:
-        tensors, hopper = self.tensors, None
-        if self.hopper is not None:
-            hopper = forward_on_hopper(self.hopper, self._streams(), tensors.buffers, self.group)
-        decode = None
-        if self.decode is not None:
-            decode = decode_calls(self.decode, self.spec.head_dim.v, tensors.lse, hopper is not None)
+        ordered = sorted(self.calls, key=lambda of: of.late)
+        *ways, last = [of.way for of in self.calls if of.way is not None]
         return ForwardCalls(
             name=self.name,
             first=self.first,
-            lse=tensors.lse,
-            paged=self.spec.paged_kv is not None,
+            lse=self.tensors.lse,
             sinks=bool(self.spec.sinks),
-            group=self.group,
-            hopper=hopper,
-            portable=self.launches.get("forward"),
-            decode=decode,
+            functions=[function for of in ordered for function in of.functions],
+            workspace=[line for of in self.calls for line in of.workspace],
+            ways=ways,
+            last=last,
         )
-
-    def _streams(self) -> list[Stream]:
-        hopper = self.hopper
-        return streams_of(hopper, self.of_hopper) if hopper is not None and hopper.forward is not None else []
 
     # --- arguments of kernels, and tiles -------------------------------------------------------------------------
 
@@ -194,22 +189,15 @@ class _Files:
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
-        descs += [f"{s.name}_desc" for s in self._streams()]
+        descs += [desc for of in self.calls for desc in of.descs]
         lists = self.tensors.lists
         more = [*(f"{t.label}_ptr" for t in lists), *_OF_LISTS] if lists else []
-        more += [*learned_names(self.plan), *(_OF_DECODING if self.decode is not None else ())]
+        more += [*learned_names(self.plan), *(name for of in self.calls for name in of.names)]
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 
     def tiles(self) -> list[Tiles]:
         """The tables of tiles."""
-        tiles = self.plan.tiles
-        named = {"forward": tiles.forward, "dq": tiles.dq, "dkdv": tiles.dkdv}
-        found = [
-            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
-            for name, table in named.items()
-            if name in self.launches
-        ]
-        found += _decode_tables(self.decode) if self.decode is not None else []
+        found = [table for of in reversed(self.calls) for table in of.tiles]
         return found + (learned_tables(self.plan) if self.plan.backward else [])
 
     # --- sizes and checks ----------------------------------------------------------------------------------------
@@ -275,9 +263,3 @@ class _Files:
 
 def _check(wrong: str, message: str, *given: str) -> Check:
     return Check(wrong, message, tuple(f"(long long){g}" for g in given))
-
-
-def _decode_tables(plan: DecodePlan) -> list[Tiles]:
-    """A row for each chip. A tile has as many rows as there are, up to what is said here: no constant of a kernel."""
-    rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
-    return [Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from kgen.kernels.attention.lowered.model import Operands
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan
-from kgen.kernels.attention.schedules.hopper.native import HopperBackward, HopperForward, Tiled
+from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.targets.triton.native_learned import LearnedCalls
 from kgen.kernels.attention.targets.triton.native_tensors import Tensors
-from kgen.targets.native import Check, Header, Program, Tensor
+from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.spec.load import Loaded
+from kgen.targets.native import Check, Header, Program, Tensor, Tiles
 from kgen.targets.template import Template
 
 
@@ -39,6 +41,17 @@ class FirstStrides:
     o: str
     w: str
     l: str  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A descriptor: the tiles of a tensor of C, and its place among those of a launch."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+    at: int
 
 
 @dataclass(frozen=True)
@@ -75,25 +88,13 @@ def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCal
 
 
 @dataclass(frozen=True)
-class DecodeCalls(Template):
-    """The functions of calls with few queries."""
+class Way:
+    """A way through the forward pass."""
 
-    template: ClassVar[str] = "attention/decode/_calls.j2"
-
-    when: str
-    """The condition of a call that decodes."""
-    balanced: bool
-    width: int
-    """Columns of a value."""
-    lse: Tensor
-
-
-def decode_calls(plan: DecodePlan, width: int, lse: Tensor, on_hopper: bool) -> DecodeCalls:
-    """The functions of calls with few queries; `on_hopper` says whether a kernel for Hopper takes many."""
-    when = f"p->SQ <= {MOST_QUERIES}"
-    if plan.alone:
-        when = f"{when} || !forward_on_hopper(a, p)" if on_hopper else "1"
-    return DecodeCalls(when, plan.balanced, width, lse)
+    call: str
+    """The call that launches its kernels."""
+    serves: str = ""
+    """The function that says whether a call takes it; none is asked for the last way."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +106,81 @@ class ForwardCalls(Template):
     name: str
     first: FirstStrides
     lse: Tensor
-    paged: bool
     sinks: bool
-    group: int
-    """Heads that programs take at a time."""
-    hopper: HopperForward | None
-    portable: PortableLaunch | None
-    decode: DecodeCalls | None
+    functions: list[Template]
+    """The functions that launch kernels, and say when."""
+    workspace: list[Template]
+    """The lines that find how much of a workspace a call takes."""
+    ways: list[Way]
+    """All ways but the last."""
+    last: Way
 
-    @property
-    def always_decodes(self) -> bool:
-        """True where every call decodes."""
-        return self.portable is None and self.hopper is None
 
-    @property
-    def counts(self) -> bool:
-        """True where a kernel counts its tiles."""
-        return self.hopper is not None and self.hopper.dynamic
+@dataclass(frozen=True)
+class ChipCalls:
+    """The backward pass on one chip with kernels of its own."""
+
+    flag: str
+    """The member of a problem that says that these kernels serve."""
+    arch: int
+    when: str
+    """The condition under which they serve."""
+    call: str
+    """The call that launches them, from delta on."""
+    serves: Template
+    """The function that finds whether they serve."""
+    planned: Template
+    """The lines that give them their workspace."""
+    launch: Template
+    """The function that launches them."""
+    zeros: list[Template]
+    """The lines that clear what they add to."""
+    dq: bool
+    """True where dq has a kernel for the chip."""
+    counters: str
+    """The counters that delta's kernel leaves at zero."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A spec, planned and lowered for C."""
+
+    loaded: Loaded
+    plan: AttentionPlan
+    free_plan: AttentionPlan
+    """The plan without promises on lengths, for kernels whose loads end with the tensor."""
+    chips: Collection[int]
+    """The chips that there is machine code for."""
+    lowering: Lowering
+    free_lowering: Lowering
+    at: Placement
+    tensors: Tensors
+    first: FirstStrides
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a schedule brings to call its kernels from C."""
+
+    functions: tuple[Template, ...] = ()
+    late: bool = False
+    """True if the functions call those of schedules behind this one."""
+    workspace: tuple[Template, ...] = ()
+    way: Way | None = None
+    chip: ChipCalls | None = None
+    launches: Mapping[str, PortableLaunch] = field(default_factory=dict)
+    """The launches of the backward pass that every chip has."""
+    learned: LearnedCalls | None = None
+    descs: tuple[str, ...] = ()
+    """The names of descriptors beside those of q, k, v and dout."""
+    names: tuple[str, ...] = ()
+    """The names of further arguments."""
+    tiles: tuple[Tiles, ...] = ()
+    tiled: bool = False
+    """True where TMA has tiles."""
+    portable: bool = False
+    """True where a launch looks its tile up by the chip and the tensors."""
+    decodes: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,20 +196,20 @@ class BackwardCalls(Template):
     sinks: bool
     group: int
     """Heads that programs take at a time."""
-    hopper: HopperBackward | None
+    chip: ChipCalls | None
     dq: PortableLaunch
     dkdv: PortableLaunch
     learned: LearnedCalls | None
 
     @property
-    def dq_on_hopper(self) -> bool:
-        """True where dq has a kernel for Hopper."""
-        return self.hopper is not None and self.hopper.dq is not None
+    def dq_on_chip(self) -> bool:
+        """True where dq has a kernel for the chip."""
+        return self.chip is not None and self.chip.dq
 
     @property
-    def fused(self) -> bool:
-        """True where one kernel may have dq, dk and dv."""
-        return self.hopper is not None and self.hopper.fused is not None
+    def zeros(self) -> list[Template]:
+        """The lines that clear what kernels for the chip add to."""
+        return self.chip.zeros if self.chip is not None else []
 
     @property
     def recomputes(self) -> bool:
@@ -174,9 +233,7 @@ class BackwardCalls(Template):
     @property
     def counters_or_none(self) -> str:
         """The counters that delta's kernel leaves at zero."""
-        if self.hopper is None or not self.hopper.dynamic:
-            return "kgen_nothing()"
-        return "p->on_hopper ? kgen_pointer(workspace + m->counters, KGEN_I32) : kgen_nothing()"
+        return self.chip.counters if self.chip is not None else "kgen_nothing()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,18 +279,3 @@ class AttentionProgram(Program):
     @property
     def keys(self) -> str:
         return "TK" if self.packed else "SK"
-
-
-def portable_launches(loops: dict[str, Operands]) -> dict[str, PortableLaunch]:
-    """The launches of the kernels for every chip, by what they compute."""
-    most = max((len(of.descriptors) for of in loops.values()), default=0)
-    return {
-        name: PortableLaunch(
-            by_tma=" && ".join(f"by_tma(&a->{x})" for x in of.tensors),
-            descs=tuple(
-                Tiled(d.name, d.tensor, d.rows, d.columns, at) for at, d in enumerate(of.descriptors)
-            ),
-            tiles=most,
-        )
-        for name, of in loops.items()
-    }

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.schedules.decode.plan import decodes
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors
@@ -119,9 +118,9 @@ class AttentionExample(File):
 
 
 def example_of(
-    loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]]
+    loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]], few: bool
 ) -> AttentionExample:
-    """The example of a plan. Raises `KgenError` for a function that C++ has no spelling of here."""
+    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function without a spelling in C++."""
     spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
     drawn = [_drawn(b, spec.buffers[b.name]) for b in buffers]
@@ -142,8 +141,8 @@ def example_of(
         heads=2,
         group=two_of(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa),
         # Kernels that share out sequences of a cache are made for numbers of them.
-        batch=two_of(open_sizes["batch"]) if decodes(loaded) else 2,
-        lengths=_lengths(loaded, plan, page),
+        batch=two_of(open_sizes["batch"]) if few else 2,
+        lengths=_lengths(plan, page, few),
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
         default_scale=repr(spec.head_dim.qk**-0.5),
@@ -177,10 +176,10 @@ def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, st
     return names | {b.name: f"tensors.{b.member}" for b in buffers}
 
 
-def _lengths(loaded: Loaded, plan: AttentionPlan, page: int | None) -> Lengths:
+def _lengths(plan: AttentionPlan, page: int | None, few: bool) -> Lengths:
     """Lengths that the spec allows."""
     promised = plan.spec.lengths
-    queries = FEW if decodes(loaded) else LENGTH
+    queries = FEW if few else LENGTH
     return Lengths(_length(queries, _multiple(promised.q)), _length(LENGTH, page or _multiple(promised.kv)))
 
 

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
-from kgen.kernels.attention.schedules.portable.kernels import BackwardKernels
 from kgen.kernels.attention.targets.triton.native_tensors import LETTERS, GradientTensor
 from kgen.targets.native import Tiles
 from kgen.targets.native_reference import in_cpp
@@ -48,13 +47,18 @@ class LearnedCalls(Template):
         return [*self.pairs, *self.diagonals]
 
 
-def learned_calls(tensors: tuple[GradientTensor, ...], kernels: BackwardKernels) -> LearnedCalls | None:
-    """The functions of a backward pass for these tensors; None without any."""
+def learned_calls(
+    tensors: tuple[GradientTensor, ...], pairs: Sequence[tuple[str, str | None]], diagonals: Sequence[str]
+) -> LearnedCalls | None:
+    """The functions of a backward pass for these tensors; None without any.
+
+    `pairs` are kernels with the programs that a tile of both sides has, `diagonals` those for distances.
+    """
     if not tensors:
         return None
     names = {None: None, "B": "p->B", "HQ": "p->HQ", "B * HQ": "p->B * p->HQ"}
-    pairs = [Launched(x.tile.name, names[x.kernel.shared.programs]) for x in kernels.pairs]
-    return LearnedCalls(tensors, pairs, [Launched(x.tile.name, None) for x in kernels.diagonals])
+    of_pairs = [Launched(name, names[programs]) for name, programs in pairs]
+    return LearnedCalls(tensors, of_pairs, [Launched(name, None) for name in diagonals])
 
 
 def learned_names(plan: AttentionPlan) -> list[str]:

@@ -1,0 +1,66 @@
+"""The decoding kernels from C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan, decodes, plan_decode
+from kgen.kernels.attention.targets.triton.native_calls import Calls, Prepared, Way
+from kgen.targets.native import Tensor, Tiles
+from kgen.targets.template import Template
+from kgen.targets.triton import tables
+
+NAMES = (
+    *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
+    *("block_table_ptr", "stride_tb", "stride_tp"),
+)
+"""The names of arguments."""
+
+
+@dataclass(frozen=True)
+class DecodeCalls(Template):
+    """The functions of calls with few queries."""
+
+    template: ClassVar[str] = "attention/decode/_calls.j2"
+
+    when: str
+    """The condition of a call that decodes."""
+    balanced: bool
+    width: int
+    """Columns of a value."""
+    lse: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace(Template):
+    """The lines that find how much of a workspace a call with few queries takes."""
+
+    template: ClassVar[str] = "attention/decode/_workspace.j2"
+
+
+def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
+    """The kernels for few queries, if the spec has them."""
+    if not decodes(of.loaded):
+        return Calls()
+    plan = plan_decode(of.loaded)
+    when = f"p->SQ <= {MOST_QUERIES}"
+    if plan.alone:
+        rest = [f"!{one.way.serves}(a, p)" for one in others if one.way is not None]
+        when = " || ".join([when, *rest]) if rest else "1"
+    return Calls(
+        functions=(DecodeCalls(when, plan.balanced, of.plan.spec.head_dim.v, of.tensors.lse),),
+        late=True,
+        workspace=(DecodeWorkspace(),),
+        way=Way("launch_decode(&p, v, (char *)workspace, stream)", "decodes"),
+        names=NAMES,
+        tiles=tuple(_tables(plan)),
+        decodes=True,
+    )
+
+
+def _tables(plan: DecodePlan) -> list[Tiles]:
+    """A row for each chip. A tile has as many rows as there are, up to what is said here: no constant of a kernel."""
+    rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
+    return [Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")]
