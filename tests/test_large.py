@@ -11,6 +11,9 @@ import torch
 from on_gpu import large
 from support.interpreters.own_process import interpreted
 
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+
 ROOT = Path(__file__).parents[1]
 # The last row of a large call is off.
 SHORTENED = """
@@ -27,19 +30,43 @@ def rms_norm(x, *args, **kwargs):
         out.detach()[-1] *= 1.1
     return out
 """
+CHUNKS = """kernel: chunk_output
+name: chunks
+dtype: fp16
+head_dim: 64
+chunk_size: 16
+heads: {qk: 1, v: 1}
+decay: g[i]
+"""
 
 
-@pytest.mark.parametrize("spec", ["rms_norm", "causal", "varlen_causal", "decode_gqa", "gated_delta_output"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("rms_norm", "causal", "varlen_causal", "decode_gqa"),
+        pytest.param("gated_delta_output", marks=pytest.mark.thorough),
+    ],
+)
 def test_large_calls_are_copies_of_small_ones(spec: str) -> None:
-    found = interpreted(_tried, spec, 30_000)
+    found = interpreted(_tried, ROOT / "specs" / f"{spec}.yaml", 30_000)
     assert found.wrong == ()
     assert found.elements > 30_000
+
+
+def test_large_calls_of_chunks_are_copies_of_small_ones(tmp_path: Path) -> None:
+    """Along sequences, and along the chunks of one."""
+    spec = tmp_path / "chunks.yaml"
+    spec.write_text(CHUNKS)
+    (tmp_path / "triton.py").write_text(render_spec(load(spec))["triton.py"])
+    found = interpreted(_tried, spec, 20_000, tmp_path / "triton.py")
+    assert found.wrong == ()
+    assert found.elements > 20_000
 
 
 def test_a_copy_that_differs_is_found(tmp_path: Path) -> None:
     path = tmp_path / "shortened.py"
     path.write_text(SHORTENED.format(path=str(ROOT / "generated/rms_norm/triton.py")))
-    found = interpreted(_tried, "rms_norm", 30_000, path)
+    found = interpreted(_tried, ROOT / "specs/rms_norm.yaml", 30_000, path)
     assert [message.split(" by ")[0] for message in found.wrong] == ["out0 differs"]
 
 
@@ -50,7 +77,7 @@ def test_what_is_no_number_is_a_difference() -> None:
     assert large.difference(torch.tensor([[1.0, 2.0, -4.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 1) == 2.5
 
 
-def _tried(spec: str, limit: int, file: Path | None = None) -> large.Tried:
+def _tried(spec: Path, limit: int, file: Path | None = None) -> large.Tried:
     from kgen.verify import interpreter
 
     interpreter.mend()
@@ -58,4 +85,4 @@ def _tried(spec: str, limit: int, file: Path | None = None) -> large.Tried:
         large, "emitted", lambda name: file or ROOT / "generated" / name / "triton.py"
     )
     with emitted, mock.patch.object(large, "LONG", 96):
-        return large.tried(ROOT / "specs" / f"{spec}.yaml", "cpu", limit)
+        return large.tried(spec, "cpu", limit)

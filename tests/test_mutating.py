@@ -6,10 +6,8 @@ import ast
 import json
 import pickle
 import threading
-import time
 from collections import Counter
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +20,7 @@ from mutating.reasons import converts_to_int64, reason, unseen
 from mutating.running import File, Outcome, tried
 from support.interpreters.own_process import interpreted
 from support.running import parts
+from support.running.last_words import says
 
 from kgen.diagnostics import KgenError
 from kgen.verify.farm.tasks import lost
@@ -216,18 +215,6 @@ def test_a_file_as_it_is_is_asked_of_the_place_and_of_no_other() -> None:
     assert interpreted(_asked, "rms_norm/triton.py", on_gpu.IMPORT) == ("", [on_gpu.IMPORT])
 
 
-def _says(mouth: Connection, *places: str) -> None:
-    for place in places:
-        mouth.send((place, None))
-    match places:
-        case (*_, "spins"):
-            time.sleep(600)
-        case (*_, "right"):
-            mouth.send(("", ""))
-        case (*_, "wrong"):
-            mouth.send(("", "dq"))
-
-
 def test_what_a_mutant_comes_to_is_waited_for_and_no_longer() -> None:
     for places, word in {
         ("a", "wrong"): "dq",
@@ -235,7 +222,8 @@ def test_what_a_mutant_comes_to_is_waited_for_and_no_longer() -> None:
         ("a", "spins"): "no end of spins",
         ("a",): f"{on_gpu.LOST}its process ended in a",
     }.items():
-        assert on_gpu.last_word(_says, places, 20.0) == (places[-1], word)
+        seconds = 5.0 if "spins" in places else 20.0
+        assert on_gpu.last_word(says, places, seconds) == (places[-1], word)
 
 
 def test_of_mutants_that_are_called_alike_each_has_to_be_found() -> None:

@@ -118,6 +118,7 @@ def _has_a_driver() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.mark.thorough
 @needs_dsl
 def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     base = [str(built / "small_output.yaml"), "--generated", str(built / "generated"), "-o", str(tmp_path)]

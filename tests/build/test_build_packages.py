@@ -47,6 +47,12 @@ passes: [forward]
 """
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package on paper with calls from C."""
+    return packages_of({"narrow": ROWS}, tmp_path_factory.mktemp("rows"), ["sm_80"])
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A spec that is rendered, whose machine code is made of nothing."""
@@ -179,6 +185,22 @@ def test_a_spec_that_was_edited_since_is_not_built(project: Path) -> None:
     assert _build().exit_code == 0
 
 
+def test_a_chip_without_the_dtype_is_left_out(project: Path) -> None:
+    spec = project / "narrow.yaml"
+    spec.write_text(ROWS + "quantize: {dtype: fp8_e4m3, scale: per_row}\n")
+    _rendered(project)
+    found = _build("--arch", "sm_80", "--arch", "sm_90a")
+    assert found.exit_code == 0, found.output
+    assert "for sm_80: its kernels need sm_89 or newer" in found.output
+    manifest = json.loads((project / "built" / "narrow" / "manifest.json").read_text())
+    assert manifest["archs"] == ["sm_90a"]
+    assert {kernel["arch"] for kernel in manifest["kernels"]} == {"sm_90a"}
+    assert stale([load(spec)], project / "generated", project / "built") == []
+    alone = _build("--arch", "sm_80")
+    assert alone.exit_code == 2
+    assert "has no file to build for" in alone.output
+
+
 def test_two_specs_of_one_name_are_refused(project: Path) -> None:
     (project / "other").mkdir()
     (project / "other" / "narrow.yaml").write_text(ROWS + "eps: 0.5\n")
@@ -225,7 +247,9 @@ def test_an_architecture_has_one_spelling() -> None:
         spelled(["sm_1"])
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_90", "sm_100"))]
+)
 def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: Path, arch: str) -> None:
     """A kernel for Hopper is not named where none was built; the other passes run."""
     folder = packages_of({"wide": WIDE}, tmp_path, [arch])
@@ -247,6 +271,7 @@ def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: 
     assert any("hopper" in row["kernel"] for row in paper.launched) == (arch == "sm_90")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arch", "what", "built"),
     [("sm_90a", "for these arguments", "['_delta_kernel']"), ("sm_80", "for sm_90", "[]")],
@@ -274,8 +299,7 @@ def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(
     assert "NoMachineCode" in refused.stderr
 
 
-def test_calls_from_c_belong_in_a_project_in_c(tmp_path: Path) -> None:
-    folder = packages_of({"narrow": ROWS}, tmp_path, ["sm_80"])
+def test_calls_from_c_belong_in_a_project_in_c(rows: Path, tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "main.c").write_text(
@@ -283,7 +307,7 @@ def test_calls_from_c_belong_in_a_project_in_c(tmp_path: Path) -> None:
     )
     (project / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.16)\nproject(mine LANGUAGES C)\n"
-        f"add_subdirectory({folder}/narrow/c narrow)\nadd_executable(mine main.c)\ntarget_link_libraries(mine narrow)\n"
+        f"add_subdirectory({rows}/narrow/c narrow)\nadd_executable(mine main.c)\ntarget_link_libraries(mine narrow)\n"
     )
     compiled(["cmake", "-S", project, "-B", tmp_path / "cmake"])
     compiled(["cmake", "--build", tmp_path / "cmake"])
@@ -418,13 +442,12 @@ def test_what_is_no_manifest_is_not_verified(project: Path, text: str) -> None:
     assert "kgen build narrow -o built" in heard.output
 
 
-def test_check_knows_the_templates_of_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = packages_of({"narrow": ROWS}, tmp_path, ["sm_80"])
-    loaded = [load(folder / "narrow.yaml")]
-    assert stale(loaded, folder / "generated", folder) == []
+def test_check_knows_the_templates_of_c(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = [load(rows / "narrow.yaml")]
+    assert stale(loaded, rows / "generated", rows) == []
     templates = tmp_path / "templates"
     shutil.copytree(native.template_root(), templates)
     runtime = templates / "c" / "kgen_runtime.h"
     runtime.write_text(runtime.read_text() + "\n")
     monkeypatch.setattr(native, "template_root", lambda: templates)
-    assert stale(loaded, folder / "generated", folder) == ["narrow: built by another kgen"]
+    assert stale(loaded, rows / "generated", rows) == ["narrow: built by another kgen"]

@@ -56,7 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packages_of(SPECS, tmp_path_factory.mktemp("chunks"))
 
 
-@pytest.mark.parametrize("name", ["chunks", pytest.param("packed", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["chunks", "packed"])
 def test_the_example_is_right_on_paper(folder: Path, name: str) -> None:
     """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
     done = run_example(folder / name)

@@ -35,6 +35,7 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "chunk_mixed, retention_output, chunk_least",
         "kernels/chunk_output/test_cute.py::test_kernels_compile_without_a_gpu": "gated, packed",
         "kernels/chunk_output/test_kernels_chunk_output.py::test_verified_in_the_interpreter": "chunk_least",
+        "kernels/norm/test_kernels_norm.py::test_verified_in_the_interpreter": "norm_integers, norm_modified",
         "kernels/norm/test_cuda.py::test_norms_compile_and_do_not_spill": "heads",
         "kernels/norm/test_cuda.py::test_norms_are_for_nvcc_too": "bare",
         "test_fuzzing.py::test_what_was_found_stays_mended": "numbers_of_loops, score_of_none",
