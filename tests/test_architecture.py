@@ -270,8 +270,6 @@ def test_a_module_is_short() -> None:
 
 LINES, PARAMETERS = 60, 8
 LONG = {
-    "expr.rows": "operation function",
-    "kernels.attention.adapt.derived": "yaml_of",
     "kernels.attention.parallel.merging": "_merge_kernel",
     "kernels.attention.parallel.runtime": "backward called",
     "kernels.attention.plan.planning": "_Planner._tile_loop",
