@@ -241,9 +241,7 @@ _ROWS = [
         lambda f, x: (1 - f("tanh", x) ** 2,),
         triton=TANH["triton"],
         gluon=TANH["gluon"],
-        fast=TANH_APPROX,
-        precise=TANH_PRECISE,
-    ),
+    ).with_accuracies(fast=TANH_APPROX, precise=TANH_PRECISE),
     function(
         "sigmoid",
         lambda t, x: t.sigmoid(x),

@@ -6,12 +6,15 @@ import enum
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from kgen.expr import type_rules as types
 from kgen.expr.nodes import Type
 from kgen.expr.spelling import MODULES, Accuracy, Spelling, in_modules
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Finite(enum.Enum):
@@ -54,6 +57,10 @@ class Function:
         """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
         return Type.FLOAT if self.typed is types.real else None
 
+    def with_accuracies(self, fast: dict[str, Spelling], precise: dict[str, Spelling]) -> Function:
+        """The same row where some languages have other forms than the usual one."""
+        return replace(self, fast=fast, precise=precise)
+
     def spelling(self, language: str, accuracy: Accuracy) -> Spelling:
         """How a language spells it at an accuracy: as usual, where it has nothing else."""
         forms = {"fast": self.fast, "usual": self.spelled, "precise": self.precise}[accuracy]
@@ -65,6 +72,28 @@ class Function:
         return tuple(form[language] for form in forms if language in form)
 
 
+class Operators(TypedDict, total=False):
+    """How languages write an operation, where it is not as in Python. Gluon writes what Triton does."""
+
+    torch: Spelling
+    triton: Spelling
+    cuda: Spelling
+    cute: Spelling
+
+
+class Calls(TypedDict, total=False):
+    """How languages write a call, where the function has another name there. `{tl}` is the module of Triton or Gluon.
+
+    `triton` is Gluon's too, where `gluon` is not another.
+    """
+
+    torch: str | Spelling
+    triton: str | Spelling
+    gluon: str | Spelling
+    cuda: str | Spelling
+    cute: str | Spelling
+
+
 def operation(
     name: str,
     typed: Callable[[tuple[Type, ...]], Type],
@@ -73,16 +102,18 @@ def operation(
     python: Spelling,
     *,
     value: Callable[..., Any] | None = None,
-    torch: Spelling | None = None,
-    triton: Spelling | None = None,
-    cuda: Spelling | None = None,
-    cute: Spelling | None = None,
     finite: Finite = Finite.EVERYWHERE,
+    **others: Unpack[Operators],
 ) -> Function:
     """Each language has the spelling of Python where it has no other."""
     arity = 1 if "{1}" not in python.form else 2
-    own = {"torch": torch, "cuda": cuda, "cute": cute, **dict.fromkeys(MODULES, triton)}
-    spelled = {"python": python} | {language: form or python for language, form in own.items()}
+    spelled = {
+        "python": python,
+        "torch": others.get("torch", python),
+        "cuda": others.get("cuda", python),
+        "cute": others.get("cute", python),
+        **dict.fromkeys(MODULES, others.get("triton", python)),
+    }
     value = value or getattr(operator, name)
     return Function(
         name, (arity, arity), typed, reference, value, derivative, spelled, callable=False, finite=finite
@@ -97,40 +128,24 @@ def function(
     typed: Callable[[tuple[Type, ...]], Type] = types.real,
     arity: tuple[int, int | None] = (1, 1),
     value: Callable[..., Any] | None = None,
-    torch: str | Spelling | None = None,
-    triton: str | Spelling | None = None,
-    gluon: str | Spelling | None = None,
-    cuda: str | Spelling | None = None,
-    cute: str | Spelling | None = None,
-    fast: dict[str, Spelling] | None = None,
-    precise: dict[str, Spelling] | None = None,
     finite: Finite = Finite.EVERYWHERE,
+    **others: Unpack[Calls],
 ) -> Function:
-    """Each language has a function of that name, and Python's `math` has, where nothing else is said.
-
-    `triton` is Gluon's spelling too, with its own module for `{tl}`, where `gluon` is not another.
-    """
+    """Each language has a function of that name, and Python's `math` has, where nothing else is said."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
     forms: dict[str, str | Spelling] = {
         "python": f"{name}({operands})",
-        "torch": torch or f"torch.{name}({operands})",
-        "cuda": cuda or f"{name}f({operands})",
-        "cute": cute or f"cute.math.{name}({operands})",
+        "torch": others.get("torch", f"torch.{name}({operands})"),
+        "cuda": others.get("cuda", f"{name}f({operands})"),
+        "cute": others.get("cute", f"cute.math.{name}({operands})"),
     }
-    if isinstance(triton, Spelling):
-        forms |= dict.fromkeys(MODULES, triton)
-    else:
-        forms |= in_modules(triton or f"{{tl}}.{name}({operands})")
-    if gluon is not None:
-        forms["gluon"] = gluon
+    triton = others.get("triton", f"{{tl}}.{name}({operands})")
+    forms |= dict.fromkeys(MODULES, triton) if isinstance(triton, Spelling) else in_modules(triton)
+    if "gluon" in others:
+        forms["gluon"] = others["gluon"]
     spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
     value = value or getattr(math, name)
-    return Function(
-        *(name, arity, typed, reference, value, derivative, spelled),
-        fast=fast or {},
-        precise=precise or {},
-        finite=finite,
-    )
+    return Function(name, arity, typed, reference, value, derivative, spelled, finite=finite)
 
 
 def shifted(by: Callable[[int, int], int]) -> Callable[[int, int], int]:

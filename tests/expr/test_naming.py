@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from trees import index, mask, score
+from support.specs.trees import index, mask, score
 
 from kgen.expr.hoist import TILE, Place, hoist
 from kgen.expr.naming import alike, candidates

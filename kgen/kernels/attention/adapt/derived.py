@@ -163,18 +163,9 @@ class Variant:
         own = self.given.get("buffers") or {}
         tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
-        fields = {"sinks": True} if self.spec.sinks else {}
-        return yaml_of(
-            self,
-            word,
-            words,
-            trees,
-            {**tables, **buffers},
-            params,
-            passes,
-            labels,
-            fields | {"align": "start"},
-        )
+        fields: dict[str, Any] = {"sinks": True} if self.spec.sinks else {}
+        fields |= {"align": "start"}
+        return Derived(self, word, words, trees, {**tables, **buffers}, passes, params, labels, fields).yaml()
 
     def _refuse_sizes(self) -> None:
         """A cache has other lengths than the sequence that it is of, and arguments of its own."""
@@ -193,40 +184,50 @@ class Variant:
         raise KgenError(Diagnostic("no-adapter", message, self.loaded.path.as_posix(), 1, 1, hint=hint))
 
 
-def yaml_of(
-    variant: Variant,
-    word: str,
-    words: str,
-    trees: Mapping[str, Node],
-    buffers: Mapping[str, Any],
-    params: Mapping[str, Any],
-    passes: Sequence[str],
-    labels: Mapping[Node, str],
-    fields: Mapping[str, Any],
-) -> str:
-    """The YAML of a spec that is made of another: with these trees, buffers, further params and fields, and what is
-    left of the rest."""
-    given = variant.given
-    used = {name for tree in trees.values() for name in variables(tree)}
-    params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {**params}
-    texts = {field: written(tree, labels, {**buffers, **params}) for field, tree in trees.items()}
-    same = ("license", "dtype", "precision", "head_dim", "gqa", "fast_math")
-    data = {
-        "kernel": "attention",
-        "name": f"{variant.spec.name}_{word}",
-        "summary": f"{variant.spec.name} {words}.",
-        **{field: given[field] for field in same if field in given},
-        **{field: value for field, value in fields.items() if field != "align"},
-        "buffers": {name: _in_flow(buffer) for name, buffer in buffers.items()},
-        "params": params,
-        **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
-        "passes": list(passes),
-        **{field: value for field, value in fields.items() if field == "align"},
-    }
-    yaml, out = YAML(typ="rt"), io.StringIO()
-    yaml.width, yaml.default_flow_style = 2**20, None
-    yaml.dump({field: value for field, value in data.items() if value not in ({}, "")}, out)
-    return out.getvalue()
+@dataclass(frozen=True)
+class Derived:
+    """A spec that is made of another: its trees, buffers, and what else is not as there."""
+
+    variant: Variant
+    word: str
+    """The end of its name."""
+    words: str
+    """Who it is for."""
+    trees: Mapping[str, Node]
+    buffers: Mapping[str, Any]
+    passes: Sequence[str]
+    params: Mapping[str, Any]
+    """Further ones, beside those of the spec that trees name."""
+    labels: Mapping[Node, str]
+    """Local names of values."""
+    fields: Mapping[str, Any]
+    """Further fields."""
+
+    def yaml(self) -> str:
+        """Its text."""
+        given = self.variant.given
+        used = {name for tree in self.trees.values() for name in variables(tree)}
+        params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {**self.params}
+        known = {**self.buffers, **params}
+        texts = {field: written(tree, self.labels, known) for field, tree in self.trees.items()}
+        same = ("license", "dtype", "precision", "head_dim", "gqa", "fast_math")
+        name = self.variant.spec.name
+        data = {
+            "kernel": "attention",
+            "name": f"{name}_{self.word}",
+            "summary": f"{name} {self.words}.",
+            **{field: given[field] for field in same if field in given},
+            **{field: value for field, value in self.fields.items() if field != "align"},
+            "buffers": {name: _in_flow(buffer) for name, buffer in self.buffers.items()},
+            "params": params,
+            **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
+            "passes": list(self.passes),
+            **{field: value for field, value in self.fields.items() if field == "align"},
+        }
+        yaml, out = YAML(typ="rt"), io.StringIO()
+        yaml.width, yaml.default_flow_style = 2**20, None
+        yaml.dump({field: value for field, value in data.items() if value not in ({}, "")}, out)
+        return out.getvalue()
 
 
 def checked(loaded: Loaded) -> Variant:

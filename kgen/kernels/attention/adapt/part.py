@@ -16,7 +16,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, children, rebuild, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.adapt.derived import Variant, yaml_of
+from kgen.kernels.attention.adapt.derived import Derived, Variant
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
@@ -106,17 +106,17 @@ class PartSpec:
         passes = tuple(p for p in self.variant.spec.passes if p != "decode")
         if "backward" in passes:
             fields["backward_in_parts"] = True
-        return yaml_of(
+        return Derived(
             self.variant,
             "part",
             "for parts of a sequence",
             self._trees,
             buffers,
-            params,
             passes,
+            params,
             labels,
             fields,
-        )
+        ).yaml()
 
     # --- parts ------------------------
 

@@ -14,6 +14,17 @@ from .sharding import Interval, without
 
 
 @dataclass(frozen=True)
+class Attended:
+    """What backward has of all queries of a rank: gradients of outputs, these, their log-sum-exps, and the queries."""
+
+    dout: Tensor
+    dlse: Tensor | None
+    out: Tensor
+    lse: Tensor
+    q: Tensor
+
+
+@dataclass(frozen=True)
 class Part:
     """The queries of one call: `rows` of a rank's tensors, and what these have there.
 
@@ -37,11 +48,8 @@ class Queries:
     keys: then delta is computed once, dq is rounded once, and nothing has to be added up.
     """
 
-    def __init__(
-        self, plan: Plan, rank: int, axis: int, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor
-    ) -> None:  # fmt: skip
-        self.plan, self.rank, self.axis = plan, rank, axis
-        self.tensors = dout, dlse, out, lse, q
+    def __init__(self, plan: Plan, rank: int, axis: int, tensors: Attended) -> None:
+        self.plan, self.rank, self.axis, self.tensors = plan, rank, axis, tensors
         self.begun: dict[Interval, Part] | None = None
 
     def begin(
@@ -76,15 +84,15 @@ class Queries:
             if lo <= pair.q[0] and pair.q[1] <= hi:
                 return replace(part, pair=replace(pair, q=(lo, hi)))
         rows = self.plan.q.rows(self.rank, *pair.q)
-        dout, dlse, out, lse, q = self.tensors
+        all_rows = self.tensors
         return Part(
             pair,
             rows,
-            run_of(dout, self.axis, rows),
-            None if dlse is None else run_of(dlse, -1, rows),
-            run_of(out, self.axis, rows),
-            run_of(lse, -1, rows).contiguous(),
-            run_of(q, self.axis, rows),
+            run_of(all_rows.dout, self.axis, rows),
+            None if all_rows.dlse is None else run_of(all_rows.dlse, -1, rows),
+            run_of(all_rows.out, self.axis, rows),
+            run_of(all_rows.lse, -1, rows).contiguous(),
+            run_of(all_rows.q, self.axis, rows),
         )
 
     def unshared(self, rows: Sequence[Interval]) -> list[Interval]:

@@ -24,7 +24,7 @@ from .exchange import Steps, abandon, steps
 from .key_gradients import KeyGradients
 from .partial_sums import LOG2, Sum, run_of
 from .planning import Mask, Pair, Plan, Rows, decoded, planned
-from .queries import Part, Queries
+from .queries import Attended, Part, Queries
 from .sharding import Interval, Sharding, runs, without
 from .transfers import Keys
 
@@ -227,14 +227,14 @@ NOTHING = -1e30
 
 
 def backward(
-    call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    sinks: Tensor | None, reduce: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
+    call: Call, attended: Attended, k: Tensor, v: Tensor, sinks: Tensor | None, reduce: bool = True
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """dq, dk and dv of this rank, and gradients of buffers and sinks, summed over all ranks if wanted.
 
     lse is base-2, and dlse is of that.
     """
     axis, given, handed = call.kernels.axis, call.given, _handed(sinks)
+    q, dlse = attended.q, attended.dlse
     total_dq = Sum(q.shape, q, axis)
     own = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
@@ -242,7 +242,7 @@ def backward(
     home = KeyGradients(here, own)
     if sinks is not None:
         learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
-    queries = Queries(call.plan, call.rank, axis, dout, dlse, out, lse, q)
+    queries = Queries(call.plan, call.rank, axis, attended)
     kernels = call.kernels.module(q, v), call.kernels.name
     steps = call.steps(here, home)
     with call.agreeing(steps, home):
@@ -277,63 +277,37 @@ def called(
     kernels: Kernels,
     group: str,
     numbers: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    tensors: tuple[Tensor, Tensor, Tensor],
     given: dict[str, Any],
     *,
     back: bool,
     **alike: Any,
 ) -> Call:
-    """The call that all ranks of a group make, each with its tensors, forward or `back`. `numbers` is a plan as
+    """The call that all ranks of a group make, each with its q, k and v, forward or `back`. `numbers` is a plan as
     `encoded`; without one each rank has a run of positions. `alike` is what ranks have to share besides.
 
     Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone;
     `ValueError` for a plan of something else, and for tensors of other dimensions.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
-    axis, rank = kernels.axis, dist.get_rank(ranks)
-    shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
+    axis, rank, (q, k, v) = kernels.axis, dist.get_rank(ranks), tensors
     encoded = None if numbers is None else tuple(numbers.tolist())
     plan = None if encoded is None else decoded_once(encoded)
     rows = _rows(q, axis), _rows(k, axis), _rows(v, axis)
-    words = Words(
-        ranks,
-        q.device,
-        rows,
-        {
-            "the pass is": "backward" if back else "forward",
-            "q, k and v of": (shapes, [_kind(x) for x in (q, k, v)]),
-            "the plan": _of_plan(plan, encoded),
-            "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
-            "buffers of": [(n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)],
-            "what plans read:": _read(kernels, given) if plan is None else "nothing",
-            "the rest": [
-                (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
-            ],
-        },
-    )
+    shared = {"the pass is": "backward" if back else "forward"}
+    shared |= _shared(kernels, tensors, given, _of_plan(plan, encoded), alike)
+    words = Words(ranks, q.device, rows, shared)
     dims = 3 if kernels.packed else 4
-    if any(x.dim() != dims for x in (q, k, v)):
+    if any(x.dim() != dims for x in tensors):
         words.heard()
-        raise ValueError(f"q, k and v must have {dims} dimensions, got {[list(x.shape) for x in (q, k, v)]}")
+        raise ValueError(f"q, k and v must have {dims} dimensions, got {[list(x.shape) for x in tensors]}")
     sizes = q.shape[0], q.shape[1], k.shape[1]
     if plan is None:
         q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
         check(kernels, (q_sharding.length, kv_sharding.length), given)
         plan = _by_default(kernels, q_sharding, kv_sharding, sizes, given)
         return Call(kernels, plan, ranks, given, rank, lambda: None)
-
-    def agreed() -> None:
-        heard = words.heard()
-        if plan.ranks != len(heard):
-            raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(heard)}")
-        wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
-        if wanted != heard:
-            raise Disagreement(
-                f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}"
-            )
-
+    agreed = functools.partial(_agree, words, plan)
     if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != rows[:2] or rows[1] != rows[2]:
         agreed()
     if plan.of != stands_for(kernels, given, sizes):
@@ -344,6 +318,38 @@ def called(
         )
     check(kernels, (plan.q.length, plan.kv.length), given)
     return Call(kernels, plan, ranks, given, rank, agreed)
+
+
+def _shared(
+    kernels: Kernels,
+    tensors: Sequence[Tensor],
+    given: Mapping[str, Any],
+    plan: Told,
+    alike: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What ranks have to share in a call, by how a difference is said."""
+    axis = kernels.axis
+    shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in tensors]
+    return {
+        "q, k and v of": (shapes, [_kind(x) for x in tensors]),
+        "the plan": plan,
+        "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
+        "buffers of": [(n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)],
+        "what plans read:": _read(kernels, given) if plan.alike is None else "nothing",
+        "the rest": [
+            (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
+        ],
+    }
+
+
+def _agree(words: Words, plan: Plan) -> None:
+    """Hear the words of all ranks. Raise on all ranks where they differ, or have other rows than the plan."""
+    heard = words.heard()
+    if plan.ranks != len(heard):
+        raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(heard)}")
+    wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
+    if wanted != heard:
+        raise Disagreement(f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}")
 
 
 def _rows(x: Tensor, axis: int) -> int:

@@ -259,9 +259,7 @@ PLANTED = {
     "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
     "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
     "weights-swapped": (
-        "merging.py",
-        "tl.exp2((lse - most).to(tl.float32)) / some",
-        "tl.exp2((most - lse).to(tl.float32)) / some",
+        "merging.py", "tl.exp2((lse - most).to(tl.float32)) / some", "tl.exp2((most - lse).to(tl.float32)) / some"
     ),
     "gradients-left-out": (
         "key_gradients.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"

@@ -51,7 +51,7 @@ def test_a_plan_is_of_one_mask_and_of_the_numbers_and_sizes_that_this_reads(alon
     q, k = torch.zeros(3, 4, 60, 16), torch.zeros(3, 2, 60, 16)
 
     def call(layout: Layout, kernels: Kernels = CAUSAL) -> None:
-        called(kernels, alone.group_name, layout.numbers, q, k, k, GIVEN, back=False)
+        called(kernels, alone.group_name, layout.numbers, (q, k, k), GIVEN, back=False)
 
     call(_layout())
     call(_layout(window=5.0))

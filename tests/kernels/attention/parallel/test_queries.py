@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kgen.kernels.attention.parallel import partial_sums
 from kgen.kernels.attention.parallel.planning import Pair, Plan
-from kgen.kernels.attention.parallel.queries import Queries
+from kgen.kernels.attention.parallel.queries import Attended, Queries
 from kgen.kernels.attention.parallel.runtime import Call, Kernels, backward
 from kgen.kernels.attention.parallel.sharding import Sharding
 
@@ -78,7 +78,7 @@ def test_what_is_not_shared_stays_where_it_was_stored() -> None:
     x, lse = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40)
     one = Sharding((((0, 40),),))
     total = partial_sums.Sum(x.shape, x, 2)
-    queries = Queries(Plan(one, one, ()), 0, 2, x, None, x, lse, x)
+    queries = Queries(Plan(one, one, ()), 0, 2, Attended(x, None, x, lse, x))
     module = SimpleNamespace(part_begin=lambda *_: None)
     assert queries.begin(module, "part", x, x, None, total) is None
     dq = torch.randn(x.shape)
@@ -108,7 +108,7 @@ def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.Monke
     world = dist.distributed_c10d._get_default_group()
     call = Call(kernels, plan, world, {"scale": 0.3}, 0, lambda: None)
     with torch.no_grad():
-        dq, dk, dv, learned = backward(call, dout, dlse, out, lse / math.log(2), q, k, v, sinks)
+        dq, dk, dv, learned = backward(call, Attended(dout, dlse, out, lse / math.log(2), q), k, v, sinks)
     for got, want in zip((dq, dk, dv, learned["sinks"]), wanted, strict=True):
         assert torch.allclose(got.to(want.dtype), want, rtol=0, atol=1e-6)
     if shares:  # with all queries of the run
