@@ -1,8 +1,8 @@
 """Tuples with named fields, by which a kernel for Hopper hands its functions what they work with.
 
-Emitted files have named tuples of Python, not aggregates of Gluon. Triton takes them for its own tuples wherever they go,
-to partitions, too. Aggregates have a public name since Triton 3.8, ask for the type of every field, and take neither None
-nor an empty tuple.
+Emitted files have named tuples of Python, not aggregates of Gluon: Triton takes them for its own tuples wherever they
+go, to partitions, too. Aggregates have a public name since Triton 3.8 alone. They ask for the type of every field, and
+before 3.8 for a constructor of each class.
 """
 
 from __future__ import annotations
@@ -77,5 +77,7 @@ def _reached(value: object, names: Mapping[str, Code]) -> object:
     if isinstance(value, tuple):
         return tuple(_reached(part, names) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _reached(getattr(value, f.name), names) for f in fields(value) if f.init})
+        return replace(
+            value, **{f.name: _reached(getattr(value, f.name), names) for f in fields(value) if f.init}
+        )
     return value

@@ -21,8 +21,8 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
 from kgen.kernels.attention.schedules.hopper.operands import Warpgroup
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
 from kgen.kernels.attention.schedules.hopper.portable import Call
-from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
+from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
 from kgen.targets.template import Template
