@@ -21,8 +21,9 @@ TANH = {
         '''
             @gluon.jit
             def _tanh_hopper(x):
-                """As `_tanh`, four at a time: of 1 / abcd their reciprocals are made, for a soft cap waits for the special-function unit.
-                Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The absolute error stays below 8e-7."""
+                """`_tanh` of four at a time. All reciprocals are made from 1 / abcd, for a soft cap waits for the
+                special-function unit. Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The
+                absolute error stays below 8e-7."""
                 return gl.inline_asm_elementwise(
                     """
                     {
@@ -58,7 +59,7 @@ TANH = {
                     """,
                     "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4,
                 )
-            ''',  # noqa: E501
+            ''',
     ),
 }
 TANH_PRECISE = {

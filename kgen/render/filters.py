@@ -6,11 +6,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
-from kgen.targets.code import Statement
+from kgen.targets.code import GLUON, Statement
 from kgen.targets.folding import COLUMNS, Bracketed, folded
 
 WIDTH = 112
 """Columns of a line of operands."""
+SET_IN = {GLUON: 12}
+"""Columns by which templates of a language are set in where others include them."""
 
 
 def around(form: str) -> Callable[[object], str]:
@@ -91,7 +93,7 @@ def columns(operands: Sequence[str], indent: int) -> str:
 
 def lines(value: object, indent: int, language: str) -> str:
     """Lines of code, set in, with an end of line behind each; what is too long for a line is broken."""
-    found = _lines(value, language, COLUMNS - indent)
+    found = _lines(value, language, COLUMNS - indent - SET_IN.get(language, 0))
     return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
 
 

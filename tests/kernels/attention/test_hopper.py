@@ -115,21 +115,21 @@ def test_verified_in_other_orders(name: str, verdict: Any) -> None:
 LEAKS = {
     "": ("", ""),
     "delta past the end": (
-        "gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)",
-        "gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_begin + q_idx < TQ, other=0.0)",
+        "+ q_begin + q_idx, mask=q_idx < SQ, other=0.0)",
+        "+ q_begin + q_idx, mask=q_begin + q_idx < problem.TQ, other=0.0)",
     ),
     "dP of rows without keys": ("gl.where(mask, ds, 0.0)", "gl.where(mask, p, 0.0) * (dp - delta[:, None])"),
     "keys past the end": (
         "k_desc, [FAR, kv_end, h_kv, FAR - SK + kv_start, 0]",
-        "k_desc, [FAR, TK, h_kv, FAR - TK + kv_begin + kv_start, 0]",
+        "k_desc, [FAR, problem.TK, h_kv, FAR - problem.TK + kv_begin + kv_start, 0]",
     ),
     "queries past the end": (
         "do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0]",
-        "do_desc, [FAR, TQ, h, FAR - TQ + q_begin + q_start, 0]",
+        "do_desc, [FAR, problem.TQ, h, FAR - problem.TQ + q_begin + q_start, 0]",
     ),
     "results past the end": (
         "o_desc, [FAR, q_end, h, FAR - SQ + q_start, 0]",
-        "o_desc, [FAR, TQ, h, FAR - TQ + q_begin + q_start, 0]",
+        "o_desc, [FAR, problem.TQ, h, FAR - problem.TQ + q_begin + q_start, 0]",
     ),
 }
 
@@ -241,7 +241,7 @@ EARLY = {
     "queries freed before dk is there": _swapped(DV_DK, _release("q_ring")),
     "keys freed before dq is there": _swapped(DQ, _release("kv_ring", i="n_used - 1"), "        n_used"),
     "dS stored before both consumers are done with the one before": (
-        "    mbarrier.wait(full.index(i & 1), i >> 1 & 1)",
+        "    mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)",
         "    pass",
     ),
     "queries freed before dk and dq are there": _swapped(
@@ -252,7 +252,7 @@ EARLY = {
         "        _consumer_release(v_ring, n_used)\n        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
     ),
     "broad: factors read before they are there": (
-        "mbarrier.wait(factor_full.index(slot), n_used // SLOTS & 1)",
+        "mbarrier.wait(factors.full.index(slot), n_used // SLOTS & 1)",
         "pass",
     ),
     "broad: queries freed before dk is there": _swapped(
@@ -286,10 +286,10 @@ EARLY = {
         "count=1, pred=wanted ^ True",
         "count=2, pred=wanted ^ True",
     ),
-    "barriers that nobody uses": ("        ds_ring = ()\n", "        ds_ring = _barriers(2, 2)\n"),
+    "barriers that nobody uses": ("        ds_tiles = ()\n", "        ds_tiles = _barriers(2, 2)\n"),
     "dk stored where dv still leaves from": (
-        "        tma.store_wait(0)\n        barrier()\n        _store_tile(dk_desc",
-        "        barrier()\n        _store_tile(dk_desc",
+        "        tma.store_wait(0)\n        barrier()\n        _store_tile(args.dk_desc",
+        "        barrier()\n        _store_tile(args.dk_desc",
     ),
 }
 
@@ -308,7 +308,7 @@ def test_accumulators_follow_the_maximum(tmp_path: Path, verdict: Any) -> None:
 
 def test_documents_are_compared_where_there_are_several(tmp_path: Path, verdict: Any) -> None:
     text = single(_spec("document_causal"))
-    right = "        if n_first_masked > 0:\n"
+    right = "        if fixed.n_first_masked > 0:\n"
     assert text.count(right) == 1
     path = tmp_path / "document_causal.py"
     path.write_text(text.replace(right, "        if False:\n"))
@@ -331,7 +331,7 @@ def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path, ver
 
 def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path, verdict: Any) -> None:
     text = single(_spec("causal_images"))
-    right = "before = head + gl.minimum(q_start, SQ - 1) // BLOCK_M"
+    right = "before = head + gl.minimum(q_start, fixed.SQ - 1) // BLOCK_M"
     assert text.count(right) == 1
     path = tmp_path / "causal_images.py"
     path.write_text(text.replace(right, "before = head + q_start // BLOCK_M"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,10 +13,10 @@ from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
-from kgen.kernels.attention.schedules.hopper.records import Record, record
+from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
 from kgen.kernels.attention.schedules.hopper.rows import Rows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
-from kgen.targets.code import Code, Statement
+from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, text, total
 
 
 @dataclass(frozen=True)
@@ -145,10 +146,15 @@ class DqKernel:
     late: MaskedLate | None
     dqk: str
     operands: KernelOperands
+    lse: Statement
+    delta: Statement
+    """Both are loads of a number for each row."""
     row_gradients: tuple[RowGradient, ...]
     row_sums: list[str]
-    stored: list[tuple[str, Code]]
-    """Tiles of Q, and what is stored of their sums."""
+    stored: list[Statement]
+    """The stores of sums over keys in place of the tiles of Q."""
+    sums_over_keys: list[Statement]
+    """The stores of gradients of buffers."""
     rings: DqRings
     also: list[str]
     """The gradients of buffers in words."""
@@ -158,14 +164,20 @@ class DqKernel:
         """The values that the loop carries."""
         return ", ".join([*self.rings.carried, *self.row_sums])
 
+    @property
+    def docstring(self) -> list[str]:
+        """The docstring of the kernel."""
+        whole = ", ".join(["dq, BLOCK_M query rows of one (b, h) after the other", *self.also])
+        return textwrap.wrap(f'"""{whole}."""', 112)
+
 
 @dataclass(frozen=True)
 class DqRings:
     """The rings of K and V in dq, and the values that its loop carries: also dS of the tile before, if its K fits."""
 
+    bound: Statement
+    """The rings, which the consumer has as its own names."""
     rings: list[str]
-    rings_given: list[str]
-    """The rings as the consumer has them."""
     held: list[str]
     """The slots in which the loop finds Q and dO."""
     carried: list[str]
@@ -184,19 +196,32 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
     rope = ["q_rope"] if plan.rope else []
     own = ["dq", *(f"d{x}" for x in rope)]
     apart = plan.dq_rings_apart
+    rings = ["k_ring", "v_ring"] if apart else ["kv_ring"]
+    bound = ["q_ring", *(f"{x}_ring" for x in rope), "do_ring", *rings]
     return DqRings(
-        rings=["k_ring", "v_ring"] if apart else ["kv_ring"],
-        held=["args.q_ring", "args.do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
-        rings_given=["args.k_ring", "args.v_ring"] if apart else ["kv_ring"],
+        bound=Assign(tuple(bound), tuple(Name(f"args.{ring}") for ring in bound)),
+        rings=rings,
+        held=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
         carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
-        skipped=SkippedRings("args.v_ring", [RingAt("args.k_ring", "n_used")])
-        if apart
-        else SkippedRings("kv_ring"),
+        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
         sums=", ".join(own),
         products=", ".join(f"{x}_async" for x in own),
         younger=2 if rope else 1,
         apart=apart,
     )
+
+
+def stored_in_place(x: str, gradients: Gradients, operands: Operands) -> list[Statement]:
+    """The store of the sums of dq in place of the tile of Q, or of its rope columns."""
+    name, scaled = f"d{x}", reached(gradients.scaled(f"d{x}"), operands.reach)
+    at = "(2 * i + CONSUMER) % 2"
+    form = f"_store_tile(args.{name}_desc, [{operands.rows.first.q}, 0], {x}_ring.slots, {at}, {{0}})"
+    return [Run(op(form, scaled))]
+
+
+def stored_keys(x: str, slots: str, scaled: Code, rows: Rows) -> Statement:
+    """The store of a gradient of keys in place of a tile that is not needed any more."""
+    return Run(op(f"_store_tile(args.{x}_desc, [{rows.stored_at}, 0], {slots}, {{0}})", scaled))
 
 
 def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
@@ -212,8 +237,8 @@ class StreamedQueries:
     """The slots of the ring, by tensor."""
     writers: int
     """The number of writers of a slot: TMA, and the producer itself where vectors may begin anywhere."""
-    nbytes: str
-    """Bytes of a tile that TMA brings."""
+    nbytes: Statement
+    """The statement that says how many bytes of a tile TMA brings."""
 
 
 def streamed_queries(operands: Operands) -> StreamedQueries:
@@ -228,7 +253,7 @@ def streamed_queries(operands: Operands) -> StreamedQueries:
     return StreamedQueries(
         slots=record("QuerySlots", "q_slots", names, made),
         writers=2 if packed else 1,
-        nbytes=" + ".join(nbytes),
+        nbytes=assign("NBYTES: tl.constexpr", total(*map(text, nbytes))),
     )
 
 
@@ -251,6 +276,9 @@ class DkdvKernel:
     head_columns: int
     held_keys: list[str]
     """K as the loop of dv has it."""
+    store_dk: Statement
+    """The store of dk in place of K or V."""
+    store_dk_rope: Statement
     with_dq: bool
     """True where one kernel may have dq, too."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import Gradients, LoopKernel
@@ -115,7 +115,7 @@ class KeysLoop:
     products: KeyProducts
     stored_dk: Code
     stored_dk_rope: Code
-    reach: Mapping[str, str]
+    reach: Mapping[str, str] = field(default_factory=dict)
     """How its functions have the names of a call."""
 
     @property
@@ -212,7 +212,6 @@ def keys_loop(
         products=_products(tile, plan.split_dkdv, looked_up=bool(gradient.factor_lines)),
         stored_dk=gradients.scaled("dk"),
         stored_dk_rope=gradients.scaled("dk_rope"),
-        reach={},
     )
 
 

@@ -194,7 +194,8 @@ def tile_range(
     ends = span.loops[-1] if span.loops[0].gap is None else span.loops[0]
     lo, hi = span.loops[0].lo, ends.hi
     full_lo, full_hi = (plain.lo, plain.hi) if plain else (lo, lo)
-    bounds = needed([*before, *span.bounds], uses_of([lo, hi, full_lo, full_hi]))
+    documents = set() if of_documents is None else {of_documents.first, of_documents.last}
+    bounds = needed([*before, *span.bounds], uses_of([lo, hi, full_lo, full_hi]) | documents)
     return TileRange(
         lo=lo,
         length=_less(hi, lo),

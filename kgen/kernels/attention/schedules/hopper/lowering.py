@@ -23,6 +23,8 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     SkippedRings,
     late_of,
     rings_of_dq,
+    stored_in_place,
+    stored_keys,
     streamed_queries,
 )
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop, keys_loop, with_keys_masked
@@ -45,6 +47,7 @@ from kgen.kernels.attention.schedules.hopper.queries import (
 )
 from kgen.kernels.attention.schedules.hopper.reads import columns_of, pages_of
 from kgen.kernels.attention.schedules.hopper.records import reached
+from kgen.kernels.attention.schedules.hopper.rows import load_of_row, store_of_row
 from kgen.kernels.attention.schedules.hopper.streams import streams_of
 from kgen.targets.code import Code
 
@@ -139,11 +142,12 @@ def hopper_kernels(
         return None
     operands = Operands(plan, kernels)
     loops = _reached(hopper_loops(plan, attention, kernels, portable), operands.reach)
+    common = _common(plan, kernels, loops, operands, placement)
     return Kernels(
         plan=plan,
-        common=_common(plan, kernels, loops, operands, placement),
+        common=common,
         forward=_forward(plan, kernels, loops, operands, placement),
-        dq=_dq(plan, kernels, portable, loops, operands),
+        dq=_dq(plan, kernels, portable, loops, operands, common.vectors),
         dkdv=_dkdv(plan, kernels, portable, loops, operands),
         fused=_fused(plan, kernels, operands, placement),
     )
@@ -210,7 +214,12 @@ def _forward(
 
 
 def _dq(
-    plan: HopperPlan, kernels: Lowering, portable: Portable, loops: HopperLoops, operands: Operands
+    plan: HopperPlan,
+    kernels: Lowering,
+    portable: Portable,
+    loops: HopperLoops,
+    operands: Operands,
+    vectors: Code,
 ) -> DqKernel | None:
     if plan.dq is None:
         return None
@@ -228,9 +237,15 @@ def _dq(
         late=reached(late_of(gradients, late), inner),
         dqk=gradients.dqk if late else gradient.dqk,
         operands=operands.dq(rings.rings, gradients.names),
-        row_gradients=reached(gradients.rows, operands.reach),
+        lse=load_of_row("lse", vectors, loops.dq.vector_guard),
+        delta=load_of_row("delta", vectors, loops.dq.vector_guard),
+        row_gradients=gradients.rows,
         row_sums=gradients.names,
-        stored=[(x, reached(gradients.scaled(f"d{x}"), operands.reach)) for x in operands.q],
+        stored=[line for x in operands.q for line in stored_in_place(x, gradients, operands)],
+        sums_over_keys=[
+            store_of_row(g.name, reached(g.value, operands.reach), vectors, loops.dq.store_guard)
+            for g in gradients.rows
+        ],
         rings=rings,
         also=gradients.also,
     )
@@ -242,6 +257,9 @@ def _dkdv(
     if plan.dkdv is None:
         return None
     assert loops.dkdv is not None
+    place, rows = "1" if plan.split_dkdv else "at_k % 8", operands.rows
+    if plan.fused:
+        place = "v_slot % KV_SLOTS"
     return DkdvKernel(
         tile=plan.dkdv,
         loop=loops.dkdv,
@@ -251,6 +269,8 @@ def _dkdv(
         split=plan.split_dkdv,
         head_columns=kernels.spec.head_dim.qk,
         held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
+        store_dk=stored_keys("dk", f"kv_ring.slots, {place}", loops.dkdv.stored_dk, rows),
+        store_dk_rope=stored_keys("dk_rope", "args.k_rope_ring.slots, 0", loops.dkdv.stored_dk_rope, rows),
         with_dq=plan.fused is not None,
     )
 

@@ -68,8 +68,10 @@ class Warpgroups:
     partitions: list[Partition]
     warps: list[int]
     registers: list[int]
-    rest: str
-    """The warpgroups in words, and the registers of the first."""
+    others: str
+    """The warpgroups in words."""
+    registers_in_all: int
+    """Those of one thread of each warpgroup together."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,8 @@ def _warpgroups(tile: HopperTile, handed: list[Warpgroup], partitions: list[Part
         partitions=partitions,
         warps=[4] * tile.consumers,
         registers=[tile.consumer_registers] * others + [tile.producer_registers],
-        rest=f"the {which} and the producer; the first consumer has the rest of {all_of}",
+        others=f"the {which} and the producer",
+        registers_in_all=all_of,
     )
 
 

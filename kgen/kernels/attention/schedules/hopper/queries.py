@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import LoopKernel
@@ -139,8 +139,13 @@ class QueriesLoop:
     sink: Code
     store_guard: Code | None
     vector_guard: Code | None
-    reach: Mapping[str, str]
+    reach: Mapping[str, str] = field(default_factory=dict)
     """How its functions have the names of a call."""
+
+    @property
+    def scores(self) -> Statement:
+        """The statement that begins the scores of a tile."""
+        return assign("qk_async", self.product)
 
     @property
     def fixed(self) -> Record:
@@ -293,7 +298,6 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
         sink=kernel.sink,
         store_guard=kernel.store_guard,
         vector_guard=kernel.vector_guard,
-        reach={},
     )
 
 

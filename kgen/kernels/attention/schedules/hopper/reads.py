@@ -14,7 +14,6 @@ from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.schedules.hopper.loops import FIRST_KEY, DocumentEnds, DocumentMask
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
 from kgen.targets.code import (
-    Assign,
     Code,
     Op,
     Statement,
@@ -107,7 +106,7 @@ def from_first_key(
     name = found.first.buffer.removesuffix(FIRST_AT_LEAST)
     first, last = f"{name}_of_first", f"{name}_of_last"
     known = [
-        Assign((first, last), tuple(ends)),
+        *(assign(name, end) for name, end in zip((first, last), ends, strict=True)),
         assign(
             "kv_lo", op(f"{FIRST_KEY}({{0}}, {{1}}, {{2}}, {{3}})", at, stride, size, first, fn=FIRST_KEY)
         ),

@@ -1,8 +1,8 @@
 """Tuples with named fields, by which a kernel for Hopper hands its functions what they work with.
 
-Emitted files have named tuples of Python, not aggregates of Gluon. Triton takes them for its own tuples wherever they
-go, to partitions, too. Aggregates have a public name since Triton 3.8, ask for the type of every field, and take
-neither None nor an empty tuple.
+Emitted files have named tuples of Python, not aggregates of Gluon: Triton takes them for its own tuples wherever they
+go, to partitions, too. Aggregates have a public name since Triton 3.8 alone. They ask for the type of every field, and
+before 3.8 for a constructor of each class.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen.expr.spelling import ADD
 from kgen.kernels.attention.lowered.model import Param
+from kgen.targets.code import Code, Run, Statement, assign, op
 
 VECTORS = ("lse", "delta")
 
@@ -71,3 +73,23 @@ def vectors_of(packed: bool, queries: int) -> list[Param]:
     if packed:
         return [Param(f"{x}_ptr", x) for x in VECTORS]
     return [Param(f"{x}_desc", f"_gluon_rows({x}, {queries})") for x in VECTORS]
+
+
+def load_of_row(name: str, vectors: Code, guard: Code | None) -> Statement:
+    """The load of a number of each row of a consumer; `vectors` is the offset of the rows of a head."""
+    address = _address(name, vectors)
+    if guard is None:
+        return assign(name, op("gl.load({0})", address))
+    return assign(name, op("gl.load({0}, mask={1}, other=0.0)", address, guard))
+
+
+def store_of_row(name: str, value: Code, vectors: Code, guard: Code | None) -> Statement:
+    """The store of a number of each row of a consumer."""
+    address = _address(name, vectors)
+    if guard is None:
+        return Run(op("gl.store({0}, {1})", address, value))
+    return Run(op("gl.store({0}, {1}, mask={2})", address, value, guard))
+
+
+def _address(name: str, vectors: Code) -> Code:
+    return op(f"args.{name}_ptr + {{0}} + q_idx", vectors, binds=ADD, operand=ADD)
