@@ -13,6 +13,9 @@ from typing import Any
 
 import z3
 
+from kgen.expr.nodes import Type, Var
+from kgen.expr.show import show
+
 LONGEST = 2**29
 """Sizes are at most that."""
 MOST = 2**30
@@ -91,7 +94,9 @@ class World:
 
     def length(self, size: int | str) -> Any:
         """A size of a buffer."""
-        return z3.IntVal(size) if isinstance(size, int) else self.integer(size, 0, LONGEST)
+        if isinstance(size, int):
+            return z3.IntVal(size)
+        return self.integer(show(Var(size, Type.INT)), 0, LONGEST)
 
     def function(self, name: str, *sorts: Any) -> Any:
         """A function of which nothing is known but its name."""

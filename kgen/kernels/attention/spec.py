@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.canonical import canonical
 from kgen.expr.mask_form import FALSE
-from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
 from kgen.spec.adapters import adapters_field
@@ -424,9 +424,9 @@ class AttentionSpec(SpecModel):
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
-        buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
+        buffers = {n: BufferType.of(b.element, b.shape, ANY) for n, b in self.buffers.items()}
         if self.per_batch:
-            buffers[KV_LENS] = BufferType(Type.INT, 1)
+            buffers[KV_LENS] = BufferType(Type.INT, 1, ("B",))
         score = Scope(
             {"score": Type.FLOAT, **scalars},
             buffers,
@@ -443,7 +443,7 @@ class AttentionSpec(SpecModel):
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""
-        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        read = {name for tree in trees.values() for name in buffers_of(tree)}
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
         for name, buffer in self.buffers.items():

@@ -25,7 +25,7 @@ from kgen.expr.algebra import call
 from kgen.expr.canonical import canonical
 from kgen.expr.fold import folded
 from kgen.expr.mask_form import all_of, conjuncts
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, buffers_of, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.flex.text import written
 from kgen.kernels.attention.spec import ANY, AttentionSpec
@@ -125,7 +125,7 @@ class Variant:
         trees = {field: substitute(tree, moved) for field, tree in trees.items()}
         there = [call("le", kv_first, KV_IDX), call("lt", KV_IDX, kv_end)]
         trees["mask_mod"] = all_of([*([trees["mask_mod"]] if "mask_mod" in trees else []), *there])
-        own = {r.buffer for tree in trees.values() for r in reads(tree)}
+        own = {n for tree in trees.values() for n in buffers_of(tree)}
         buffers = {name: {"shape": ["B"], "dtype": "int32"} for name in PLACES if name in own}
         decodes = ("decode",) * (not self.spec.sinks)
         passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
@@ -159,7 +159,7 @@ class Variant:
         """The YAML of a spec with other trees, further buffers, and what is left of the rest."""
         cached = word == "cached"
         used = {name for tree in trees.values() for name in variables(tree)}
-        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        read = {n for tree in trees.values() for n in buffers_of(tree)}
         own = self.given.get("buffers") or {}
         tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}

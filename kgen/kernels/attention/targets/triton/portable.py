@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.expr.nodes import reads, variables
+from kgen.expr.nodes import buffers_of, variables
 from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
 from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
@@ -368,7 +368,7 @@ class _Portable:
     def block_mask(self, mask: BlockMask) -> BlockMaskKernels:
         lowering, backward = self.lowering, self.plan.backward
         kernel = block_mask_kernel(mask, lowering)
-        buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
+        buffers = list(buffers_of(mask.condition))
         scalars = [n for n in lowering.runtime if n in variables(mask.condition)]
         used = kernel.names | {"SQ", "SK"}
         sizes = [n for n in (*lowering.sizes, *scalars) if n in used]
