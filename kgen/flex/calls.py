@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
 from kgen.flex import ascending, effects, iterators, numbers, python, records, several, tensors
+from kgen.flex.lengths import settled
 from kgen.flex.source import Place
 from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
     MISSING,
     DtypeOf,
+    Extent,
     External,
     Function,
     Instance,
@@ -29,6 +31,7 @@ from kgen.flex.values import (
     is_callable,
     is_number,
     kind,
+    measured,
     note_change,
     plain,
 )
@@ -141,9 +144,25 @@ _NO_CHANCE = "draw the numbers beforehand, and index the tensor that has them"
 # --- functions of other packages ------------------------
 
 
+def of_lengths(
+    ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place
+) -> tuple[tuple[Any, ...], Extent | None]:
+    """The operands of an operator, lengths as what they are in a mod; or what an operator makes of lengths ahead of
+    the mods."""
+    first = next((a for a in args if isinstance(a, Extent)), None)
+    if first is None or ev.of_a_pair:
+        return tuple(map(measured, args)), None
+    if not all(is_number(a) or isinstance(a, Extent) for a in args):
+        return args, None
+    return args, replace(first, term=applied(ev, fn, tuple(map(measured, args)), place))
+
+
+@settled
 def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a function that is known by its name alone."""
     package, _, name = path.partition(".")
+    if ev.of_a_pair and package != "builtins":
+        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
     last = path.rpartition(".")[2]
     if path == JOINED:
         return _joined(ev, args, place)
@@ -365,12 +384,15 @@ def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any
 # --- methods ------------------------
 
 
+@settled
 def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a method of a term, of a tensor, or of a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
         return python.of_sequence(ev, owner, name, args, keywords, place)
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    if ev.of_a_pair:
+        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
     if is_number(owner):
         return python.of_number(owner, name, args, place)
     if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):

@@ -270,11 +270,8 @@ class Evaluator:
                     UNARY[type(node.op)], (self.expression(node.operand, frame, source),), place
                 )
             case ast.BinOp():
-                operands = (
-                    self.expression(node.left, frame, source),
-                    self.expression(node.right, frame, source),
-                )
-                return self.operate(self.binary(node.op), operands, place)
+                operands = self.elements((node.left, node.right), frame, source)
+                return self.operate(self.binary(node.op), tuple(operands), place)
             case ast.BoolOp(values=values):
                 stops = isinstance(node.op, ast.Or)
                 for part in values[:-1]:
@@ -363,6 +360,9 @@ class Evaluator:
         args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
             place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
+        args, length = calls.of_lengths(self, fn, args, place)
+        if length is not None:
+            return length
         if any(isinstance(a, Unknown | DtypeOf) for a in args):
             first = next(known(a, place) for a in args if isinstance(a, Unknown | DtypeOf))
             if self.of_a_pair:
@@ -398,7 +398,7 @@ class Evaluator:
             case Function() if name == "__name__" and not self.renamed:
                 return owner.name
             case Unknown():
-                return Unknown(owner.place, owner.what, owner.hint, owner.error)
+                return owner.lost()
             case Class() | Instance() | Super() | Member() | Named():
                 return classes.attribute(self, owner, name, place)
             case list() | dict() | str() | int() | float():
@@ -433,7 +433,8 @@ class Evaluator:
                 place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
         if found := getattr(owner, "find_item", None):
             return found(index, place)
-        return owner if isinstance(owner, Unknown | External) else Unknown(place, "what stands here")
+        what = owner.lost() if isinstance(owner, Unknown) else Unknown(place, "what stands here")
+        return owner if isinstance(owner, External) else what
 
     # Calls ------------------------
 
@@ -475,7 +476,7 @@ class Evaluator:
                 return calls.method(self, callee, list(args), dict(keywords), place)
             case Unknown() if not self.of_a_pair:
                 effects.escaped(self, [*args, *keywords.values()], place)
-                return callee
+                return callee.lost()
             case Unknown():
                 self.untold(callee)
         what = tensors.called(callee) if isinstance(callee, Tensor) else kind(callee)

@@ -28,11 +28,13 @@ HALVES = {"bf16", "fp16"}
 
 
 class End(NamedTuple):
-    """An index that counts from the end of a dimension of a tensor."""
+    """An index that counts from the end of a dimension of a tensor, or the length of that dimension."""
 
     tensor: Tensor
-    axis: int
-    position: int
+    axis: int | None
+    """None for the only one."""
+    position: int | None
+    """Below zero; None for the length itself."""
     place: Place
 
 
@@ -67,6 +69,9 @@ class Lowering:
                 return self.one(Var(term.args[0], FLOAT if term.args[0] == "score" else INT))
             case "const":
                 return self.number(term.args[0])
+            case "length":
+                tensor, axis = term.args
+                return self.marker(End(tensor, axis, None, term.place))
             case "read":
                 return self.read(term)
             case "cast":
@@ -170,8 +175,12 @@ class Lowering:
         """An index of a tensor."""
         if not isinstance(index, FromEnd):
             return self.of(index)
-        name = Var(f"{self.names[tensor]} {axis} {int(index)}", INT)
-        self.ends.setdefault(name, End(tensor, axis, int(index), self.place))
+        return self.marker(End(tensor, axis, int(index), self.place))
+
+    def marker(self, end: End) -> Node:
+        """What stands for a length until the shapes of buffers are known."""
+        name = Var(f"{self.names[end.tensor]} {end.axis} {end.position or ''}", INT)
+        self.ends.setdefault(name, end)
         return self.one(name)
 
     def not_negative(self, node: Node) -> bool:
@@ -189,6 +198,8 @@ class Lowering:
                 return any(map(self.not_negative, args))
             case Call(fn="clamp", args=(_, low, high)):
                 return self.not_negative(low) and self.not_negative(high)
+            case Call(fn="sub", args=(Var() as length, Const(value=1))):
+                return length in self.ends
             case Call(fn="abs" | "mod"):
                 return True
             case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):

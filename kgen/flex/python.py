@@ -11,12 +11,14 @@ from kgen.flex.values import (
     External,
     Part,
     Passing,
+    Shape,
     Tensor,
     Term,
     Unknown,
     is_callable,
     is_number,
     kind,
+    measured,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +62,14 @@ def _plain(value: Any) -> bool:
     return value is None or is_number(value) or isinstance(value, str | tuple | External)
 
 
+_OF_NUMBERS = frozenset({"abs", "bool", "float", "int", "max", "min", "pow", "round"})
+"""Functions that take a value of the pair as well as a number."""
+
+
 def called(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
+    if ev.of_a_pair:
+        in_pair = measured if name in _OF_NUMBERS else lambda value: value
+        args = [tensors.scalar(in_pair(a), place) for a in args]
     simple = all(is_number(a) for a in args)
     of_pair = any(isinstance(a, Term | Part) for a in args)
     left = set(keywords) - _KEYWORDS.get(name, set())
@@ -92,6 +100,8 @@ def called(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place:
             return len(value)
         case "len", [Tensor() | Part() as value]:
             shape = tensors.attribute(value, "shape", place)
+            if isinstance(shape, Shape):
+                return shape.find_item(0, place)
             return (
                 shape[0] if isinstance(shape, tuple) and shape else Unknown(place, "the length of a tensor")
             )
