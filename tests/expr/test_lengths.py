@@ -87,9 +87,7 @@ def test_mistakes_are_told_where_they_are(text: str) -> None:
 
 def test_a_name_may_be_len() -> None:
     scope = Scope({"len": Type.INT}, {"cu": BufferType.of(Type.INT, ("any",), "any")})
-    assert parsed("len + len(cu)", scope) == Call(
-        "add", (Var("len", Type.INT), length_of("cu", 0)), Type.INT
-    )
+    assert parsed("len + len(cu)", scope) == Call("add", (Var("len", Type.INT), length_of("cu", 0)), Type.INT)
 
 
 def test_without_extents_there_are_no_lengths() -> None:
