@@ -58,6 +58,8 @@ class Buffer:
     shape: tuple[int | str, ...]
     dtype: str
     ascends: bool
+    within: int | None = None
+    """No element is further from zero; None for the bound of its dtype."""
 
 
 @dataclass
@@ -139,7 +141,7 @@ class World:
         if key in known:
             return found
         if not real:
-            most = {"bool": 1, "int64": MOST_WIDE}.get(of.dtype, MOST)
+            most = of.within or {"bool": 1, "int64": MOST_WIDE}.get(of.dtype, MOST)
             self.facts += [found >= (0 if of.dtype == "bool" else -most), found <= most]
         if of.ascends:
             for other in known.values():

@@ -35,8 +35,15 @@ from kgen.spec.source import Document
 
 PLACES = ("q_start", "kv_start", "kv_first", "kv_end")
 """Buffers [B] int32 of a spec for caches: positions of the first query and key, and which keys are there."""
+FURTHEST = 2**27
+"""No position is further from zero. With a run-time window of 2**30 and 2**29 rows of a call, sums fit 32 bits."""
 WINDOW = "sliding_window"
 DISTANCE = call("sub", Q_IDX, KV_IDX)
+
+
+def place() -> dict[str, Any]:
+    """A buffer of positions, one for each sequence."""
+    return {"shape": ["B"], "dtype": "int32", "within": FURTHEST}
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Variant:
         there = [call("le", kv_first, KV_IDX), call("lt", KV_IDX, kv_end)]
         trees["mask_mod"] = all_of([*([trees["mask_mod"]] if "mask_mod" in trees else []), *there])
         own = {n for tree in trees.values() for n in buffers_of(tree)}
-        buffers = {name: {"shape": ["B"], "dtype": "int32"} for name in PLACES if name in own}
+        buffers = {name: place() for name in PLACES if name in own}
         decodes = ("decode",) * (not self.spec.sinks)
         passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
         labels = {moved[Q_IDX]: "q_at", moved[KV_IDX]: "kv_at"}

@@ -16,7 +16,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, children, rebuild, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.adapt.derived import Variant, yaml_of
+from kgen.kernels.attention.adapt.derived import Variant, place, yaml_of
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
@@ -97,7 +97,7 @@ class PartSpec:
         params: dict[str, Any] = {}
         for name in self.places:
             if self.packed:
-                buffers[name] = {"shape": ["B"], "dtype": "int32"}
+                buffers[name] = place()
             else:
                 params[name] = {"type": "int", "runtime": True}
         labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}

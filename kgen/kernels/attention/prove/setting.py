@@ -80,7 +80,7 @@ class Setting:
     def __post_init__(self) -> None:
         spec = self.plan.spec
         shapes = {n: named_extents(n, b.shape) for n, b in spec.buffers.items()}
-        buffers = {n: Buffer(shapes[n], b.dtype, bool(b.sorted)) for n, b in spec.buffers.items()}
+        buffers = {n: Buffer(shapes[n], b.dtype, bool(b.sorted), b.within) for n, b in spec.buffers.items()}
         self.world = world = World(buffers)
         sizes = {n: world.integer(n, int(n not in ("SQ", "SK")), LONGEST) for n in SIZES}
         own, other = (sizes["SQ"], sizes["SK"]) if self.by_query else (sizes["SK"], sizes["SQ"])

@@ -132,7 +132,8 @@ class Interface:
             shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
             role += self._used_by(name) * (name != KV_LENS)
-            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
+            promised = f"{', ascending' * b.sorted}{f', within {b.within} of zero' * (b.within is not None)}"
+            words.append(f"{self.called(name)}: {shape}{promised}{role}.")
         return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
 
     def _used_by(self, name: str) -> str:
