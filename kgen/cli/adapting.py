@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -54,8 +55,10 @@ def adapt(
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
         for line in fits:
             terminal.line(line, sys.stderr if check else sys.stdout)
-    edited = sum(change.state == "edited" for change in drift)
-    said = f"{writer.wanted(changes)} {'checked' if check else 'written'}, {len(drift) - edited} differ"
-    said += f", {edited} edited" if check else ""
+    states = Counter(change.state for change in drift)
+    total, pruned, edited = writer.wanted(changes), states["pruned"], states["edited"]
+    said = f"{total} checked, {len(drift) - edited} differ, {edited} edited"
+    if not check:
+        said = f"{total} rendered, {len(drift) - pruned} changed, {pruned} pruned"
     terminal.summary(said, form)
     return EXIT_WRONG if check and drift else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, walk
 from kgen.expr.rows import Finite
 
 NOT_ZERO = frozenset({"B", "HQ", "HKV"})
@@ -51,7 +51,7 @@ def sign(node: Node) -> int:
     if isinstance(node, Const):
         return 1 if node.value >= 0 else -1
     if isinstance(node, Var):
-        return int(node.name in _COUNTED)
+        return int(node.name in _COUNTED or measured(node.name) is not None)
     if not isinstance(node, Call):
         return 0
     signs = [sign(a) for a in node.args]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.nodes import Call, Const, Node, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Type, Var, measured
 
 POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
 """Indices that are never negative, whatever bounds them above."""
@@ -73,7 +73,7 @@ class IndexRanges:
         if isinstance(node, Var):
             if node.name in self.definitions:
                 return self._low(self.definitions[node.name])
-            if node.name in self.sizes:
+            if node.name in self.sizes or measured(node.name):
                 return [{node.name: 1}]
             return [{"": 0}] if node.name in self.greatest or node.name in POSITIONS else []
         if not isinstance(node, Call):
@@ -107,7 +107,7 @@ class IndexRanges:
         if isinstance(node, Var):
             if node.name in self.definitions:
                 return self._high(self.definitions[node.name])
-            if node.name in self.sizes:
+            if node.name in self.sizes or measured(node.name):
                 return [{node.name: 1}]
             return [self.greatest[node.name]] if node.name in self.greatest else []
         if not isinstance(node, Call):
@@ -140,8 +140,8 @@ class IndexRanges:
         return []
 
     def _holds(self, form: Linear) -> bool:
-        """True if a linear form is at least zero for all sizes."""
-        least = sum(v for name, v in form.items() if name not in self.empty)
+        """True if a linear form is at least zero for all sizes. Any buffer may be empty."""
+        least = sum(v for name, v in form.items() if name not in self.empty and not measured(name))
         return all(v >= 0 for name, v in form.items() if name) and least >= 0
 
 

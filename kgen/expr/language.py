@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 
-from kgen.diagnostics import did_you_mean
+from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Type, walk
+from kgen.expr.scope import Scope
 from kgen.expr.text_checks import ExpressionError, Span, wrong
 
 # --- the white list ------------------------
@@ -85,6 +87,7 @@ FUNCTION_HINTS = {
     "logical_not": "write `not a`",
     "remainder": "write `a % b`",
     "floor_divide": "write `a // b`",
+    "numel": "write `len(t)` for a buffer with one axis",
     "to": "write `float(x)`: types are promoted as needed",
 }
 NAME_HINTS = {
@@ -108,6 +111,18 @@ def no_statement(statement: ast.stmt, span: Span) -> ExpressionError:
     fallback = ("this statement", "write `x = ...` lines and a last line that is the value")
     what, hint = NO_STATEMENT.get(type(statement), fallback)
     return wrong(span, "bad-statement", f"{what} is not part of the language", hint)
+
+
+def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> ExpressionError:
+    """The error of a call of something else than a function of the language."""
+    buffer = scope.buffers.get(name)
+    if buffer and buffer.rank:
+        how = f"index it with square brackets: `{indexed(name, buffer.rank)}`"
+        return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
+    if buffer or name in scope.names or name in local or name == "inf":
+        return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
+    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"there are {', '.join(CALLABLE)}"
+    return wrong(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
 
 def attribute_hint(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kgen.expr.nodes import Const, Node, Read, Type, Var
+from kgen.expr.nodes import Const, Node, Read, Type, Var, measured
 
 LENGTH = 2**29
 """Of what a kernel has positions for: sizes and positions are no larger."""
@@ -28,7 +28,9 @@ def extent(node: Node, values: Mapping[str, int]) -> tuple[int, int]:
         return int(node.value), int(node.value)
     if isinstance(node, Var):
         known = values.get(node.name)
-        return (known, known) if known is not None else (0, LENGTH) if node.name in _LENGTHS else (-FAR, FAR)
+        if known is not None:
+            return known, known
+        return (0, LENGTH) if node.name in _LENGTHS or measured(node.name) else (-FAR, FAR)
     if isinstance(node, Read):
         return _ANY if node.type is Type.LONG else (-FAR, FAR)
     found = [extent(a, values) for a in node.args if a.type.integral]

@@ -14,6 +14,9 @@ from functools import lru_cache
 FIRST_AT_LEAST = ".first_at_least"
 """Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
 the first position whose element is not smaller than `value`, the length where there is none."""
+LENGTH_OF = ".size_"
+"""Between a buffer's name and an axis in the name of a length: `Var("doc.size_0")` is `len(doc)`. No name of a spec
+has a dot."""
 
 
 class Type(enum.Enum):
@@ -164,3 +167,25 @@ def variables(node: Node) -> frozenset[str]:
 def reads(node: Node) -> tuple[Read, ...]:
     """The distinct buffer reads, in order of first appearance."""
     return tuple(n for n in distinct(node) if isinstance(n, Read))
+
+
+def length_of(buffer: str, axis: int) -> Var:
+    """The number of elements along an axis of a buffer, where only the tensor of a call says it."""
+    return Var(f"{buffer}{LENGTH_OF}{axis}", Type.INT)
+
+
+def measured(name: str) -> tuple[str, int] | None:
+    """The buffer and the axis of a length, by its name; None for any other name."""
+    buffer, found, axis = name.partition(LENGTH_OF)
+    return (buffer, int(axis)) if found else None
+
+
+def buffers_of(node: Node) -> tuple[str, ...]:
+    """The buffers that a value depends on by an element or by a length, in order of first appearance."""
+    found: dict[str, None] = {}
+    for part in distinct(node):
+        if isinstance(part, Read):
+            found[part.buffer.removesuffix(FIRST_AT_LEAST)] = None
+        elif isinstance(part, Var) and (length := measured(part.name)):
+            found[length[0]] = None
+    return tuple(found)

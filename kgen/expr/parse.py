@@ -12,14 +12,14 @@ import math
 from collections.abc import Sequence
 
 from kgen.diagnostics import closest, did_you_mean, shown
-from kgen.expr import language
+from kgen.expr import language, lengths
 from kgen.expr.domain import misfit
 from kgen.expr.functions import TABLE
 from kgen.expr.infinity import Infinity, infinity, scores
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.precedence import check_precedence
 from kgen.expr.printed_size import Built, check_expansion, grown, limited, of_tree, times_printed
-from kgen.expr.scope import Scope
+from kgen.expr.scope import BufferType, Scope
 from kgen.expr.text_checks import (
     MAX_DEPTH,
     ExpressionError,
@@ -174,6 +174,8 @@ class _Builder:
             raise too_deep(self.span(node))
         if found := infinity(node):
             return self.infinite(node, found)
+        if (size := lengths.length(node, self.scope, self.span)) is not None:
+            return of_tree(size)
         inner = depth + 1
         match node:
             case ast.Constant():
@@ -392,7 +394,7 @@ class _Builder:
         span = self.span(node.func)
         self.check_dunder(name, span)
         if name not in language.CALLABLE:
-            raise self.unknown_function(name, span)
+            raise language.no_function(name, span, self.scope, self.locals)
         if node.keywords:
             keyword = self.span(node.keywords[0])
             raise wrong(
@@ -412,20 +414,6 @@ class _Builder:
         for argument in arguments[1:]:
             built = self.apply(name, name, (built, argument), span)
         return built
-
-    def unknown_function(self, name: str, span: Span) -> ExpressionError:
-        buffer = self.scope.buffers.get(name)
-        if buffer and buffer.rank:
-            how = f"index it with square brackets: `{language.indexed(name, buffer.rank)}`"
-            return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
-        if buffer or name in self.scope.names or name in self.locals or name == "inf":
-            return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
-        hint = (
-            language.FUNCTION_HINTS.get(name)
-            or did_you_mean(name, language.CALLABLE)
-            or f"there are {', '.join(language.CALLABLE)}"
-        )
-        return wrong(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
     def attribute_error(self, node: ast.Attribute) -> ExpressionError:
         span = self.span(node)
@@ -459,7 +447,7 @@ class _Builder:
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
             raise wrong(at, "unknown-name", f"{shown(name)} is not defined", hint)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        built = [self.index(index, inner) for index in indices]
+        built = [self.index(index, inner, buffer, name, axis) for axis, index in enumerate(indices)]
         for index, value in zip(indices, built, strict=True):
             if not value.type.integral:
                 message = f"an index is an integer, this is {language.kind_of(value.type)}"
@@ -473,8 +461,11 @@ class _Builder:
         tree = Read(name, tuple(value.node for value in built), buffer.element)
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
 
-    def index(self, node: ast.expr, inner: int) -> Built:
-        """An index of a buffer: what was rounded to a whole number is an integer."""
+    def index(self, node: ast.expr, inner: int, buffer: BufferType, name: str, axis: int) -> Built:
+        """An index of a buffer: what was rounded to a whole number is an integer, a literal below zero counts from
+        the end."""
+        if (last := lengths.from_end(node, name, axis, buffer, self.span(node))) is not None:
+            return of_tree(last)
         built = self.expression(node, inner)
         if isinstance(built.node, Call) and built.node.fn in language.WHOLE:
             return self.apply("int", "int", (built,), self.span(node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kgen.expr.nodes import Node, Type
@@ -14,6 +14,15 @@ class BufferType:
 
     element: Type
     rank: int
+    shape: tuple[int | str | None, ...] | None = None
+    """Its extents: numbers, names of sizes, or None for one that each call's tensor has of its own. None as a whole
+    if expressions cannot use them."""
+
+    @classmethod
+    def of(cls, element: Type, shape: Sequence[int | str], unknown: str) -> BufferType:
+        """A buffer of a declared shape, in which the word `unknown` stands for any extent."""
+        extents = tuple(None if size == unknown else size for size in shape)
+        return cls(element, len(extents), extents)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ tree."""
 from __future__ import annotations
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Var
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Var, measured
 from kgen.expr.spelling import ATOM, UNARY
 
 
@@ -19,7 +19,7 @@ def _form(node: Node) -> tuple[str, int]:
         text = repr(node.value)
         return text, UNARY if text.startswith("-") else ATOM
     if isinstance(node, Var):
-        return node.name, ATOM
+        return _name(node.name), ATOM
     if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
         buffer, *_ = node.buffer.split(FIRST_AT_LEAST)
         *leading, value = map(show, node.indices)
@@ -28,9 +28,24 @@ def _form(node: Node) -> tuple[str, int]:
     if isinstance(node, Read) and not node.indices:
         return node.buffer, ATOM
     if isinstance(node, Read):
-        return f"{node.buffer}[{', '.join(map(show, node.indices))}]", ATOM
+        return f"{node.buffer}[{', '.join(map(_index, node.indices))}]", ATOM
     spelling = TABLE[node.fn].spelled["python"]
     # The right operand of an operator is bracketed at equal strength: a - (b - c).
     is_infix = spelling.binds != ATOM
     operands = [show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
     return spelling.form.format(*operands), spelling.binds
+
+
+def _name(name: str) -> str:
+    length = measured(name)
+    if length is None:
+        return name
+    buffer, axis = length
+    return f"{buffer}.shape[{axis}]" if axis else f"len({buffer})"
+
+
+def _index(node: Node) -> str:
+    """An index. A literal below zero would count from the end."""
+    if isinstance(node, Const) and node.value < 0:
+        return f"0 - {-node.value}"
+    return show(node)

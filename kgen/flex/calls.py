@@ -19,6 +19,7 @@ from kgen.flex import (
     tensors,
 )
 from kgen.flex.elementwise import NO_REDUCTION
+from kgen.flex.lengths import settled
 from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS
@@ -38,6 +39,7 @@ from kgen.flex.values import (
     changes_in_place,
     is_callable,
     is_number,
+    measured,
     note_change,
     plain,
 )
@@ -63,9 +65,12 @@ _NO_CHANCE = "draw the numbers beforehand, and index the tensor that has them"
 # --- functions of other packages ------------------------
 
 
+@settled
 def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a function that is known by its name alone."""
     package, _, name = path.partition(".")
+    if ev.of_a_pair and package != "builtins":
+        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
     last = path.rpartition(".")[2]
     if path == JOINED:
         return _joined(ev, args, place)

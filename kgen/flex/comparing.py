@@ -48,7 +48,7 @@ def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Plac
         case ast.In() | ast.NotIn():
             if isinstance(left, Term | Tensor | Part) or not isinstance(right, tuple | list | dict | range):
                 if isinstance(right, Unknown):
-                    return right
+                    return known(right, place)
                 hint = "compare with `==`, and join the cases with `|`"
                 place.refuse("data-dependent", "`in` depends on the pair", hint)
             if isinstance(left, Unknown | DtypeOf):
@@ -74,4 +74,6 @@ def _identity_varies(value: Any) -> bool:
 
 def known(value: Any, place: Place) -> Unknown:
     """The comparison is unknown; the dtype of a value of the pair is the kernel's."""
-    return value if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
+    return (
+        value.lost() if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
+    )

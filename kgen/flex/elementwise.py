@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kgen.flex import tensors
@@ -11,12 +12,14 @@ from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.tables import DEFAULTS, ELEMENTWISE
 from kgen.flex.values import (
+    Extent,
     Part,
     Tensor,
     Term,
     Unknown,
     is_number,
     kind,
+    measured,
 )
 
 Keywords = dict[str, Any]
@@ -38,6 +41,19 @@ def applied(ev: Reader, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
         place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
     return made(ev, fn, [operand(ev, a, place) for a in args], place)
+
+
+def of_lengths(
+    ev: Reader, fn: str, args: tuple[Any, ...], place: Place
+) -> tuple[tuple[Any, ...], Extent | None]:
+    """The operands of an operator, lengths as what they are in a mod; or what an operator makes of lengths ahead of
+    the mods."""
+    first = next((a for a in args if isinstance(a, Extent)), None)
+    if first is None or ev.of_a_pair:
+        return tuple(map(measured, args)), None
+    if not all(is_number(a) or isinstance(a, Extent) for a in args):
+        return args, None
+    return args, replace(first, term=applied(ev, fn, tuple(map(measured, args)), place))
 
 
 def made(ev: Reader, fn: str, args: Sequence[Any], place: Place) -> Term:

@@ -94,6 +94,9 @@ class Evaluator(Reader):
         args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
             place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
+        args, length = elementwise.of_lengths(self, fn, args, place)
+        if length is not None:
+            return length
         if any(isinstance(a, Unknown | DtypeOf) for a in args):
             first = next(known(a, place) for a in args if isinstance(a, Unknown | DtypeOf))
             if self.of_a_pair:
@@ -129,7 +132,7 @@ class Evaluator(Reader):
             case Function() if name == "__name__" and not self.renamed:
                 return owner.name
             case Unknown():
-                return Unknown(owner.place, owner.what, owner.hint, owner.error)
+                return owner.lost()
             case Class() | Instance() | Super() | Member() | Named():
                 return instances.attribute(self, owner, name, place)
             case list() | dict() | str() | int() | float():
@@ -160,7 +163,8 @@ class Evaluator(Reader):
                 place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
         if found := getattr(owner, "find_item", None):
             return found(index, place)
-        return owner if isinstance(owner, Unknown | External) else Unknown(place, "what stands here")
+        what = owner.lost() if isinstance(owner, Unknown) else Unknown(place, "what stands here")
+        return owner if isinstance(owner, External) else what
 
     def items(self, value: Any, place: Place) -> Iterable[Any]:
         """What a loop runs over."""
@@ -204,7 +208,7 @@ class Evaluator(Reader):
                 return methods.method(self, callee, list(args), dict(keywords), place)
             case Unknown() if not self.of_a_pair:
                 effects.escaped(self, [*args, *keywords.values()], place)
-                return callee
+                return callee.lost()
             case Unknown():
                 self.untold(callee)
         what = tensors.called(callee) if isinstance(callee, Tensor) else kind(callee)

@@ -52,8 +52,8 @@ def _unary(ev: Reader, node: ast.UnaryOp, frame: Scope, place: Place) -> Any:
 
 
 def _binary(ev: Reader, node: ast.BinOp, frame: Scope, place: Place) -> Any:
-    operands = ev.expression(node.left, frame, place.source), ev.expression(node.right, frame, place.source)
-    return ev.operate(binary(node.op), operands, place)
+    operands = elements(ev, (node.left, node.right), frame, place.source)
+    return ev.operate(binary(node.op), tuple(operands), place)
 
 
 def _boolean(ev: Reader, node: ast.BoolOp, frame: Scope, place: Place) -> Any:

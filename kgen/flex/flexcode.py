@@ -8,7 +8,20 @@ from dataclasses import replace
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, transform, variables, walk
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    measured,
+    reads,
+    substitute,
+    transform,
+    variables,
+    walk,
+)
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.expr.spelling import ADD, AND, ATOM, BITAND, BITOR, COMPARE, MUL, NOT, OR, UNARY, Spelling
 from kgen.expr.unparse import show
@@ -188,6 +201,8 @@ def _form(node: Node) -> tuple[str, int]:
     match node:
         case Var(name="inf"):
             return 'float("inf")', ATOM
+        case Var(name=name) if length := measured(name):
+            return f"{length[0]}.shape[{length[1]}]", ATOM
         case Const() | Var():
             return show(node), ATOM if not show(node).startswith("-") else UNARY
         case Read(indices=()):

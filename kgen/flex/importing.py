@@ -13,7 +13,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import Diagnostic, KgenError, escaped
-from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, transform
+from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, length_of, transform
 from kgen.expr.printed_size import MAX_NODES
 from kgen.flex import modules
 from kgen.flex.ascending import ascends
@@ -41,6 +41,7 @@ from kgen.flex.values import (
     Unknown,
     is_callable,
     kind,
+    measured,
 )
 from kgen.flex.writing import Spec
 from kgen.spec.common import MAX_RANK, REALS, checked_name, differentiable
@@ -149,9 +150,11 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
     trees = {f: _rooted(lowering, f, term) for f, term in terms.items()}
     trees = {f: tree for f, tree in trees.items() if not _says_nothing(f, tree)}
     shapes = {t: _shape(t, name, terms.values(), lowering, options.gqa) for t, name in names.items()}
-    ends = {node: _from_end(end, shapes[end.tensor]) for node, end in lowering.ends.items()}
+    ends = {
+        node: _from_end(end, names[end.tensor], shapes[end.tensor]) for node, end in lowering.ends.items()
+    }
     trees = {f: transform(tree, lambda node: ends.get(node, node)) for f, tree in trees.items()}
-    used = {r.buffer for tree in trees.values() for r in reads(tree)}
+    used = {name for tree in trees.values() for name in buffers_of(tree)}
     learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
     spec = Spec(_name(options.name, mods), origin, options.dtype, options.head_dim, options.gqa, trees)
     for tensor, name in names.items():
@@ -189,7 +192,7 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         value = ev.call(function, pair, {}, place)
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
-    value = element(value) if isinstance(value, Part) else scalar(value, place)
+    value = element(value) if isinstance(value, Part) else scalar(measured(value), place)
     if not isinstance(value, Term):
         hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "whether the pair is kept")
         at = function.place if isinstance(function, Function) else place
@@ -251,7 +254,7 @@ def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
 
 
 def _tensors(terms: Iterable[Term]) -> list[Tensor]:
-    found = (term.args[0] for term in walk(list(terms)) if term.fn == "read")
+    found = (term.args[0] for term in walk(list(terms)) if term.fn in ("read", "length"))
     return list(dict.fromkeys(found))
 
 
@@ -283,7 +286,11 @@ def _shape(
         tensor.place.refuse(
             "bad-index", f"`{name}` is read with {min(ranks)} and with {max(ranks)} indices", "use as many"
         )
-    (rank,) = ranks
+    if not ranks and (tensor.shape is None or len(tensor.shape) != 1):
+        message = f"the shape of {called(tensor)} cannot be told without running the source"
+        hint = f"say it in the source, or in the call: `{tensor.name} := torch.zeros(...)`"
+        tensor.place.refuse("not-known", message, hint)
+    rank = next(iter(ranks or {1}))
     if rank > MAX_RANK:
         message, hint = f"`{name}` has {rank} dimensions", f"a buffer has {MAX_RANK} of them at most"
         tensor.place.refuse("bad-shape", message, hint)
@@ -300,25 +307,38 @@ def _shape(
 def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
     """A size where an index is its position, else what the source says, if it does."""
     by_index = [OF_INDEX.get(node.name) for node in nodes if isinstance(node, Var)]
+    # What is read at `b + 1`, too, has an element more.
+    beyond = [OF_INDEX.get(node.name) for node in map(_before, nodes) if isinstance(node, Var)]
     for size_ in ("B", "HQ", "SQ", "SK"):
-        if size_ in by_index:
+        if size_ in by_index and size_ not in beyond:
             return size_
     if type(gqa) is int and gqa > 1 and nodes and all(_of_kv_head(node, gqa) for node in nodes):
         return "HKV"
     return extent or "any"
 
 
-def _from_end(end: End, shape: tuple[int | str, ...]) -> Node:
-    """The position of an index below zero."""
-    extent = shape[end.axis]
-    if type(extent) is int:
-        return Const(extent + end.position, Type.INT)
-    if extent == "any":
-        named = called(end.tensor)
-        message = f"an index counts from the end of {named}, whose length is not known here"
-        hint = f"say its shape in the source, or in EXPR: `{end.tensor.name} := torch.zeros(...)`"
-        end.place.refuse("bad-index", message, hint)
-    return Call("sub", (Var(str(extent), Type.INT), Const(-end.position, Type.INT)), Type.INT)
+def _before(node: Node) -> Node | None:
+    """The index that another is right of."""
+    match node:
+        case Call(fn="add", args=(index, Const(value=by)) | (Const(value=by), index)) if by > 0:
+            return index
+    return None
+
+
+def _from_end(end: End, name: str, shape: tuple[int | str, ...]) -> Node:
+    """The position of an index below zero, or a length."""
+    if end.axis is None and len(shape) != 1:
+        message = f"how many elements {called(end.tensor)} has is not in the language of specs"
+        end.place.refuse("not-in-language", message, "multiply its lengths")
+    if end.axis is not None and not -len(shape) <= end.axis < len(shape):
+        message = f"{called(end.tensor)} has {len(shape)} dimensions, and no dimension {end.axis}"
+        end.place.refuse("bad-index", message, "use one that it has")
+    axis = (end.axis or 0) % len(shape)
+    known = shape[axis]
+    if isinstance(known, int):
+        return Const(known + (end.position or 0), Type.INT)
+    length = length_of(name, axis) if known == "any" else Var(known, Type.INT)
+    return length if end.position is None else Call("sub", (length, Const(-end.position, Type.INT)), Type.INT)
 
 
 def _of_kv_head(node: Node, gqa: int) -> bool:

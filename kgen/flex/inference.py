@@ -54,7 +54,7 @@ def infer(roots: Mapping[Term, Type]) -> dict[Tensor, str]:
             if isinstance(arg, Term) and wanted.get(id(arg)) is None:
                 wanted[id(arg)] = type_
     for term in walk(list(roots)):
-        if term.fn == "read" and term.args[0].dtype is None:
+        if term.fn in ("read", "length") and term.args[0].dtype is None:
             found.setdefault(term.args[0], "int32")
     return found
 
@@ -79,7 +79,7 @@ def _demands(term: Term, want: Type | None) -> list[Type | None]:
         return [kind] * count
     if fn in ("floordiv", "mod", "remainder", "lshift", "rshift"):
         return [FLOAT if FLOAT in [_surely(arg) for arg in term.args] else INT] * count
-    if fn in ("cast", "like"):
+    if fn in ("cast", "like", "length"):
         return [None] * count
     if fn in REAL - ROUNDING or fn in composed.TRUTH:
         return [FLOAT] * count

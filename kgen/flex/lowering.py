@@ -23,11 +23,13 @@ INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 
 class End(NamedTuple):
-    """An index that counts from the end of a dimension of a tensor."""
+    """An index that counts from the end of a dimension of a tensor, or the length of that dimension."""
 
     tensor: Tensor
-    axis: int
-    position: int
+    axis: int | None
+    """None for the only one."""
+    position: int | None
+    """Below zero; None for the length itself."""
     place: Place
 
 
@@ -60,6 +62,9 @@ class Lowering(Operations):
                 return self.one(Var(term.args[0], FLOAT if term.args[0] == "score" else INT))
             case "const":
                 return self.number(term.args[0])
+            case "length":
+                tensor, axis = term.args
+                return self.marker(End(tensor, axis, None, term.place))
             case "read":
                 return self.read(term)
             case "cast":
@@ -119,8 +124,12 @@ class Lowering(Operations):
         """An index of a tensor."""
         if not isinstance(index, FromEnd):
             return self.of(index)
-        name = Var(f"{self.names[tensor]} {axis} {int(index)}", INT)
-        self.ends.setdefault(name, End(tensor, axis, int(index), self.place))
+        return self.marker(End(tensor, axis, int(index), self.place))
+
+    def marker(self, end: End) -> Node:
+        """What stands for a length until the shapes of buffers are known."""
+        name = Var(f"{self.names[end.tensor]} {end.axis} {end.position or ''}", INT)
+        self.ends.setdefault(name, end)
         return self.one(name)
 
     def not_negative(self, node: Node) -> bool:
@@ -138,6 +147,8 @@ class Lowering(Operations):
                 return any(map(self.not_negative, args))
             case Call(fn="clamp", args=(_, low, high)):
                 return self.not_negative(low) and self.not_negative(high)
+            case Call(fn="sub", args=(Var() as length, Const(value=1))):
+                return length in self.ends
             case Call(fn="abs" | "mod"):
                 return True
             case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):

@@ -6,6 +6,7 @@ from typing import Any
 
 from kgen.flex import ascending, elementwise, python, several, tensors
 from kgen.flex.elementwise import NO_REDUCTION, applied, made, operand
+from kgen.flex.lengths import settled
 from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, REDUCTIONS, SAME
@@ -17,6 +18,7 @@ from kgen.flex.values import (
     Term,
     changes_in_place,
     is_number,
+    measured,
     note_change,
     plain,
 )
@@ -24,12 +26,15 @@ from kgen.flex.values import (
 Keywords = dict[str, Any]
 
 
+@settled
 def method(ev: Reader, bound: Method, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a method of a term, of a tensor, or of a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
         return python.of_sequence(ev, owner, name, args, keywords, place)
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    if ev.of_a_pair:
+        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
     if is_number(owner):
         return python.of_number(owner, name, args, place)
     if isinstance(owner, Tensor | Part):

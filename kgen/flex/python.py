@@ -13,12 +13,14 @@ from kgen.flex.values import (
     External,
     Part,
     Passing,
+    Shape,
     Tensor,
     Term,
     Unknown,
     is_callable,
     is_number,
     kind,
+    measured,
 )
 
 Keywords = dict[str, Any]
@@ -57,9 +59,15 @@ def _plain(value: Any) -> bool:
     return value is None or is_number(value) or isinstance(value, str | tuple | External)
 
 
+_OF_NUMBERS = frozenset({"abs", "bool", "float", "int", "max", "min", "pow", "round"})
+"""Functions that take a value of the pair as well as a number."""
+
+
 def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     """A call of a function of Python."""
-    args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
+    if ev.of_a_pair:
+        in_pair = measured if name in _OF_NUMBERS else lambda value: value
+        args = [tensors.scalar(in_pair(a), place) for a in args]
     left = set(keywords) - _KEYWORDS.get(name, set())
     if left and name not in ("print", "dict"):
         place.refuse("not-in-language", f"`{name}` is called with `{min(left)}`", "write it without")
@@ -150,6 +158,8 @@ def _len(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Plac
             return len(value)
         case [Tensor() | Part() as value]:
             shape = tensors.attribute(value, "shape", place)
+            if isinstance(shape, Shape):
+                return shape.find_item(0, place)
             known = isinstance(shape, tuple) and shape
             return shape[0] if known else Unknown(place, "the length of a tensor")
     return MISSING

@@ -10,7 +10,7 @@ from typing import Any
 from kgen.flex import numbers, tensors
 from kgen.flex.reader import Reader
 from kgen.flex.source import Place
-from kgen.flex.values import Part, Root, Tensor, Unknown
+from kgen.flex.values import Part, Root, Shape, Tensor, Unknown, extent
 
 Extents = tuple[int | None, ...]
 _PAIRED = frozenset(
@@ -67,12 +67,18 @@ def size(
     if name in ("dim", "ndimension"):
         return tensors.attribute(value, "ndim", place)
     shape = tensors.attribute(value, "shape", place)
+    axis = keywords.get("dim", args[0] if args else None)
+    if isinstance(shape, Shape) and axis is not None:
+        return shape.find_item(axis, place)
+    if isinstance(shape, Shape) and name == "numel" and shape.tensor is not None and not shape.gone:
+        return extent(shape.tensor, None, shape)
     if isinstance(shape, Unknown):
         return shape
     if name == "numel":
         unknown = next((n for n in shape if isinstance(n, Unknown)), None)
-        return math.prod(shape) if unknown is None else unknown
-    axis = keywords.get("dim", args[0] if args else None)
+        if unknown is None:
+            return math.prod(shape)
+        return unknown if len(shape) == 1 else Unknown(place, unknown.what, unknown.hint)
     if axis is None:
         return shape
     return numbers.computed(lambda: shape[axis], place)

@@ -21,15 +21,18 @@ from kgen.flex.values import (
     FromEnd,
     Method,
     Part,
+    Shape,
     Tensor,
     Term,
     Unknown,
+    extent,
     is_number,
     kind,
+    measured,
     plain,
 )
 
-Shape = tuple[int | None, ...]
+Extents = tuple[int | None, ...]
 
 _FILLED = frozenset(("zeros", "ones", "empty", "full", "rand", "randn", "randint"))
 _LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"))
@@ -74,8 +77,9 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
             if tensor is None:
                 return ()
             if shape is None:
-                return Unknown(place, untold, hint)
-            return tuple(Unknown(place, untold, hint) if n is None else n for n in shape)
+                return Shape(place, untold, hint, tensor=tensor, gone=gone)
+            unknown = Unknown(place, untold, hint)
+            return tuple(extent(tensor, gone + i, unknown) if n is None else n for i, n in enumerate(shape))
         case "ndim":
             return 0 if tensor is None else Unknown(place, untold, hint) if shape is None else len(shape)
         case "T" | "mT" if isinstance(owner, Tensor):
@@ -90,13 +94,15 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
-    index = plain(index)
+    index = tuple(map(measured, plain(index)))
     index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
+    given = tuple(i for i in index if not _is_ellipsis(i))
+    rank = len(before) + len(given)
+    if ev.of_a_pair and len(given) == len(index) - 1 and rank == len(tensor.shape or range(rank)):
+        return element(indexed(ev, owner, given, place))  # all axes have an index
     if tensor.open and not ev.of_a_pair and len(index) == 1 and isinstance(index[0], str):
         return Tensor(place, origin=origin(place), open=True)  # of a file that has several
-    if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
-        isinstance(i, Unknown) and i.what == "this literal" for i in index
-    ):
+    if any(isinstance(i, slice | Tensor | list) or i is None or _is_ellipsis(i) for i in index):
         if not ev.of_a_pair:
             chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
             sliced = not before and all(i is None or _forward(i) for i in index)
@@ -121,12 +127,16 @@ def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Pla
     return detached(part, place) if ev.detaches and ev.of_a_pair else part
 
 
+def _is_ellipsis(index: Any) -> bool:
+    return index is Ellipsis or (isinstance(index, Unknown) and index.what == "this literal")
+
+
 def _forward(index: Any) -> bool:
     """True for a slice from the front to the back."""
     return isinstance(index, slice) and (index.step is None or (type(index.step) is int and index.step > 0))
 
 
-def _sliced(shape: Shape | None, index: Sequence[Any]) -> Shape | None:
+def _sliced(shape: Extents | None, index: Sequence[Any]) -> Extents | None:
     """The dimensions that slices and new axes leave; a slice is of any length."""
     cut = sum(i is not None for i in index)
     if shape is None or cut > len(shape):
@@ -260,7 +270,7 @@ def _flat(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in _flat(item)]
 
 
-def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
+def _extents(value: Any) -> tuple[Extents | None, list[Any]]:
     """The shape of nested lists, and some of their leaves."""
     shape: list[int | None] = []
     while isinstance(value, list | tuple | range):
@@ -308,7 +318,7 @@ def _filled(
     return Tensor(place, None, shape, known or "fp32", grad, origin(place))
 
 
-def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Shape:
+def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Extents:
     if name in ("linspace", "logspace"):
         steps = keywords.get("steps", args[2] if len(args) > 2 else None)
         return (steps if type(steps) is int else None,)
@@ -329,7 +339,7 @@ def computed(
     """An operation of elements on whole tensors."""
     found = [a for a in args if isinstance(a, Tensor)]
     if any(a.shape is None for a in found):
-        shape: Shape | None = None
+        shape: Extents | None = None
     else:
         shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
     made = Tensor(
@@ -371,7 +381,7 @@ def _promoted(fn: str, args: Sequence[Any]) -> str | None:
     return dtype
 
 
-def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
+def _broadcast(shapes: Sequence[Extents]) -> Extents | None:
     rank = max(map(len, shapes))
     result: list[int | None] = []
     for axis in range(-rank, 0):
@@ -436,7 +446,7 @@ _MOVED = frozenset(
 """Methods whose result has elements of the tensor, and so its dtype."""
 
 
-def _moved(name: str, shape: Shape | None, args: Sequence[Any]) -> Shape | None:
+def _moved(name: str, shape: Extents | None, args: Sequence[Any]) -> Extents | None:
     """The shape of the result, if it is known."""
     rank = 0 if shape is None else len(shape)
     if shape is None or not args or not all(type(n) is int and -rank <= n < rank for n in args):
@@ -453,7 +463,7 @@ def _moved(name: str, shape: Shape | None, args: Sequence[Any]) -> Shape | None:
     return None
 
 
-def _reshaped(shape: Shape | None, sizes: Sequence[Any]) -> Shape:
+def _reshaped(shape: Extents | None, sizes: Sequence[Any]) -> Extents:
     total = None if shape is None or None in shape else math.prod(n for n in shape if n is not None)
     known = math.prod(n for n in sizes if type(n) is int and n > 0)
     return tuple(

@@ -152,6 +152,44 @@ class Unknown:
     error: KgenError | None = None
     """The message, where a statement that failed has one."""
 
+    def lost(self) -> Unknown:
+        """What an operation makes of it, of which no more is known."""
+        return Unknown(self.place, self.what, self.hint, self.error)
+
+
+@dataclass(frozen=True, eq=False)
+class Extent(Unknown):
+    """A length that only the tensor of a call says, or a value computed from such lengths. Mods use its `term`."""
+
+    term: Term | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Shape(Unknown):
+    """The shape of a tensor of unknown rank, without its first `gone` axes."""
+
+    tensor: Tensor | None = None
+    gone: int = 0
+
+    def find_item(self, index: Any, place: Place) -> Unknown:
+        """One length of it."""
+        if self.tensor is None or type(index) is not int:
+            return self
+        return extent(self.tensor, index if index < 0 else index + self.gone, self)
+
+
+def extent(tensor: Tensor, axis: int | None, untold: Unknown) -> Extent:
+    """The length of an axis, by default of the only one, which is `untold` ahead of the mods."""
+    while tensor.detached_from is not None:
+        tensor = tensor.detached_from
+    term = Term("length", (tensor, axis), untold.place)
+    return Extent(untold.place, untold.what, untold.hint, term=term)
+
+
+def measured(value: Any) -> Any:
+    """A length as what it is in a mod, a value of every pair; anything else as it is."""
+    return value.term if isinstance(value, Extent) else value
+
 
 class Passing:
     """The elements of an iterator such as a generator or `map`. It is used where it stands, and has no name."""

@@ -13,6 +13,9 @@ from typing import Any
 
 import z3
 
+from kgen.expr.nodes import Type, Var
+from kgen.expr.unparse import show
+
 LONGEST = 2**29
 """Sizes are at most that."""
 MOST = 2**30
@@ -55,6 +58,8 @@ class Buffer:
     shape: tuple[int | str, ...]
     dtype: str
     ascends: bool
+    within: int | None = None
+    """No element is further from zero; None for the bound of its dtype."""
 
 
 @dataclass
@@ -91,7 +96,9 @@ class World:
 
     def length(self, size: int | str) -> Any:
         """A size of a buffer."""
-        return z3.IntVal(size) if isinstance(size, int) else self.integer(size, 0, LONGEST)
+        if isinstance(size, int):
+            return z3.IntVal(size)
+        return self.integer(show(Var(size, Type.INT)), 0, LONGEST)
 
     def function(self, name: str, *sorts: Any) -> Any:
         """A function of which nothing is known but its name."""
@@ -134,7 +141,7 @@ class World:
         if key in known:
             return found
         if not real:
-            most = {"bool": 1, "int64": MOST_WIDE}.get(of.dtype, MOST)
+            most = of.within or {"bool": 1, "int64": MOST_WIDE}.get(of.dtype, MOST)
             self.facts += [found >= (0 if of.dtype == "bool" else -most), found <= most]
         if of.ascends:
             for other in known.values():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kgen.expr.nodes import Node, Read, Var, transform
+from kgen.expr.nodes import Node, Read, Var, length_of, measured, transform
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -26,6 +26,8 @@ def renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
     spec = loaded.spec
 
     def rename(node: Node) -> Node:
+        if isinstance(node, Var) and (length := measured(node.name)):
+            return length_of(other.get(length[0], length[0]), length[1])
         if isinstance(node, Var):
             return replace(node, name=other.get(node.name, node.name))
         return (

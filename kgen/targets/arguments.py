@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kgen.expr.nodes import Call, Const, Node, Var, distinct, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Var, distinct, length_of, measured, substitute, variables
 from kgen.expr.unparse import show
 from kgen.spec.common import ParamSpec
 
@@ -120,35 +120,48 @@ def divisor_lines(
     name: str, trees: Iterable[Node | None], params: Iterable[str], called: Mapping[str, str] = {}
 ) -> list[str]:
     """The checks of divisors that consist of run-time parameters and numbers: none may be zero."""
-    known = frozenset(params)
+    known = {param: param for param in params}
+    return [
+        f'if {spelled} == 0:\n    raise ValueError("{name}: {message}")'
+        for spelled, message in divisors(trees, known, called)
+    ]
+
+
+def divisors(
+    trees: Iterable[Node | None], known: Mapping[str, str], called: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the divisors that consist of `known` names and numbers in Python, `known` giving the spelling of each
+    name, with the message for one that is zero."""
     found = {
         node.args[1]: None
         for tree in trees
         if tree is not None
         for node in distinct(tree)
-        if isinstance(node, Call) and node.fn in _DIVISIONS and variables(node.args[1]) & known
+        if isinstance(node, Call) and node.fn in _DIVISIONS and variables(node.args[1]) & known.keys()
     }
-    lines = []
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:
-            words = show(
-                substitute(divisor, {v: Var(called[v.name], v.type) for v in _taken(divisor, called)})
-            )
-            message = f"{name}: {words} is a divisor in the spec, and must not be 0"
-            lines.append(f'if {spelled} == 0:\n    raise ValueError("{message}")')
-    return lines
+            words = show(substitute(divisor, {v: _said(v, called) for v in _variables(divisor)}))
+            yield spelled, f"{words} is a divisor in the spec, and must not be 0"
 
 
-def _taken(node: Node, called: Mapping[str, str]) -> list[Var]:
-    return [one for one in distinct(node) if isinstance(one, Var) and one.name in called]
+def _variables(node: Node) -> list[Var]:
+    return [one for one in distinct(node) if isinstance(one, Var)]
 
 
-def _in_python(node: Node, known: Collection[str]) -> str | None:
-    """The node over parameters and numbers; None where it has anything else."""
+def _said(var: Var, called: Mapping[str, str]) -> Var:
+    """A name as callers say it."""
+    if length := measured(var.name):
+        return length_of(called.get(length[0], length[0]), length[1])
+    return Var(called.get(var.name, var.name), var.type)
+
+
+def _in_python(node: Node, known: Mapping[str, str]) -> str | None:
+    """The node over `known` names and numbers; None where it has anything else."""
     if isinstance(node, Const):
         return repr(node.value)
     if isinstance(node, Var):
-        return node.name if node.name in known else None
+        return known.get(node.name)
     if not isinstance(node, Call) or node.fn not in _IN_PYTHON:
         return None
     operands = [_in_python(one, known) for one in node.args]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kgen.expr.functions import TABLE, WRAPPING
-from kgen.expr.nodes import Const, Node, Read, Type, Var
+from kgen.expr.nodes import Const, Node, Read, Type, Var, measured
 
 
 def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -> Any:
@@ -28,6 +28,9 @@ def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -
         dtype = dtypes[node.type]
         if isinstance(node, Const):
             return torch.tensor(node.value, dtype=dtype, device=device)
+        if isinstance(node, Var) and (length := measured(node.name)):
+            buffer, axis = length
+            return torch.tensor(env[buffer].shape[axis], dtype=dtype, device=device)
         if isinstance(node, Var):
             return torch.as_tensor(env[node.name], dtype=dtype, device=device)
         if isinstance(node, Read):

@@ -124,12 +124,6 @@ REFUSED = {
         3,
         "the index -3 is out of bounds",
     ),
-    "the end of an unknown length": (
-        "w = torch.load('w.pt')",
-        "return k < w[-1]",
-        3,
-        "whose length is not known",
-    ),
     "arithmetic of numpy": ("w = np.uint8(200) + 100", "return k < w", 1, "wrap around"),
     "a number that does not fit": ("w = np.int8(200)", "return k < w", 1, "does not fit into int8"),
     "a frozen instance": ("w = Window(5)\nw.size = 9", "return q - k < w.size", 2, "is frozen"),

@@ -12,9 +12,10 @@ from pydantic_core import PydanticCustomError
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.canonical import canonical
 from kgen.expr.mask_form import FALSE
-from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
+from kgen.kernels.attention.fields import bounded, checked_gqa, passes_in_order, without_defaults
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
@@ -33,7 +34,7 @@ from kgen.spec.common import (
     refuse,
     taken_names,
 )
-from kgen.spec.problems import SpecModel, all_known, problem
+from kgen.spec.problems import SpecModel, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
@@ -74,7 +75,6 @@ RESERVED = frozenset(
 )
 OF_TILES = frozenset({"qk", "q_start", "q_last", "q_live", "kv_start", "kv_last", "kv_live", "offs_n"})
 """What plans say of a tile, in the trees of a spec: its own such names give way before it is planned."""
-PASSES = ("forward", "backward", "decode")
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED | OF_TILES))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
@@ -183,6 +183,8 @@ class Buffer(SpecModel):
     """Whether the backward pass gives a gradient for it."""
     sorted: bool = False
     """A promise that each row (the last axis) ascends: masks that compare its elements then skip tiles."""
+    within: Annotated[int, Field(ge=1, le=2**30, examples=[2**29])] | None = None
+    """A promise that no element of an integer buffer is further from zero, for proofs that sums of it fit 32 bits."""
 
     @property
     def element(self) -> Type:
@@ -213,6 +215,7 @@ class Buffer(SpecModel):
         if self.sorted and self.dtype not in ("int32", "int64"):
             message = f"only buffers of int32 and int64 can be sorted, this one is {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
+        bounded(self.dtype, self.within)
         return self
 
 
@@ -223,30 +226,6 @@ if TYPE_CHECKING:
 else:
     Targets = targets_model("attention", __name__)
     Adapters = adapters_field("attention")
-
-
-def _gqa(value: Any) -> Any:
-    if value == "any" or (is_integer(value) and 1 <= value < 2**31):
-        return value
-    hint = "write how many query heads share a key-value head, for example `gqa: 4`"
-    raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
-
-
-def _passes(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return value
-    all_known(value, PASSES, "unknown-pass", "pass")
-    if not {"forward", "decode"} & set(value):
-        hint = "write `passes: [forward, backward]`"
-        raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
-    if "backward" in value and "forward" not in value:
-        raise problem(
-            "missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`"
-        )
-    if list(value) != [name for name in PASSES if name in value]:
-        hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
-        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
-    return value
 
 
 # --- the spec ------------------------
@@ -275,7 +254,7 @@ class AttentionSpec(SpecModel):
     """Elements per head: one number, or {qk, v}."""
     gqa: Annotated[
         int | Literal["any"],
-        BeforeValidator(_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
+        BeforeValidator(checked_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = 1
     """Query heads for each key-value head; `any` leaves it to the launch."""
     varlen: bool = False
@@ -298,7 +277,9 @@ class AttentionSpec(SpecModel):
     fast_math: bool = False
     """Allows cheaper approximations of functions such as tanh."""
     passes: Annotated[
-        tuple[Literal["forward", "backward", "decode"], ...], Field(strict=False), BeforeValidator(_passes)
+        tuple[Literal["forward", "backward", "decode"], ...],
+        Field(strict=False),
+        BeforeValidator(passes_in_order),
     ] = ("forward", "backward")
     """Which kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
     backward_in_parts: bool = False
@@ -407,11 +388,7 @@ class AttentionSpec(SpecModel):
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:
         """A spec that does not mention what came later is dumped, and so hashed, as before there was such a thing."""
-        dumped = handler(self)
-        for field, default in (("block_mask", "auto"), ("backward_in_parts", False)):
-            if getattr(self, field) == default:
-                dumped.pop(field, None)
-        return dumped
+        return without_defaults(handler(self))
 
     def _kv_head(self) -> Node:
         """The head of K and V that a query head reads."""
@@ -424,9 +401,9 @@ class AttentionSpec(SpecModel):
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
-        buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
+        buffers = {n: BufferType.of(b.element, b.shape, ANY) for n, b in self.buffers.items()}
         if self.per_batch:
-            buffers[KV_LENS] = BufferType(Type.INT, 1)
+            buffers[KV_LENS] = BufferType(Type.INT, 1, ("B",))
         score = Scope(
             {"score": Type.FLOAT, **scalars},
             buffers,
@@ -443,7 +420,7 @@ class AttentionSpec(SpecModel):
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""
-        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        read = {name for tree in trees.values() for name in buffers_of(tree)}
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
         for name, buffer in self.buffers.items():

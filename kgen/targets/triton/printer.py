@@ -12,7 +12,7 @@ from textwrap import dedent
 from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var, measured
 from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, Accuracy
 from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number, op, row, text, total
 
@@ -97,6 +97,8 @@ class Printer:
                 return text('float("inf")')
             if node.name == "HKV":
                 return op("{0} // {1}", "HQ", "GQA", fn="over", binds=MUL, operand=MUL)
+            if length := measured(node.name):
+                return Name(size_name(*length))
             name = Name(node.name.upper() if node.name in self.constants else node.name)
             return self._broadcast(name, node, axes)
         if isinstance(node, Read):
@@ -200,11 +202,16 @@ class Printer:
         buffer = first.buffer.removesuffix(FIRST_AT_LEAST)
         base = self.address(buffer, first.indices[:-1], ())
         stride = f"stride_{buffer}_{len(first.indices) - 1}"
-        size = self.buffers[buffer].shape[-1]
+        size = self.own(_length(self.buffers[buffer].shape[-1]))
         return first_at_least(base, stride, size, *(self.over(n.indices[-1], ()) for n in (first, second)))
 
 
-def first_at_least(row: Code, stride: str, size: int | str, a: Code, b: Code) -> Op:
+def size_name(buffer: str, axis: int) -> str:
+    """The kernels' name of a length."""
+    return f"size_{buffer}_{axis}"
+
+
+def first_at_least(row: Code, stride: str, size: Code | int | str, a: Code, b: Code) -> Op:
     """Where the elements of a sorted row first are at least a, and at least b."""
     return op("_first_at_least{end}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, variables, walk
+from kgen.expr.nodes import Const, Node, Type, Var, buffers_of, measured, substitute, variables
 from kgen.expr.unparse import show
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
@@ -414,6 +414,17 @@ def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
     return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
 
 
+def _on_host(bound: Node) -> bool:
+    """True if a bound needs no other length of a buffer than that of its first axis: buffers are lists there."""
+    return all(length[1] == 0 for name in variables(bound) if (length := measured(name)))
+
+
+def _by_elements(bound: Node) -> dict[Node, Node]:
+    """The lengths in a bound as those of the lists that buffers are on the host."""
+    found = ((name, measured(name)) for name in variables(bound))
+    return {Var(n, Type.INT): Var(f"len({of[0]}.values)", Type.INT) for n, of in found if of is not None}
+
+
 class _Ranges:
     """The spans of a loop as Python over positions of the whole sequence."""
 
@@ -423,12 +434,15 @@ class _Ranges:
             for n, p in plan.spec.params.items()
             if p.value is not None
         }
-        bounds = [(substitute(span.lo, known), substitute(span.hi, known)) for span in loop.spans]
-        self.texts = [(show(first), show(end)) for first, end in bounds]
-        nodes = [node for pair in bounds for bound in pair for node in walk(bound)]
-        read = {n.buffer.removesuffix(FIRST_AT_LEAST) for n in nodes if hasattr(n, "buffer")}
+        ends: list[tuple[Node, Node]] = []
+        for span in loop.spans:
+            ends += [(span.lo, Const(0, Type.INT)), (span.hi, loop.inner.size)]
+        nodes = [substitute(end if _on_host(end) else furthest, known) for end, furthest in ends]
+        texts = [show(substitute(node, _by_elements(node))) for node in nodes]
+        self.texts = [*zip(texts[::2], texts[1::2], strict=True)]
         tile = {loop.outer.start.name, loop.outer.last.name}
-        used = read | {name for pair in bounds for bound in pair for name in variables(bound)}
+        scalars = {name for node in nodes for name in variables(node) if not measured(name)}
+        used = scalars | {name for node in nodes for name in buffers_of(node)}
         self.names = sorted(used - tile)
         self.params = [loop.outer.start.name, loop.outer.last.name, *self.names]
 

@@ -25,7 +25,7 @@ from kgen.expr.algebra import call
 from kgen.expr.canonical import canonical
 from kgen.expr.fold import folded
 from kgen.expr.mask_form import all_of, conjuncts
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, buffers_of, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.flex.text import written
 from kgen.kernels.attention.spec import ANY, AttentionSpec
@@ -35,8 +35,15 @@ from kgen.spec.source import Document
 
 PLACES = ("q_start", "kv_start", "kv_first", "kv_end")
 """Buffers [B] int32 of a spec for caches: positions of the first query and key, and which keys are there."""
+FURTHEST = 2**27
+"""No position is further from zero. With a run-time window of 2**30 and 2**29 rows of a call, sums fit 32 bits."""
 WINDOW = "sliding_window"
 DISTANCE = call("sub", Q_IDX, KV_IDX)
+
+
+def place() -> dict[str, Any]:
+    """A buffer of positions, one for each sequence."""
+    return {"shape": ["B"], "dtype": "int32", "within": FURTHEST}
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,8 @@ class Variant:
         trees = {field: substitute(tree, moved) for field, tree in trees.items()}
         there = [call("le", kv_first, KV_IDX), call("lt", KV_IDX, kv_end)]
         trees["mask_mod"] = all_of([*([trees["mask_mod"]] if "mask_mod" in trees else []), *there])
-        own = {r.buffer for tree in trees.values() for r in reads(tree)}
-        buffers = {name: {"shape": ["B"], "dtype": "int32"} for name in PLACES if name in own}
+        own = {n for tree in trees.values() for n in buffers_of(tree)}
+        buffers = {name: place() for name in PLACES if name in own}
         decodes = ("decode",) * (not self.spec.sinks)
         passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
         labels = {moved[Q_IDX]: "q_at", moved[KV_IDX]: "kv_at"}
@@ -159,7 +166,7 @@ class Variant:
         """The YAML of a spec with other trees, further buffers, and what is left of the rest."""
         cached = word == "cached"
         used = {name for tree in trees.values() for name in variables(tree)}
-        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        read = {n for tree in trees.values() for n in buffers_of(tree)}
         own = self.given.get("buffers") or {}
         tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}

@@ -14,9 +14,9 @@ from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Node, Read, Type, Var, children, rebuild, variables
+from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, children, rebuild, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.adapt.derived import Derived, Variant
+from kgen.kernels.attention.adapt.derived import Derived, Variant, place
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
@@ -60,6 +60,9 @@ class PartSpec:
                 sides = self._sides(node)
                 if sides not in found[node.buffer]:
                     found[node.buffer].append(sides)
+        for tree in self.variant.trees.values():
+            for name in buffers_of(tree):  # a length alone is that of the whole
+                found[name] = found[name] or [(None,) * len(self.variant.spec.buffers[name].shape)]
         taken = {*self.variant.spec.buffers, *self.variant.spec.params, *PLACES}
         views = []
         for buffer, kinds in found.items():
@@ -78,13 +81,13 @@ class PartSpec:
     def places(self) -> tuple[str, ...]:
         """Those of `PLACES` that the part asks for."""
         used = {n for tree in self._trees.values() for n in variables(tree)}
-        used |= {r.buffer for tree in self._trees.values() for r in _reads(tree)}
+        used |= {n for tree in self._trees.values() for n in buffers_of(tree)}
         return tuple(name for name in PLACES if name in used)
 
     def text(self) -> str:
         """Its YAML."""
         self._check()
-        read = {r.buffer for tree in self._trees.values() for r in _reads(tree)}
+        read = {n for tree in self._trees.values() for n in buffers_of(tree)}
         buffers: dict[str, Any] = {}
         for view in (view for view in self.views if view.name in read):
             declared = self.variant.spec.buffers[view.buffer]
@@ -94,7 +97,7 @@ class PartSpec:
         params: dict[str, Any] = {}
         for name in self.places:
             if self.packed:
-                buffers[name] = {"shape": ["B"], "dtype": "int32"}
+                buffers[name] = place()
             else:
                 params[name] = {"type": "int", "runtime": True}
         labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}

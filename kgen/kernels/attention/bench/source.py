@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, reads, substitute, variables
 from kgen.expr.spelling import ATOM
 from kgen.kernels.attention.bench.workload import Workload
 from kgen.verify.evaluate import evaluate
@@ -35,6 +35,8 @@ def _printed(node: Node, workload: Workload) -> tuple[str, int]:
     if isinstance(node, Read):
         return _read(node, workload), ATOM
     known = workload.sizes | dict(workload.params)
+    if isinstance(node, Var) and (length := measured(node.name)):
+        return str(workload.buffers[length[0]].shape[length[1]]), ATOM
     if isinstance(node, Var) and node.name not in known:
         return node.name, ATOM
     if isinstance(node, Const | Var) or not _depends(node):

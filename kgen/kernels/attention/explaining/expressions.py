@@ -36,7 +36,11 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
         else:
             yield Lines((Line(f"{name} = {param.value}", "compiled in"),))
     for name, buffer in spec.buffers.items():
-        promises = [", sorted"] * buffer.sorted + [", with a gradient"] * buffer.grad
+        promises = (
+            [", sorted"] * buffer.sorted
+            + [f", within {buffer.within} of zero"] * (buffer.within is not None)
+            + [", with a gradient"] * buffer.grad
+        )
         shape = ", ".join(map(str, buffer.shape))
         yield Prose(
             words(

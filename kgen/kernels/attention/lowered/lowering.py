@@ -12,10 +12,11 @@ from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.nodes import Node, Read, Var, substitute
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.model import Param, scaled, side_of
+from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient, TileLoop
 from kgen.kernels.attention.spec import ANY
 from kgen.targets.code import Code, Name, Statement, assign, op, row, text, times
-from kgen.targets.triton.printer import BufferLayout, Printer
+from kgen.targets.triton.printer import BufferLayout, Printer, size_name
 
 ZERO, INFINITY = text("0.0"), text('float("inf")')
 
@@ -29,8 +30,7 @@ class Lowering:
         self.helpers: set[str] = set()
         self.open = {n: _open(n, b.shape) for n, b in self.spec.buffers.items()}
         self.layouts = {
-            n: BufferLayout(b.dtype, tuple(self.open[n].get(d, s) for d, s in enumerate(b.shape)))
-            for n, b in self.spec.buffers.items()
+            n: BufferLayout(b.dtype, named_extents(n, b.shape)) for n, b in self.spec.buffers.items()
         }
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
@@ -123,7 +123,7 @@ class Lowering:
 
 def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
     """How kernels call the extents that a tensor has of its own, by axis."""
-    return {axis: f"size_{buffer}_{axis}" for axis, size in enumerate(shape) if size == ANY}
+    return {axis: size_name(buffer, axis) for axis, size in enumerate(shape) if size == ANY}
 
 
 def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Node, Read, Type, Var, reads, substitute
+from kgen.expr.nodes import Node, Read, Type, Var, length_of, reads, substitute
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.kernels.attention.plan.model import SIZES, SK, SQ
-from kgen.kernels.attention.spec import KV_LENS, Buffer
+from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
 from kgen.spec.load import Loaded
 from kgen.spec.once import once_each
 
@@ -17,6 +17,11 @@ HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
 """What is known of a sequence and of a head."""
 _POSITIONS: Mapping[Var, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
 """How many positions there are."""
+
+
+def named_extents(buffer: str, shape: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The extents of a buffer, those that are `any` by the name of their length."""
+    return tuple(length_of(buffer, d).name if size == ANY else size for d, size in enumerate(shape))
 
 
 @once_each

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Var, children, reads, variables
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, children, measured, reads, variables
 from kgen.expr.spans import Span
+from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.pages.model import FULL, MASKED, SKIPPED
@@ -134,6 +135,9 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row]
             usual = length // 4 if param.type == "int" else 1.0
             scalars[name] = run.given.get(name, usual)
             assumed.append(f"{name} = {scalars[name]}")
+    for name in sorted(n for n in frozenset().union(*map(variables, bounds)) if measured(n)):
+        scalars[name] = 3 * length // 4
+        assumed.append(f"{show(Var(name, Type.INT))} = {scalars[name]}")
     quarter = max(1, length // 4)
     for name in dict.fromkeys(r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)):
         buffer = plan.spec.buffers[name]
@@ -188,7 +192,7 @@ def compiled(
         if isinstance(node, Const):
             return repr(node.value)
         if isinstance(node, Var):
-            return node.name
+            return repr(scalars[node.name]) if measured(node.name) else node.name
         operands = [text(child) for child in children(node)]
         if isinstance(node, Read):
             row = buffers[node.buffer]

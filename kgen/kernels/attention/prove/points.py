@@ -15,8 +15,9 @@ from typing import Any
 
 from kgen.expr.algebra import LOG2E
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, measured, walk
 from kgen.expr.softmax_form import INF
+from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.claims import MASK, SCORE, SKIPPED, WHOLE
@@ -93,6 +94,9 @@ class _Call:
         self.scalars = {**self.sizes, "b": rng.randrange(2), "h": rng.randrange(self.sizes["HQ"])}
         self.scalars |= {"scale": 0.3, "qk": rng.uniform(-3, 3), LOG2E.name: math.log2(math.e)}
         self.scalars |= {"inf": math.inf, "GQA": self.sizes["HQ"] // self.sizes["HKV"]}
+        for name, buffer in self.plan.spec.buffers.items():
+            found = (s for s in named_extents(name, buffer.shape) if isinstance(s, str) and measured(s))
+            self.scalars |= {size: rng.choice((0, 1, 7, 100)) for size in found}
         for name, param in self.plan.spec.params.items():
             drawn = rng.choice((0, 1, 7, 100)) if param.type == "int" else rng.choice((0.5, 2.0))
             self.scalars[name] = drawn if param.value is None else param.value
@@ -117,7 +121,7 @@ class _Call:
     def element(self, buffer: str, indices: Sequence[int]) -> Any:
         """An element; zero outside of the buffer."""
         of = self.plan.spec.buffers[buffer]
-        shape = [self.sizes[s] if isinstance(s, str) else s for s in of.shape]
+        shape = [self.scalars[s] if isinstance(s, str) else s for s in named_extents(buffer, of.shape)]
         if not all(0 <= i < size for i, size in zip(indices, shape, strict=True)):
             return 0
         if buffer == KV_LENS:

@@ -10,15 +10,17 @@ from typing import Any
 import z3
 
 from kgen.expr.algebra import LOG2E
-from kgen.expr.nodes import Node, walk
+from kgen.expr.nodes import Node, measured, walk
 from kgen.expr.softmax_form import INF
 from kgen.expr.tile_ranges import Axis
+from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
 from kgen.kernels.attention.spec import KV_LENS
 from kgen.prove.statements import Machine, values_of
 from kgen.prove.trees import hidden, term
 from kgen.prove.world import LONGEST, MOST, Buffer, World, number
 from kgen.spec.load import Loaded
+from kgen.targets.triton.printer import size_name
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 
@@ -77,7 +79,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         spec = self.plan.spec
-        buffers = {n: Buffer(tuple(b.shape), b.dtype, bool(b.sorted)) for n, b in spec.buffers.items()}
+        shapes = {n: named_extents(n, b.shape) for n, b in spec.buffers.items()}
+        buffers = {n: Buffer(shapes[n], b.dtype, bool(b.sorted), b.within) for n, b in spec.buffers.items()}
         self.world = world = World(buffers)
         sizes = {n: world.integer(n, int(n not in ("SQ", "SK")), LONGEST) for n in SIZES}
         own, other = (sizes["SQ"], sizes["SK"]) if self.by_query else (sizes["SK"], sizes["SQ"])
@@ -89,7 +92,9 @@ class Setting:
         b, h = world.integer("b", 0), world.integer("h", 0)
         world.facts += [b < sizes["B"], h < sizes["HQ"]]
         self._heads(sizes, h)
-        self.names = {**sizes, "b": b, "h": h, **self._scalars()}
+        lengths = [s for shape in shapes.values() for s in shape if isinstance(s, str) and measured(s)]
+        open_sizes = {name: world.length(name) for name in lengths}
+        self.names = {**sizes, "b": b, "h": h, **open_sizes, **self._scalars()}
         self._tile(own)
 
     def _heads(self, sizes: Mapping[str, Any], h: Any) -> None:
@@ -241,6 +246,7 @@ class Setting:
         """A kernel that knows its tile, ahead of its first statement."""
         params = self.plan.spec.params
         names = {n.upper() if n in params and not params[n].runtime else n: v for n, v in self.names.items()}
+        names |= {size_name(*size): v for n, v in self.names.items() if (size := measured(n))}
         blocks = {"BLOCK_M": z3.IntVal(self.blocks[0]), "BLOCK_N": z3.IntVal(self.blocks[1])}
         reals = {n: z3.Real(n) for n in ("qk", "lse", "delta", "ds")}
         own = self.names[self.outer.index.name] - self.names[self.outer.start.name]

@@ -25,6 +25,7 @@ class Buffer:
     dtype: str
     grad: bool = False
     sorted: bool = False
+    within: int | None = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -148,7 +149,7 @@ def problem_of(loaded: Any) -> Problem:
         q_multiple=_multiple(spec.lengths.q),
         kv_multiple=_multiple(spec.lengths.kv),
         buffers=tuple(
-            Buffer(name, tuple(b.shape), b.dtype, bool(b.grad), bool(b.sorted))
+            Buffer(name, tuple(b.shape), b.dtype, bool(b.grad), bool(b.sorted), b.within)
             for name, b in spec.buffers.items()
         )
         + (Buffer("sinks", ("HQ",), "fp32", grad="backward" in spec.passes),) * spec.sinks,

@@ -70,7 +70,7 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         values = ((torch.arange(shape[-1]) + values.view(-1)[0]) // 150 % 3).expand(shape)
     elif case.ints in ("zero", "past"):
         values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
-    return values.to(dtype)
+    return (values if buffer.within is None else values.clamp(-buffer.within, buffer.within)).to(dtype)
 
 
 def _dtype(buffer: Buffer, case: Case) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.expr.nodes import reads, variables
+from kgen.expr.nodes import buffers_of, variables
 from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import KernelParams, Param
@@ -88,7 +88,7 @@ class BlockMaskLauncher(Template):
 def block_mask_kernels(mask: BlockMask, lowering: Lowering, backward: bool) -> BlockMaskKernels:
     """The kernels that list the blocks of a mask."""
     kernel = block_mask_kernel(mask, lowering)
-    buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
+    buffers = list(buffers_of(mask.condition))
     scalars = [n for n in lowering.runtime if n in variables(mask.condition)]
     used = kernel.names | {"SQ", "SK"}
     sizes = [n for n in (*lowering.sizes, *scalars) if n in used]
@@ -109,7 +109,7 @@ def block_mask_launcher(
     mask: BlockMask, interface: Interface, kernels: BlockMaskKernels
 ) -> BlockMaskLauncher:
     """The function that builds a block mask with these kernels."""
-    buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
+    buffers = list(buffers_of(mask.condition))
     scalars = [n for n in interface.runtime if n in variables(mask.condition)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"
     sharing = [w for w, own in (("batches", mask.by_batch), ("heads", mask.by_head)) if not own]
@@ -136,5 +136,5 @@ def block_mask_launcher(
         dense_check=[dense(map(interface.called, buffers))] if buffers else [],
         numbers=[*numbers, *interface.divisor_lines(scalars)],
         casts=interface.casts(buffers),
-        checks=[*checks, *interface.buffer_checks(buffers, device)],
+        checks=[*checks, *interface.buffer_checks(buffers, device, scalars)],
     )

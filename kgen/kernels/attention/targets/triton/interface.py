@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
+from kgen.expr.nodes import Const, Node, Var, buffers_of, measured, substitute, variables
 from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
 from kgen.spec.common import REALS
-from kgen.targets.arguments import cast_lines, divisor_lines
+from kgen.targets.arguments import cast_lines, divisor_lines, divisors
 from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
 
 _TYPES = {"int": "int", "float": "float"}
@@ -135,7 +135,8 @@ class Interface:
             shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
             role += self._used_by(name) * (name != KV_LENS)
-            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
+            promised = f"{', ascending' * b.sorted}{f', within {b.within} of zero' * (b.within is not None)}"
+            words.append(f"{self.called(name)}: {shape}{promised}{role}.")
         return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
 
     def _used_by(self, name: str) -> str:
@@ -144,7 +145,7 @@ class Interface:
         users = [
             field
             for field, tree in trees.items()
-            if tree is not None and name in variables(tree) | {read.buffer for read in reads(tree)}
+            if tree is not None and name in variables(tree) | {*buffers_of(tree)}
         ]
         return f", used by {' and '.join(users)}" if users else ", used by no expression"
 
@@ -210,9 +211,11 @@ class Interface:
         """The lines that cast buffers under autocast."""
         return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
 
-    def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
-        """The checks of buffers, which have to be on a device."""
-        checks = []
+    def buffer_checks(
+        self, names: Iterable[str], device: str, params: Iterable[str] | None = None
+    ) -> list[Check]:
+        """The checks of buffers, which have to be on a device, beside run-time `params`, by default all."""
+        names, checks = list(names), []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:
             buffer, called = self.spec.buffers[name], self.called(name)
@@ -240,6 +243,22 @@ class Interface:
                     f"a row of {called} may not span 2**31 elements, make it contiguous",
                 )
             )
+        return checks + self._length_checks(names, self.runtime if params is None else params)
+
+    def _length_checks(self, buffers: Sequence[str], params: Iterable[str]) -> list[Check]:
+        """The checks of lengths that expressions use: they are added to positions in 32 bits."""
+        trees = [self.folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
+        used = dict.fromkeys(name for tree in trees for name in sorted(variables(tree)))
+        lengths = {name: of for name in used if (of := measured(name)) and of[0] in buffers}
+        spelled = {name: f"{buffer}.shape[{axis}]" for name, (buffer, axis) in lengths.items()}
+        checks = []
+        for name, (buffer, axis) in lengths.items():
+            words = f"{self.called(buffer)} may have 2**29 elements along dimension {axis}"
+            checks.append(Check(f"{spelled[name]} > 2**29", f"{words}, got {{{spelled[name]}}}"))
+        known = {**{param: param for param in params}, **spelled}
+        for divisor, message in divisors(trees, known, self.plan.called):
+            if any(text in divisor for text in spelled.values()):
+                checks.append(Check(f"{divisor} == 0", message))
         return checks
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from kgen.expr.nodes import measured
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
@@ -120,7 +122,7 @@ class AttentionExample(File):
 def example_of(
     loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]], few: bool
 ) -> AttentionExample:
-    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function without a spelling in C++."""
+    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function that C++ cannot spell."""
     spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
     drawn = [_drawn(b, spec.buffers[b.name]) for b in buffers]
@@ -173,6 +175,8 @@ def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, st
     for name, param in plan.spec.params.items():
         value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
         names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
+    lengths = [s for n, b in plan.spec.buffers.items() for s in named_extents(n, b.shape)]
+    names |= {s: f"INT64_C({OPEN})" for s in lengths if isinstance(s, str) and measured(s)}
     return names | {b.name: f"tensors.{b.member}" for b in buffers}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Var, measured, reads, variables
 from kgen.expr.spelling import ATOM
 from kgen.targets.code import TORCH, Code, Name, number, op, row, spell
 
@@ -37,6 +37,8 @@ class _Indices:
         """An expression as an operator takes it, which Python's numbers are good enough for."""
         if isinstance(node, Const):
             return number(node)
+        if isinstance(node, Var) and (length := measured(node.name)):
+            return op("{0}.shape[{1}]", *length)
         if isinstance(node, Var):
             return Name(node.name)
         if isinstance(node, Read) and not node.indices:

@@ -1,0 +1,55 @@
+"""Checks of single fields of a spec of attention, and the fields that a dump leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kgen.diagnostics import shown
+from kgen.spec.common import is_integer
+from kgen.spec.problems import all_known, problem
+
+PASSES = ("forward", "backward", "decode")
+
+
+def checked_gqa(value: Any) -> Any:
+    """How many query heads share a key-value head."""
+    if value == "any" or (is_integer(value) and 1 <= value < 2**31):
+        return value
+    hint = "write how many query heads share a key-value head, for example `gqa: 4`"
+    raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
+
+
+def passes_in_order(value: Any) -> Any:
+    """The passes, each once and in their order."""
+    if not isinstance(value, list | tuple):
+        return value
+    all_known(value, PASSES, "unknown-pass", "pass")
+    if not {"forward", "decode"} & set(value):
+        hint = "write `passes: [forward, backward]`"
+        raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
+    if "backward" in value and "forward" not in value:
+        raise problem(
+            "missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`"
+        )
+    if list(value) != [name for name in PASSES if name in value]:
+        hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
+        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+    return value
+
+
+def bounded(dtype: str, within: int | None) -> None:
+    """Raise where elements of a dtype have no bound that can be promised."""
+    if within is not None and dtype not in ("int32", "int64"):
+        message = f"only elements of int32 and int64 have a bound, these are {dtype}"
+        raise problem("bad-within", message, "remove `within`, or use int32", at=("within",), key=True)
+
+
+def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
+    """The dump of a spec that does not mention what came later: it is hashed as before there was such a thing."""
+    for field, default in (("block_mask", "auto"), ("backward_in_parts", False)):
+        if dumped.get(field) == default:
+            del dumped[field]
+    for buffer in (dumped.get("buffers") or {}).values():
+        if buffer.get("within") is None:
+            buffer.pop("within", None)
+    return dumped
