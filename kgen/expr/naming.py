@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, variables
 
 _LEAVES = 3
 _LONGEST = 28
@@ -102,7 +102,8 @@ def _words(node: Node, bound: Mapping[Node, str]) -> Iterator[str]:
     if node in bound:
         yield bound[node]
     elif isinstance(node, Var):
-        yield node.name.removesuffix("_idx").lower()
+        length = measured(node.name)
+        yield f"len_{length[0]}".lower() if length else node.name.removesuffix("_idx").lower()
     elif isinstance(node, Const):
         yield str(node.value) if node.type is Type.INT and node.value >= 0 else ""
     elif isinstance(node, Call) and node.fn in _INFIX:
