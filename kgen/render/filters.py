@@ -75,9 +75,12 @@ def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracket
     return Bracketed(head, tuple(map(str, operands)), tail)
 
 
-def lines(value: object, indent: int, language: str) -> str:
-    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken."""
-    found = _lines(value, language, COLUMNS - indent)
+def lines(value: object, language: str, indent: int, more: int = 0) -> str:
+    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken.
+
+    They may be set in by `more` columns later.
+    """
+    found = _lines(value, language, COLUMNS - indent - more)
     return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
 
 

@@ -48,7 +48,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.targets.code import Assign, Code, as_type, load, op, row
+from kgen.targets.code import Assign, Code, as_type, assign, load, op, row
 from kgen.targets.template import Template
 
 
@@ -172,6 +172,11 @@ class Pair(Template):
     at: Placement
     exact: Exact
     no_specialize: str
+
+    @property
+    def address_line(self) -> Assign:
+        """The line that makes the addresses of the tile's gradient."""
+        return assign(f"{self.tile.name}_tile", self.kernel.address)
 
     @property
     def tile(self) -> Recomputed:
