@@ -225,6 +225,7 @@ def test_two_names_of_a_spec_do_not_meet() -> None:
 QUICK = ("causal_alibi", "decode_paged", "by_distance", "rms_norm", "norm_modified", "retention_output")
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "all"]
