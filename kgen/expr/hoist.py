@@ -116,7 +116,7 @@ def hoist(
     users = {alike(node): name for node, name in (named or {}).items()}
     builder = _Builder(dict(places), uses, set(reserved) | set(places), users)
     roles = {name: name.replace("[", "_").removesuffix("]") for name in grouped}
-    results = {name: builder.operand(node, place, roles[name]) for name, (node, place) in grouped.items()}
+    results = {name: builder.result(node, place, roles[name]) for name, (node, place) in grouped.items()}
     needed = _needed(builder.bound, results)
     bindings = tuple(
         Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items()
@@ -246,6 +246,11 @@ class _Builder:
         self._taken = taken
         self._users = users
 
+    def result(self, node: Node, user: Place, role: str) -> Node:
+        """`node` as a result, which is the operand of nothing."""
+        self.whole: Node | None = node
+        return self.operand(node, user, role)
+
     def operand(self, node: Node, user: Place, role: str) -> Node:
         """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
         if node in self._names:
@@ -264,8 +269,10 @@ class _Builder:
         return Var(name, node.type)
 
     def _name(self, node: Node, place: Place, role: str) -> str:
-        own = self._users.get(alike(node)) if self._users else None
-        wanted = [*([own] if own else []), *candidates(node, role, place.axes, self._names)]
+        user = self._users.get(alike(node)) if self._users else None
+        # A name that the kernel has itself stays recognizable.
+        wanted = [user, f"{user}_value"] if user else []
+        wanted += candidates(node, role, place.axes, self._names, whole=node is self.whole)
         numbered = (f"{wanted[-1]}_{count}" for count in itertools.count(2))
         name = next(name for name in itertools.chain(wanted, numbered) if name not in self._taken)
         self._taken.add(name)

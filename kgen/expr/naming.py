@@ -28,8 +28,10 @@ _RESULTS = {
 _CHOICES = {"where": "choice", "min": "least", "max": "most", "float": "real", "int": "integer"}
 
 
-def candidates(node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node, str]) -> Iterator[str]:
-    """Names for a value, best first: part of the result `role`, computed over `axes` of a tile."""
+def candidates(
+    node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node, str], *, whole: bool
+) -> Iterator[str]:
+    """Names for a value, best first: the `whole` result `role` or a part of it, computed over `axes` of a tile."""
     if isinstance(node, Read):
         yield _of_read(node)
         return
@@ -37,7 +39,8 @@ def candidates(node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node
         yield aloud
     heads = [name for name in ("b", "h") if name in variables(node)]
     stem = "_".join([role, *(axes if len(axes) == 1 else () if axes else heads)])
-    yield stem
+    if whole or stem != role or not isinstance(node, Call):
+        yield stem
     if isinstance(node, Call) and node.fn in ("mul", "div") and not axes:
         yield f"{stem}_scale"
     elif isinstance(node, Call):

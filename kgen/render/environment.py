@@ -9,7 +9,7 @@ here, in the language of their template; a template among the fields of another 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
 """Stands in a rendered file until it is whole. No spec can write it."""
+
+
+CALLED = 8
+"""Columns by which calls of a macro set its lines in, at most."""
 
 
 def template_root() -> Path:
@@ -57,7 +61,7 @@ def _environment(root: Path, language: str) -> Environment:
         """What a line that is one expression means."""
 
         def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-            return "\n".join(map(_in_place, source.split("\n")))
+            return "\n".join(_in_place(line, macro) for line, macro in _with_macros(source))
 
     found = Environment(
         extensions=[Lines],
@@ -73,7 +77,7 @@ def _environment(root: Path, language: str) -> Environment:
         finalize=lambda value: value if isinstance(value, list | tuple) else _text_of(value, language),
     )
     found.filters |= {name: _of_texts(function, language) for name, function in FILTERS.items()}
-    found.filters["lines"] = lambda value, indent: lines(_before(value, language), indent, language)
+    found.filters["lines"] = lambda value, *indent: lines(_before(value, language), language, *indent)
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 
@@ -118,13 +122,21 @@ def _compiled() -> BytecodeCache | None:
         return None
 
 
-def _in_place(line: str) -> str:
-    """A line of a template, with its indentation told to jinja."""
+def _with_macros(source: str) -> Iterator[tuple[str, bool]]:
+    """The lines of a template, and if each is part of a macro."""
+    inside = False
+    for line in source.split("\n"):
+        inside = (inside or line.startswith("{% macro ")) and not line.startswith("{% endmacro ")
+        yield line, inside
+
+
+def _in_place(line: str, macro: bool = False) -> str:
+    """A line of a template, with its indentation told to jinja. A macro's lines are set in once more by its calls."""
     inner = line.strip()
     indent = len(line) - len(line.lstrip())
     if inner.startswith("{{") and inner.find("}}") == len(inner) - 2:
         # The comment has jinja leave out the end of the line.
-        return f"{inner[:-2]}| lines({indent}) }}}}{{##}}"
+        return f"{inner[:-2]}| lines({indent}, {CALLED * macro}) }}}}{{##}}"
     if inner.startswith("{% include ") and indent:
         return f"{{% filter indent({indent}, true) %}}{inner}{{% endfilter %}}"
     return line

@@ -91,9 +91,12 @@ def columns(operands: Sequence[str], indent: int) -> str:
     return "\n".join(found)
 
 
-def lines(value: object, indent: int, language: str) -> str:
-    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken."""
-    found = _lines(value, language, COLUMNS - indent - SET_IN.get(language, 0))
+def lines(value: object, language: str, indent: int, more: int = 0) -> str:
+    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken.
+
+    They may be set in by `more` columns later.
+    """
+    found = _lines(value, language, COLUMNS - indent - max(more, SET_IN.get(language, 0)))
     return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp, without_docstrings
-from kgen.render.names import clashes, given_way, hidden, refusals
+from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
 from kgen.targets.template import Template, names, parts
 
@@ -145,21 +145,10 @@ def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
 
 def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> dict[str, Source]:
     """What each file is made of, with names within it that mean one thing each."""
-    found = _single if single else _sources
-    inner: Loaded | None = loaded
-    while inner is not None:
-        tried, sources = inner, found(inner, targets)
-
-        def renamed(other: Loaded, files: Collection[str] = tuple(sources)) -> dict[str, str]:
-            """The files of Python of the same spec with other names, by the names that the files have here."""
-            pairs = zip(files, found(other, targets).values(), strict=True)
-            return {name: _body(source) for name, source in pairs if source.comment == "#"}
-
-        wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
-        if not wrong:
-            return sources
-        inner = given_way(tried, wrong)
-    raise KgenError(refusals(tried, wrong))
+    sources = (_single if single else _sources)(named_apart(loaded), targets)
+    if any(loaded.spec.name in source.reserved for source in sources.values()):
+        raise KgenError([refusal(loaded, loaded.spec.name)])
+    return sources
 
 
 def _blocks(source: Source, block: str) -> list[str]:

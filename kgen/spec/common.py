@@ -42,7 +42,7 @@ ELSEWHERE = frozenset(
         *("name", "cuda"),
     }
 )
-"""What the names mean to what runs emitted files; `kgen.render.names` finds those that stand in files themselves."""
+"""What the names mean to what runs emitted files; `kgen.spec.names` has those that stand in files themselves."""
 
 
 def checked_name(name: str) -> str:

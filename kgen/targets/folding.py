@@ -139,10 +139,11 @@ def _over_lines(
 def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
     """An operator and the operands of its chain, with their texts; no operands if the value is no such chain."""
     form = value.spelled[language].form
-    operator = form.removeprefix("{0} ").removesuffix(" {1}")
-    if form != f"{{0}} {operator} {{1}}" or "{" in operator:
+    operator, _, right = form.removeprefix("{0} ").partition(" ")
+    if form != f"{{0}} {operator} {right}" or right not in ("{1}", "({1})"):
         return "", []
-    first, last = zip(value.args, operands_of(value, language), strict=True)
+    texts = operands_of(value, language)
+    first, last = (value.args[0], texts[0]), (value.args[1], right.format(*texts))
     left, text = first
     if isinstance(left, Op) and left.spelled[language].form == form and text == spell(left, language):
         return operator, [*_chain(left, language)[1], last]

@@ -55,7 +55,7 @@ def test_the_users_name_comes_first() -> None:
     node = mask("kv_idx <= q_idx + SK - SQ")
     assert "row" in names_of(node, {index("q_idx + SK - SQ"): "row"})
     # A name of the kernel stays the kernel's.
-    assert "row" not in names_of(node, {index("q_idx + SK - SQ"): "row"}, reserved=("row",))
+    assert "row_value" in names_of(node, {index("q_idx + SK - SQ"): "row"}, reserved=("row",))
 
 
 def test_the_users_name_is_found_in_another_order() -> None:
@@ -67,7 +67,8 @@ def test_the_users_name_is_found_in_another_order() -> None:
 
 
 def test_numbers_begin_no_name() -> None:
-    (first, *_) = candidates(mask("3 < q_idx"), "mask", ("q",), {})
+    (first, *_) = candidates(mask("3 < q_idx"), "mask", ("q",), {}, whole=False)
     assert first.isidentifier()
     long = mask("q_idx + window + window + window < kv_idx")
-    assert [*candidates(long, "mask", (), {})] == ["mask", "mask_lt"]
+    assert [*candidates(long, "mask", (), {}, whole=False)] == ["mask_lt"]
+    assert [*candidates(long, "mask", (), {}, whole=True)] == ["mask", "mask_lt"]

@@ -1,18 +1,22 @@
-"""A name of a spec that an emitted function has already is refused, whatever templates call theirs."""
+"""A name of a spec that emitted files have themselves gives way, or is refused; which these are is collected."""
 
 from __future__ import annotations
 
 import ast
+import json
+import os
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
+from collecting import FAMILIES, collected, scopes, specs_of, with_own_variables
 
 from kgen.diagnostics import KgenError
-from kgen.render.names import _fewer, _scopes
+from kgen.family import KERNELS
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
+from kgen.spec.names import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = """kernel: attention
@@ -195,19 +199,51 @@ class Kept:
     def held(self):
         return a
 """
-    scopes = list(_scopes(text))
+    found = list(scopes(text))
     inner = {"a", "kept", "os", "call"}
     for scope in ({"os", "outer", "Kept", "call", "a"}, {"a", "b", "inner", "os", "call"}, inner):
-        assert scope in scopes
-    assert [scope for scope in scopes if "held" in scope] == [{"a", "held"}]
+        assert scope in found
+    assert [scope for scope in found if "held" in scope] == [{"a", "held"}]
 
 
 def test_variables_of_comprehensions_are_no_others() -> None:
-    function = "def f({0}):\n    return {0}, [{1} for {1} in ()], {{2: {1} for {1} in ()}}\n"
-    assert not _fewer(function.format("t", "t"), function.format("t__0z", "t"))
-    beside = "def f({0}):\n    t = 1\n    return t, [t for t in {0}]\n"
-    assert _fewer(beside.format("t"), beside.format("t__0z"))
-    assert _fewer("def f(t, t): pass", "def f(t, t__0z): pass")
+    text = "def f(x):\n    return x, [t for t in x], {t: y for t in x for y in t}, [t for t in t]\n"
+    (names,) = [scope for scope in scopes(with_own_variables(text)) if "x" in scope]
+    assert {"x", "t"} == {
+        name for name in names if "__" not in name
+    }  # the last `t` is none of a comprehension
+
+
+def test_two_names_of_a_spec_do_not_meet() -> None:
+    text = ATTENTION.replace("params:", "  d_slopes: {shape: [HQ], dtype: fp32, grad: true}\nparams:")
+    files = rendered(text.replace("slopes[h] *", "(slopes[h] + d_slopes[h]) *"))
+    assert "d_slopes_arg_ptr" in files["triton.py"]
+    assert "d_slopes: [HQ] float32" in files["triton.py"]
+    assert refused(NORM.replace("limit", "dslopes"), {}) == ["dslopes"]
+
+
+QUICK = ("causal_alibi", "decode_paged", "by_distance", "rms_norm", "norm_modified", "retention_output")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "all"]
+)
+def test_own_names_are_as_collected(family: str, every: bool) -> None:
+    """`scripts/update` writes them anew. A name may be missing only until then."""
+    path = KERNELS / family / FILE
+    specs = [one for one in specs_of(family) if every or one.path.stem in QUICK]
+    found = collected(specs)
+    if every and os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
+        path.write_text(json.dumps(found, indent=1) + "\n")
+    recorded = json.loads(path.read_text())
+    if every:
+        assert found == recorded
+    assert {*found["function"]} <= {*recorded["function"]}
+    for kind, of in found["kinds"].items():
+        for part in ("forms", "own"):
+            assert {*of[part]} <= {*recorded["kinds"][kind][part]}, "run scripts/update"
 
 
 def test_names_in_cuda() -> None:

@@ -73,10 +73,9 @@ RESERVED = frozenset(
         "tl",
     }
 )
-OF_TILES = frozenset({"qk", "q_start", "q_last", "q_live", "kv_start", "kv_last", "kv_live", "offs_n"})
-"""What plans say of a tile, in the trees of a spec: its own such names give way before it is planned."""
+PASSES = ("forward", "backward", "decode")
 
-Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED | OF_TILES))]
+Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------

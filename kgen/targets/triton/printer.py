@@ -19,7 +19,7 @@ from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number
 SEARCH = dedent('''
     @triton.jit
     def _first_at_least(ptr, stride, size, a, b):
-        """The first positions of an ascending array whose elements are not smaller than a and b; size where there is none."""
+        """The first positions in an ascending array of elements that are at least a and b; size if there are none."""
         lanes = tl.arange(0, 256)
         first_a = tl.zeros([], tl.int32)
         first_b = first_a

@@ -25,9 +25,9 @@ WITH_NAMES = (
   steepness = slopes[h] * 2
   capped + steepness * (kv_idx - q_idx)
 mask_mod: |
-  q_row = q_idx // width
-  kv_row = kv_idx // width
-  mask = q_row - kv_row
+  q_line = q_idx // width
+  kv_line = kv_idx // width
+  mask = q_line - kv_line
   abs(mask) <= 3 and abs(q_idx % width - kv_idx % width) <= 3
 """
 )
@@ -74,8 +74,8 @@ def stored(functions: list[ast.FunctionDef]) -> set[str]:
 
 def test_kernels_have_the_names_of_the_spec() -> None:
     found = stored(kernels(WITH_NAMES, "triton.py"))
-    assert {"q_row", "kv_row"} <= found
-    assert not {"q_row", "kv_row"} & stored(kernels(WITHOUT, "triton.py"))
+    assert {"q_line", "kv_line"} <= found
+    assert not {"q_line", "kv_line"} & stored(kernels(WITHOUT, "triton.py"))
 
 
 @pytest.mark.parametrize("align", ["", "align: end\n"])

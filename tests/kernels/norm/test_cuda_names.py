@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
+from collecting import apart
+
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.spec import RESERVED
 from kgen.kernels.norm.targets.cuda.names import given_way
 from kgen.kernels.norm.targets.cuda.spelled import Spelled
-from kgen.render import names
 from kgen.render.rendering import render_spec
 from kgen.spec.common import checked_name
 from kgen.spec.load import Loaded, load, loads
@@ -37,7 +38,7 @@ targets: {cuda: {}}
 """
 SILENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 WORD = re.compile(r"(?<![\w.])(?<!->)[^\W\d]\w*")
-MARK = re.compile(r"(?:__)?\d+z", re.IGNORECASE)
+MARK = re.compile(r"(?:__)?\d+z\dz", re.IGNORECASE)
 
 
 def definitions(text: str) -> Iterator[set[str]]:
@@ -65,7 +66,7 @@ def legal(name: str) -> bool:
 
 def in_the_way(loaded: Loaded) -> set[str]:
     """Names that a spec might have, of which something is made that the file has already."""
-    other = names.apart(loaded)
+    other = apart(loaded)
     spelled, found = Spelled(plan_norm(loaded)), set[str]()
     for words in definitions(render_spec(other, ["cuda"])["cuda.cu"]):
         # Constants are in capitals; what has both cases is made of no name.

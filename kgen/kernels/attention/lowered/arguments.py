@@ -62,7 +62,7 @@ def _loads(lowering: Lowering, loop: TileLoop, descriptors: bool) -> list[Param]
         chunks = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
         names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
         head = lowering.kv_head if side_of(loop.outer) is QUERIES else "h"
-        names += tma_row(lowering.packed, SIDES[streamed[0]], head)[1]
+        names += tma_row(lowering.packed, SIDES[streamed[0]], head).names
     names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
     return [Param(name, name) for name in names]
 

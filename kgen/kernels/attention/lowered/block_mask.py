@@ -11,7 +11,7 @@ from kgen.expr.nodes import Call, Node, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, row, uses_of
+from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, row, text, uses_of
 from kgen.targets.triton.printer import Printer
 
 
@@ -41,6 +41,24 @@ class BlockMaskKernel:
         lines = [*self.plane, *self.rows, *self.columns, *self.pair_lines]
         decided = [code for code in (self.possible, self.certain) if isinstance(code, Code)]
         return uses_of([*lines, self.mask, *decided]) | {*self.passed}
+
+    @property
+    def mask_line(self) -> Statement:
+        """The line of the mask."""
+        return assign("mask", self.mask)
+
+    @property
+    def decided(self) -> list[Statement]:
+        """The lines that decide on blocks of keys."""
+        certain = _both(Name("possible"), self.certain)
+        if isinstance(self.certain, Code):
+            certain = _after(Name("possible"), self.certain)
+        return [
+            assign(
+                "possible", self.possible if isinstance(self.possible, Code) else text(str(self.possible))
+            ),
+            assign("certain", certain if isinstance(certain, Code) else row("lt", "blocks", 0)),
+        ]
 
     @property
     def pair_params(self) -> list[str]:
@@ -206,6 +224,13 @@ def _both(a: Code | bool, b: Code | bool) -> Code | bool:
     if a is False or b is False:
         return False
     return b if a is True else a if b is True else row("and", a, b)
+
+
+def _after(first: Code, rest: Code) -> Code:
+    """A condition ahead of a chain of others."""
+    if isinstance(rest, Op) and rest.fn == "and":
+        return row("and", _after(first, rest.args[0]), rest.args[1])
+    return row("and", first, rest)
 
 
 def _either(a: Code | bool, b: Code | bool) -> Code | bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.mask_form import TRUE
@@ -18,7 +19,8 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
     """The gradients of a loop: of q @ k^T, and of what its score reads."""
     kept = [g for g in loop.gradients if g.along != "pair"]
     scattered = [g for g in loop.gradients if g.along == "pair"]
-    products, parts, open_ended = _products(lowering, loop, printer, kept)
+    of = _products(lowering, loop, printer, kept)
+    products, parts, open_ended = of.products, of.parts, of.open_ended
     dqk = "ds" if is_one(loop.dscore) else "dqk"
     # A part that is not masked once more needs no name.
     inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
@@ -42,10 +44,21 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
     )
 
 
+@dataclass(frozen=True)
+class _Products:
+    """The products of `ds` in a tile."""
+
+    products: dict[str, Code]
+    """By name."""
+    parts: dict[str, str]
+    """By gradient, the name of the product that it sums."""
+    open_ended: list[str]
+    """The names of those that are masked once more."""
+
+
 def _products(
     lowering: Lowering, loop: TileLoop, printer: Printer, kept: Sequence[ReadGradient]
-) -> tuple[dict[str, Code], dict[str, str], list[str]]:
-    """The products of `ds` by name, which of them each gradient sums, and which are masked once more."""
+) -> _Products:
     products, parts, open_ended = dict[str, Code](), dict[str, str](), list[str]()
     for g in kept:
         parts[g.name] = "ds"
@@ -58,7 +71,7 @@ def _products(
         products["dqk"] = times("ds", printer.tile(loop.program.results["dscore"]))
         if loop.masked and lowering.may_be_nan(loop.dscore):
             open_ended.append("dqk")
-    return products, parts, open_ended
+    return _Products(products, parts, open_ended)
 
 
 def _params(kept: Sequence[ReadGradient], scattered: Sequence[ReadGradient]) -> tuple[Param, ...]:

@@ -143,7 +143,7 @@ def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Til
     rows, offsets = of.block, of.offsets
     chunks = plan.qk_chunks if x in ("q", "k") else plan.v_chunks
     blocks = [_Block(x, c, rows) for c in chunks]
-    first, _ = tma_row(plan.spec.varlen, side, head)
+    first = tma_row(plan.spec.varlen, side, head).indices
     by_tma = [
         op(
             f"{block.descriptor.name}.load([{first}, {block.chunk.start}]).reshape({rows}, {block.chunk.size})"
@@ -167,12 +167,22 @@ def _load(address: Code, guard: Code | None) -> Code:
     return op("{tl}.load({0}, mask={1}, other=0.0)", address, guard, fn="load")
 
 
-def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
-    """The indices of the first row of a tile in a descriptor, all but the column; and the names in them.
+@dataclass(frozen=True)
+class TmaRow:
+    """The place of the first row of a tile in a descriptor."""
+
+    indices: str
+    """The indices of the dimensions before the column."""
+    names: list[str]
+    """The names in them that a function of a loop needs."""
+
+
+def tma_row(packed: bool, side: str, head: str) -> TmaRow:
+    """The place of the first row of a tile in a descriptor.
 
     `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launch.j2`.
     """
     if not packed:
-        return f"b, {head}, {side}_start", ["b", head]
+        return TmaRow(f"b, {head}, {side}_start", ["b", head])
     end, length = f"{side}_end", f"S{side[0].upper()}"
-    return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
+    return TmaRow(f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head])

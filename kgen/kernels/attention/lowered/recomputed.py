@@ -33,6 +33,14 @@ from kgen.targets.triton.printer import Printer, column
 
 
 @dataclass(frozen=True)
+class ValueLoads:
+    """A block of columns of v, and the same columns of dO."""
+
+    v: Load
+    do: Load
+
+
+@dataclass(frozen=True)
 class Recomputed:
     """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
 
@@ -41,8 +49,7 @@ class Recomputed:
     body: TileBody
     q_loads: list[Load]
     k_loads: list[Load]
-    v_loads: list[tuple[Load, Load]]
-    """Each with that of dO."""
+    v_loads: list[ValueLoads]
     vector_guard: Code | None
     """Which rows of log-sum-exp and delta are loaded."""
     gradient_lines: list[Statement]
@@ -179,7 +186,7 @@ def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recompu
         body=replace(body, mask_lines=mask_lines, score_lines=scored),
         q_loads=[load_of(c, q_guard) for c in plan.qk_chunks],
         k_loads=[streamed_load(c, kv_guard) for c in plan.qk_chunks],
-        v_loads=[(v, replace(v, guard=guard)) for v, guard in zip(v_loads, do_guards, strict=True)],
+        v_loads=[ValueLoads(v, replace(v, guard=guard)) for v, guard in zip(v_loads, do_guards, strict=True)],
         vector_guard=None if q_live == TRUE else Name("q_live"),
         gradient_lines=lines,
         part=part,

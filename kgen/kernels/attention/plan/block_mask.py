@@ -98,11 +98,12 @@ def plan_block_mask(
     spans: Iterable[Span],
     number: Callable[[Node], int | None],
     named: Mapping[Node, str],
+    taken: frozenset[str],
 ) -> BlockMask:
     """The block mask of a condition on `b`, `h`, `q_idx` and `kv_idx`.
 
     `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one, and
-    `named` the name that the spec has for a value.
+    `named` the name that the spec has for a value. Other values take no name that is `taken`.
     """
     names = variables(condition)
 
@@ -120,8 +121,8 @@ def plan_block_mask(
         condition=condition,
         pairs=pairs,
         sides=sides,
-        decision=hoist(roots, _PLACES, _RESERVED | set(sides.values()), named),
-        evaluation=hoist({"mask": (pairs, _TILE)}, _PLACES, _RESERVED, named),
+        decision=hoist(roots, _PLACES, taken | set(sides.values()), named),
+        evaluation=hoist({"mask": (pairs, _TILE)}, _PLACES, taken, named),
         by_batch="b" in names,
         by_head="h" in names,
     )
@@ -170,13 +171,6 @@ def _inside(spans: Iterable[Span]) -> list[Node]:
             return []
         touching.append(all_of(bounds))
     return [any_of(touching)] if touching else []
-
-
-# Names of the emitted kernel's own variables.
-_RESERVED = frozenset(
-    {"blocks", "certain", "count", "counts", "first", "groups", "i", "kv_blocks", "mask", "possible"}
-)
-_RESERVED |= {"q_blocks", "q_last", "q_start", "kv_start", "row", "start", "undecided"}
 
 
 def period(node: Node) -> int | None:

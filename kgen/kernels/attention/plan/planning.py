@@ -62,10 +62,11 @@ from kgen.kernels.attention.plan.model import (
     exact,
     grouped,
 )
-from kgen.kernels.attention.plan.positions import named_apart, positioned
+from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
+from kgen.spec.names import named_apart, taken_from_values
 from kgen.spec.once import once_each
 
 
@@ -88,6 +89,7 @@ class _Planner:
         self.spec = loaded.spec
         self.called = loaded.called
         self.named = {node: name for name, node in loaded.locals.items()}
+        self.taken = taken_from_values(loaded)
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")  # canonical, so without `detach`
@@ -141,7 +143,9 @@ class _Planner:
             diagonals=tuple(self._diagonal(g) for g in by_distance),
             index_ranges=self._index_ranges(),
             choice=self.choice,
-            block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number, self.named)
+            block_mask=plan_block_mask(
+                self._whole_mask(), forward.spans, self._number, self.named, self.taken
+            )
             if self.choice.listed
             else None,
             called=self.called,
@@ -318,10 +322,7 @@ class _Planner:
             roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
             if gradient.along == "pair" and gradient.summed is None:
                 roots |= {f"d_{gradient.name}[{i}]": (node, TILE) for i, node in enumerate(gradient.indices)}
-        # A derivative is computed beside the sum that has its name.
-        taken = {name for root in roots if root.startswith("d_") for name in (root, f"{root}_tile")}
-        reserved = _RESERVED | taken | set(self.spec.buffers) | set(self.spec.params)
-        program = hoist(roots, places, reserved, self.named)
+        program = hoist(roots, places, self.taken, self.named)
         return TileLoop(
             outer=outer,
             inner=inner,
@@ -411,68 +412,6 @@ class _Planner:
 
 _WORDS = {"bool": 0, "uint8": 0, "int64": 2}
 """Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
-
-# Names of the emitted kernels' own variables.
-_RESERVED = frozenset(
-    [
-        "q",
-        "k",
-        "v",
-        "o",
-        "do",
-        "acc",
-        "m_i",
-        "l_i",
-        "p",
-        "s",
-        "dp",
-        "ds",
-        "dq",
-        "dk",
-        "dv",
-        "lse",
-        "delta",
-        "b",
-        "h",
-        "h_kv",
-        "pid",
-        "tile",
-        "scale",
-        "mask",
-        "qk",
-        "core",
-        "bias",
-        "alpha",
-        "offs_m",
-        "offs_n",
-        "kv_lo",
-        "kv_hi",
-        "q_lo",
-        "q_hi",
-        "q_start",
-        "q_last",
-        "kv_start",
-        "kv_last",
-        "n_tiles",
-        "n_partial",
-        "n_full",
-        "n_blocks",
-        "row",
-        "kv_blocks",
-        "q_blocks",
-        "row_rest",
-        "inner_live",
-        "outer_live",
-        "GQA",
-        "whole",
-        "inner",
-        "outer",
-        "rows",
-        "walk",
-        "distance",
-        "columns",
-    ]
-)
 
 
 def _mask_class(loop: TileLoop) -> str:

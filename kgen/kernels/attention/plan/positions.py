@@ -17,17 +17,10 @@ from dataclasses import replace
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, substitute
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.spec import KV_LENS, OF_TILES, AttentionSpec, Buffer
+from kgen.kernels.attention.spec import KV_LENS, AttentionSpec, Buffer
 from kgen.spec.load import Loaded
-from kgen.spec.renaming import inside
 
 HQ, HKV = Var("HQ", Type.INT), Var("HKV", Type.INT)
-
-
-def named_apart(loaded: Loaded) -> Loaded:
-    """The same attention, whose buffers and params are not called what plans call parts of a tile."""
-    own = OF_TILES & {*loaded.spec.buffers, *loaded.spec.params}
-    return inside(loaded, {name: f"{name}_arg" for name in own}) if own else loaded
 
 
 def positioned(loaded: Loaded) -> Loaded:

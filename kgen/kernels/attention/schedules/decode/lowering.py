@@ -129,9 +129,19 @@ class DecodeKernel:
         return [name for name in self.live_names if name != "B"]
 
     @property
+    def balance_args(self) -> list[str]:
+        """The arguments of the function that shares them out."""
+        return ["q_start", "q_last", "B", "splits * B", *self.balance_names, "BATCHES", "BLOCK_N"]
+
+    @property
     def n_tiles(self) -> str:
         """How many tiles of keys a tile of rows sees."""
         return " + ".join(span.tiles for span in self.spans)
+
+    @property
+    def row_rest_lines(self) -> list[Statement]:
+        """The line that gives it back."""
+        return [] if self.row_rest is None else [Assign(("lse",), (self.row_rest,), "+=")]
 
     @property
     def tile_of_row(self) -> bool:

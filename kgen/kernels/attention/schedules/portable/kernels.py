@@ -29,7 +29,7 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
-from kgen.targets.code import Code, op, row
+from kgen.targets.code import Assign, Code, assign, op, row
 from kgen.targets.template import Template
 
 
@@ -142,6 +142,11 @@ class Pair(Template):
     at: Placement
     exact: Exact
     no_specialize: str
+
+    @property
+    def address_line(self) -> Assign:
+        """The line that makes the addresses of the tile's gradient."""
+        return assign(f"{self.tile.name}_tile", self.kernel.address)
 
     @property
     def tile(self) -> Recomputed:

@@ -12,17 +12,12 @@ from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
+from kgen.spec.names import own_names
 from kgen.targets.code import Code, Name, Statement, as_type, assign, atom, op, row, times
 from kgen.targets.triton.printer import Printer, along_row, column
 
 ROW = Place(False, ("q",))
 """A value for each token of a chunk; what does not vary with `i` is one number for a (chunk, head)."""
-
-_NAMES = """
-b blocks chunk dc dh dk do dp dq ds dv end factor first h i k kq live number offs_k offs_v out p pair pds pid q qk
-seq start state v scale g g_gamma H HV K V BT T NT LOG2E
-"""
-"""Names of the kernels that a statement of the decay cannot have."""
 
 _GATES = {
     "g": op(
@@ -75,7 +70,8 @@ def decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> Deca
         # d b**c / d c is log(b) * b**c.
         factor = Const(math.log(2), Type.FLOAT)
         roots["slope"] = (plan.slope if plan.natural else _scaled(plan.slope, factor), ROW)
-    program = hoist(roots, {"i": ROW, "g": ROW}, reserved={*_NAMES.split(), *roots})
+    own = own_names(plan.spec.kernel).kinds["values"].own
+    program = hoist(roots, {"i": ROW, "g": ROW}, reserved={*own, *roots})
     printer = Printer(program, "q", {}, IndexRanges({}, frozenset()), frozenset(), "usual", helpers)
     lines: list[Statement] = _gates(plan)
     lines += [assign(b.name, printer.over(b.node, b.place.axes)) for b in program.bindings]

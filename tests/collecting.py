@@ -1,0 +1,153 @@
+"""Collects the names that the files of a family have themselves, for `kgen/spec/names.py`.
+
+Specs are rendered with names that nobody has: those of specs and templates have single underscores. Python says which
+names each scope of a file has. Those beside a name of the spec are the file's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import symtable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from kgen.expr import hoist
+from kgen.family import NAMES
+from kgen.render.rendering import render_spec
+from kgen.spec.load import Loaded, load_variants, loads
+from kgen.spec.names import KINDS, kinds_of
+from kgen.spec.renaming import renamed
+
+ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = NAMES
+SAMPLES = {
+    # No spec of the repository has a decay of which a part is computed apart.
+    "chunk_output": """kernel: chunk_output
+name: sample
+dtype: bf16
+head_dim: 64
+decay: tanh(g[i]) + 2 * tanh(g[i]) * (i + 1) + exp(g_gamma[h])
+passes: [forward, backward]
+targets: {triton: {}}
+""",
+}
+"""More specs that names are collected of."""
+VALUE = KINDS.index("values")
+STEM = "stem"
+
+
+def specs_of(family: str) -> list[Loaded]:
+    """The specs of a family in the repository, and the samples."""
+    paths = [*sorted(ROOT.glob("specs/*.yaml")), *sorted(ROOT.glob("tests/specs/*.yaml"))]
+    found = [one for path in paths for one in load_variants(path) if one.spec.kernel == family]
+    return [*found, loads(SAMPLES[family], "sample.yaml")] if family in SAMPLES else found
+
+
+def apart(loaded: Loaded) -> Loaded:
+    """The spec with names that nobody has, which say their place in the spec and their kind."""
+    kinds = kinds_of(loaded)
+    other = {name: f"{STEM}__{n}z{KINDS.index(kind)}z" for n, (name, kind) in enumerate(kinds.items())}
+    return renamed(loaded, {name: f"{STEM}__{n}z{VALUE}z" for n, name in enumerate(loaded.locals)} | other)
+
+
+def rendered_apart(loaded: Loaded, *, single: bool = False) -> dict[str, str]:
+    """The files of a spec with such names, also of the values that kernels compute apart."""
+    make = hoist._Builder._name
+    with patch.object(hoist._Builder, "_name", lambda *args: f"{make(*args)}__0z{VALUE}z"):
+        return render_spec(apart(loaded), single=single)
+
+
+def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
+    """The content of `names.json` of the family of some specs."""
+    forms: dict[str, set[str]] = defaultdict(set)
+    own: dict[str, set[str]] = defaultdict(set)
+    function: set[str] = set()
+    for loaded in specs:
+        for text in _files(loaded):
+            function |= _of_function(text)
+            for scope in scopes(with_own_variables(text)):
+                marked = {word: found for word in scope if (found := _marks(word))}
+                for word, marks in marked.items():
+                    for _, kind in marks:
+                        own[kind] |= {name for name in scope if "__" not in name}
+                    if len(marks) == 1 and marks[0][1] != "values":
+                        forms[marks[0][1]].add(_form(word))
+    kinds = {kind: {"forms": sorted(forms[kind]), "own": sorted(own[kind])} for kind in KINDS if own[kind]}
+    return {"kinds": kinds, "function": sorted(function)}
+
+
+def _files(loaded: Loaded) -> Iterator[str]:
+    files = rendered_apart(loaded)
+    if "triton.py" in files:
+        files |= rendered_apart(loaded, single=True)
+    yield from (text for name, text in files.items() if name.endswith(".py"))
+
+
+def _marks(word: str) -> list[tuple[str, str]]:
+    """The place and the kind of each name of the spec that a name is made of."""
+    found = []
+    for part in word.lower().split("__")[1:]:
+        place, kind, *rest = [*part.split("z"), ""]
+        if rest and place.isdecimal() and kind.isdecimal():
+            found.append((place, KINDS[int(kind)]))
+    return found
+
+
+def _form(word: str) -> str:
+    """What a name is made of: `{name}` stands for the name of the spec."""
+    before, after = word.split("__")
+    upper = "Z" in after
+    rest = after.split("Z" if upper else "z", 2)[2]
+    return f"{before[: -len(STEM)]}{'{NAME}' if upper else '{name}'}{rest}"
+
+
+def scopes(text: str) -> Iterator[set[str]]:
+    """The names of each scope of a file, with those that scopes in it take from outside of them."""
+    found: list[set[str]] = []
+
+    def from_outside(table: symtable.SymbolTable) -> set[str]:
+        """What a scope does not define itself. A class defines nothing for the functions in it."""
+        within = set().union(*map(from_outside, table.get_children()))
+        own = set(table.get_identifiers())
+        found.append(own | within)
+        if isinstance(table, symtable.Function):
+            return (own | within).difference(table.get_locals())
+        return within | {name for name in own if not table.lookup(name).is_local()}
+
+    from_outside(symtable.symtable(text, "", "exec"))
+    yield from found
+
+
+class _Comprehensions(ast.NodeTransformer):
+    """Renames their variables: they are no others', though since Python 3.12 they have no scope of their own."""
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        self.generic_visit(node)
+        targets = [name for part in node.generators for name in ast.walk(part.target)]
+        own = {name.id for name in targets if isinstance(name, ast.Name)}
+        outside = set(ast.walk(node.generators[0].iter))
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and name.id in own and name not in outside:
+                name.id += "__own"
+        return node
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+
+
+def with_own_variables(text: str) -> str:
+    """A file whose comprehensions have variables that nobody else has."""
+    return ast.unparse(_Comprehensions().visit(ast.parse(text)))
+
+
+def _of_function(text: str) -> set[str]:
+    """The names of a file that an argument of the spec's would hide, and those that functions with one store."""
+    tree = ast.parse(text)
+    found = {*symtable.symtable(text, "", "exec").get_identifiers()}
+    functions = (n for n in tree.body if isinstance(n, ast.FunctionDef))
+    for node in (n for n in functions if any(_marks(a.arg) for a in n.args.kwonlyargs)):
+        stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        found |= {name.id for name in stored}
+    return {name for name in found if "__" not in name}
