@@ -31,6 +31,7 @@ def derivative_fields(
         "real_tensors": ", ".join(tensors),
         "underived": [{"given": ", ".join(given), "words": words} for words, given in groups.items()],
         "derived": derived,
+        "transformed": bool(groups) or derived,
         "derivative_words": _words(groups, derived),
     }
 
@@ -44,10 +45,8 @@ def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
 
 
 def _cast_line(names: Sequence[str], dtype: str) -> str:
-    if len(names) == 1:
-        return f"{names[0]} = _cast({names[0]}, {dtype})"
     listed = ", ".join(names)
-    return f"{listed} = (_cast(x, {dtype}) for x in ({listed}))"
+    return f"{listed}{',' if len(names) == 1 else ''} = _cast({dtype}, {listed})"
 
 
 def number_fields(
@@ -126,9 +125,9 @@ def _in_python(node: Node, known: Collection[str]) -> str | None:
 
 
 def dense(tensors: Iterable[str]) -> str:
-    """The check that none of some tensors is sparse or nested."""
+    """The check that none of some tensors is sparse or nested; empty without tensors."""
     names = list(tensors)
-    return f'_dense("{" ".join(names)}", {", ".join(names)})'
+    return f'_dense("{" ".join(names)}", {", ".join(names)})' if names else ""
 
 
 NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}

@@ -21,7 +21,7 @@ from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.arguments import cast_lines, number_fields
+from kgen.targets.arguments import cast_lines, dense, number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
@@ -109,6 +109,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
     operands = [*packed, *spec.buffers, *sinks]
     keys = _Ranges(own, own.forward)
     queries = None if own.dkdv is None else _Ranges(own, own.dkdv)
+    texts = [text for ranges in (keys, queries) if ranges for pair in ranges.texts for text in pair]
     reads = sorted({*keys.names, *(queries.names if queries else ())})
     learned = _learned(plan)
     buffers = {view.name: view.buffer for view in part.views}
@@ -133,6 +134,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "usage_args": [f"{n}={n}" for n in asked if n not in packed],
         "usage_call": [*packed, *(f"{n}={n}" for n in (*spec.buffers, *sinks, *runtime))],
         "constants": [f"{n} = {p.value!r}" for n, p in spec.params.items() if not p.runtime and n in reads],
+        "planning_names": [n for n in ("first_at_least", "where") if any(f"{n}(" in text for text in texts)],
         "key_params": keys.params,
         "key_ranges": keys.texts,
         "query_params": queries.params if queries else [],
@@ -162,6 +164,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "exact": exact_fields(exact(spec)),
         "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
         "derived": own.backward,
+        "transformed": bool(refused),
         "underived": ", ".join(f"{n}={n}" for n in refused),
         "learned": learned_buffers,
         "reduce": {
@@ -178,6 +181,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "keywords": [*spec.buffers, *sinks, *runtime],
         "tensors_words": tensor,
         "argument_words": _words(spec, packed),
+        "dense_check": dense(["q", "k", "v", *operands]),
         **_casts(parts, spec),
         **number_fields(runtime),
         "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]

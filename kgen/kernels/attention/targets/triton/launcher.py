@@ -101,6 +101,7 @@ class LauncherFields:
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
         needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in sources_of_gradient)])
+        checks = self._checks()
         return {
             "tensors": ", ".join(operands),
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
@@ -124,7 +125,8 @@ class LauncherFields:
                 "operands": cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
                 "buffers": self.casts(spec.buffers),
             },
-            "checks": self._checks(),
+            "checks": checks,
+            "names_dtypes": paged or any("_dtype(" in check["message"] for check in checks),
             "widest_step": self._widest_step(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
             "gradient_buffers": [f"{name} = {made}" for name, made in self._gradient_buffers().items()],
@@ -143,7 +145,7 @@ class LauncherFields:
                 ]
             ),
             **self._derivatives(sources_of_gradient),
-            "dense_check": dense([*operands, *tables, *map(self.called, spec.buffers), *sinks]),
+            "dense_check": dense([*operands[3:], *tables, *map(self.called, spec.buffers), *sinks]),
             **number_fields(
                 self.runtime, plan.called, [*spec.buffers, *self.runtime], self.divisor_lines(self.runtime)
             ),

@@ -99,7 +99,7 @@ def _derivatives(plan: ChunkOutputPlan) -> dict[str, object]:
         refused = {n: NO_DERIVATIVE for n in real if n not in derived}
     else:
         refused = dict.fromkeys(real, NOT_ASKED_FOR)
-    return derivative_fields(real, refused, derived=plan.backward)
+    return derivative_fields(real, refused, derived=plan.backward) | {"transformed": bool(refused)}
 
 
 def _head_words(spec: ChunkOutputSpec) -> str:

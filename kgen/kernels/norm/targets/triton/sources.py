@@ -80,6 +80,7 @@ class _Fields:
         """Every name of the template."""
         spec, plan = self.spec, self.plan
         quantize = spec.quantize.scale if spec.quantize else None
+        backward = self._backward() if plan.backward else None
         context: dict[str, object] = {
             "name": spec.name,
             "summary": opening(spec),
@@ -88,12 +89,13 @@ class _Fields:
             "heads": self.heads,
             "shared": not self.heads,
             "layer": plan.layer,
+            "totals": not plan.layer or bool(backward and backward["rows"]),
             "saves": plan.saves,
             "recomputes": plan.backward is not None and not plan.saves,
             "quantized": quantize is not None,
             "per_row": quantize == "per_row",
             "per_tensor": quantize == "per_tensor",
-            "backward": self._backward() if plan.backward else None,
+            "backward": backward,
             "forward": self._forward(),
             "unspecialized": self._list(["n_positions", "H"] if self.heads else ["n_rows"]),
             "tile_tables": self._tables(),
