@@ -65,10 +65,8 @@ class NormLauncher:
         keywords = [n for n in tensors if n not in positional] + [*self.runtime, f"eps={spec.eps!r}"]
         outputs = self._outputs()
         returned = [o["name"] for o in outputs if o["name"] not in plan.saves]
-        learned = ", ".join(o.name for o in plan.operands if o.grad)
-        needs_grad = (
-            f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
-        )
+        learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
+        needs_grad = f"torch.is_grad_enabled() and (_transformed() or {learned})"
         fields: dict[str, object] = {
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage_args": ", ".join([*positional, *(f"{n}={n}" for n in keywords[:-1])]),
