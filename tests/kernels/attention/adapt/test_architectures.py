@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from apart import interpreted
-from architectures import ARCHITECTURES, SPECS, outcomes, spec
+from architectures import ARCHITECTURES, SPECS, TOKENS, outcomes, spec
 
 from kgen.cli import app
 from kgen.kernels.attention.adapt.transformers import adapter
 from kgen.spec.load import loads_variants
+from kgen.verify import interpreter
 
 DOCS = Path(__file__).parents[4] / "docs" / "transformers.md"
 
@@ -70,3 +74,85 @@ def test_results_are_eagers_or_refused(folder: Path) -> None:
 @pytest.mark.thorough
 def test_all_results_are_eagers_or_refused(folder: Path) -> None:
     assert interpreted(compared, folder, *ARCHITECTURES) == {}
+
+
+HARD = {
+    "queries after a cache": ("Llama", ("causal", "full"), False),
+    "queries after a cache, padded": ("Llama", ("causal", "full"), True),
+    "a window and a cache": ("Mistral", ("window",), False),
+    "a window and a cache, padded": ("Mistral", ("window",), True),
+    "other positions": ("GPT-NeoX", ("causal", "full"), True),
+    "learned positions": ("OPT", ("causal", "full"), True),
+}
+"""By name: an architecture, the specs that fit it, and True for padding before the second sequence."""
+
+
+def after_a_cache(folder: Path) -> dict[str, float]:
+    """The difference to eager where the second call has several queries behind those of a cache."""
+    sys.path.insert(0, str(folder))
+    interpreter.mend()
+    return {
+        f"{case}, {spec}": _after_a_cache(architecture, spec, padded)
+        for case, (architecture, specs, padded) in HARD.items()
+        for spec in specs
+    }
+
+
+def _after_a_cache(architecture: str, name: str, padded: bool) -> float:
+    importlib.import_module(f"table_{name}_transformers")
+    model = ARCHITECTURES[architecture].built().eval()
+    torch.manual_seed(1)
+    ids = torch.randint(3, 32, (2, TOKENS))
+    there = torch.ones_like(ids)
+    there[1, : 3 * padded] = 0
+    found = []
+    for implementation in ("eager", f"table_{name}"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            first = model(ids[:, :5], attention_mask=there[:, :5], use_cache=True)
+            cache = first.past_key_values
+            found.append(model(ids[:, 5:], attention_mask=there, past_key_values=cache).logits)
+    wanted, got = found
+    return float((got - wanted).abs().max() / wanted.abs().max())
+
+
+@pytest.mark.thorough
+def test_several_queries_after_a_cache_give_eagers_logits(folder: Path) -> None:
+    found = interpreted(after_a_cache, folder)
+    assert len(found) == sum(len(specs) for _, specs, _ in HARD.values())
+    assert {case: error for case, error in found.items() if not error < 3e-5} == {}
+
+
+REQUESTS = {
+    "packed sequences": (
+        {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)},
+        "packed_sequence_mask",
+    ),
+    "a mask of pairs": ({"attention_mask": torch.ones(2, 1, TOKENS, TOKENS)}, "got one of pairs"),
+    "tokens between padding": (
+        {"attention_mask": torch.ones(2, TOKENS).index_fill(1, torch.tensor(4), 0)},
+        "not between",
+    ),
+    "all keys": ({"is_causal": False}, "bidirectional_mask_function"),
+}
+"""By name: arguments of a Llama, and words of the error by the causal spec."""
+
+
+def requests(folder: Path) -> dict[str, str]:
+    """The errors of a Llama by the causal spec."""
+    sys.path.insert(0, str(folder))
+    interpreter.mend()
+    importlib.import_module("table_causal_transformers")
+    model = ARCHITECTURES["Llama"].built().eval()
+    model.set_attn_implementation("table_causal")
+    found = {}
+    for case, (arguments, _) in REQUESTS.items():
+        with pytest.raises(ValueError, match="table_causal: ") as error:
+            model(torch.full((2, TOKENS), 5), use_cache=False, **arguments)
+        found[case] = str(error.value)
+    return found
+
+
+def test_requests_that_a_causal_spec_does_not_fit_are_refused(folder: Path) -> None:
+    found = interpreted(requests, folder)
+    assert {case: said for case, said in found.items() if REQUESTS[case][1] not in said} == {}
