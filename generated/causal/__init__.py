@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f9f792ef683d2df9
-# body: 06c368596f7275a5
+# inputs: 2a9f4d0275ef8706
+# body: 28b78c2049e77d1b
 """Attention of every query to the keys up to its own position.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d68071f63cc7896e
-# body: ce8e6325801a1bfe
+# inputs: 7fc3de8deb77ebad
+# body: a9856610adf6dfc0
 """Attention of every query to the keys up to its own position.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 @functools.cache
 def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
+    """The row of the tile tables for a device: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major * 10 + minor
@@ -462,24 +462,26 @@ def _cdiv(a, b):
 
 def _tile(table, arch, *tensors):
     """The first tile for a chip whose loads the tensors allow."""
-    by_tma = all(_by_tma(x) for x in tensors)
-    return next(tile for chips, tile in table if (arch in chips or not chips) and (by_tma or not tile.get("TMA")))
+    for chips, tile in table:
+        if (arch in chips or not chips) and (not tile.get("TMA") or all(map(_by_tma, tensors))):
+            return tile
+    raise AssertionError("the last tile of a table is for every chip")
 
 
 @functools.cache
 def _multiprocessors(device):
-    """How many multiprocessors a device has; the interpreter counts as one."""
+    """The number of multiprocessors of a device; 1 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.lru_cache(maxsize=4096)
 def _kinds(*strides):
-    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    """The stride properties that Triton specializes on: 1, divisible by 16, needs int64."""
     return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
 
 
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
+    """The properties that Triton specializes on: the device, and each tensor's dtype, stride properties and alignment, but no sizes."""
     device = tensors[0].device
     return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
@@ -518,7 +520,7 @@ def _launch(kernel, programs, layouts, *args, **meta):
 
 
 def _by_tma(x):
-    """Whether TMA can load tiles of x: elements of a row are next to each other, rows begin at multiples of 16 bytes."""
+    """True if TMA can load tiles of x: elements of a row are contiguous, and rows begin at multiples of 16 bytes."""
     b, h, s, d = x.stride()
     aligned = (b | h | s) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
     return d == 1 and aligned and min(b, h, s) > 0 and x.numel() > 0
@@ -559,25 +561,27 @@ def _portable_because(device):
         why = f"the faster ones for Hopper are in hopper.py, which was not found as part of the package of {__file__}"
     else:
         return ""
-    # In the name of Triton, where Python keeps what it has said: once in a process for all files like this one.
+    # Warn once per process, not once per file: the warning is registered under Triton's name.
     said = vars(triton).setdefault("__warningregistry__", {})
     warnings.warn_explicit(f"attention takes portable kernels: {why}", UserWarning, triton.__file__, 1, "triton", said)
     return why
 
 
 def _on_hopper(*tensors):
-    """Whether the kernels for Hopper serve: the device and Triton are theirs, and TMA can load the tensors."""
-    return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
+    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a8deb516edbbe6f8", "causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_efeb2c4bf02b631b", "causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -591,7 +595,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -621,16 +625,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"causal: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"causal: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -640,7 +645,10 @@ def _no_tangents(*tensors):
 
 
 def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+    """Register a backward pass.
+
+    torch.library.register_autograd parses the schema at every call, which takes as long as two launches.
+    """
 
     def below(*args):
         with torch._C._AutoDispatchBelowAutograd():
@@ -655,23 +663,28 @@ def _register_autograd(operator, backward, setup_context):
     function = type("causal", (torch.autograd.Function,), methods)
 
     def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return function.apply(*args)
+        return below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
 
     def in_turn(info, in_dims, *args):
         rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)]
+            for row in range(info.batch_size)
         )
         outputs = [transformed.apply(*row) for row in rows]
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
 
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    # torch.func dispatches here, before autograd, once for each transform.
     methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("causal", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    methods = {key: staticmethod(method) for key, method in methods.items()}
+    transformed = type("causal", (torch.autograd.Function,), methods)
     _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -691,16 +704,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _forward(q, k, v, scale, store_lse):
@@ -879,15 +891,17 @@ def causal(q, k, v, *, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("q k v", q, k, v)
-    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(arg, Tensor) or arg.dim() != 4:
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
+            _dense(arg_name, arg)
             raise TypeError(f"causal: {arg_name} must be a 4-d tensor [B, H, S, D]")
-        if arg.dtype != torch.bfloat16:
-            raise TypeError(f"causal: {arg_name} must be bfloat16, got {arg.dtype}")
-        if arg.device != q.device:
-            raise ValueError(f"causal: {arg_name} is on {arg.device}, q on {q.device}")
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        q, k, v = _cast(torch.bfloat16, q, k, v)
+        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
+            if arg.dtype != torch.bfloat16:
+                raise TypeError(f"causal: {arg_name} must be bfloat16, got {arg.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"causal: k is on {k.device} and v on {v.device}, q on {q.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
@@ -912,7 +926,7 @@ def causal(q, k, v, *, scale=None, return_lse=False):
 
 
 def causal_kernels(q, k, v):
-    """Which kernels a call with these tensors takes, by pass.
+    """The kernels that a call with these tensors uses, by pass.
 
     "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
     """

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0d00545fc4b9e566
-# body: 3ae110642ade31d6
+# inputs: 8d41ecb0a1a08e73
+# body: f73ab03e24cc7991
 """Attention of every query to the keys up to its own position, heads of 64.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 542ee7358334a92a
-# body: ab232b5e90a15638
+# inputs: 43afbab606d2ca9d
+# body: da1ba171bb0b856f
 """Causal attention in fp32, products in three TF32 passes.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3282c010ce68c0fd
-# body: 57e8dd174985d076
+# inputs: c69de7da99e4db6f
+# body: 3b5321300dcc1300
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e2ece87b798f72bc
-# body: f4861097e55e03a3
+# inputs: fd6667bf6b196d82
+# body: cfaa63059ba60bd0
 """Attention of every query to every key.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

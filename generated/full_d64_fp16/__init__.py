@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 435491c0502a3253
-# body: 585164bb6b899792
+# inputs: 77ced71232a32a8e
+# body: 52df033d89c63dae
 """Attention of every query to every key, heads of 64 in fp16.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2d8d62aeb79c7adc
-# body: 4cb66d0fe315d3ff
+# inputs: ded693d5cb8fd337
+# body: 6adde01dd965c98c
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -30,7 +30,7 @@ from torch import Tensor
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"full_d64_fp16_delta runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -48,7 +48,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -82,13 +82,15 @@ def _launch(device, name, grid, block, args):
 # --- the operator ------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f87d20ced6fb03ea", "full_d64_fp16_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f9a9dfd78f8639d2", "full_d64_fp16_delta"), "FRAGMENT")
 
 
 def _operator(name):
@@ -102,7 +104,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -128,16 +130,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"full_d64_fp16_delta: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"full_d64_fp16_delta: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -161,11 +164,15 @@ def _no_gradients(why, /, **tensors):
                 raise RuntimeError(f"full_d64_fp16_delta: {label} requires grad, {why} pass {label}.detach()")
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _dtype(x):
@@ -174,7 +181,7 @@ def _dtype(x):
 
 
 def _vectors(x):
-    """Whether rows of a tensor can be read 16 bytes at a time."""
+    """True if rows of a tensor can be read 16 bytes at a time."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(
         s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()) if n > 1
     )
@@ -211,8 +218,8 @@ def full_d64_fp16_delta(out, dout, dlse=None):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("out dout dlse", out, dout, dlse)
-    out, dout = (_cast(x, torch.float16) for x in (out, dout))
-    dlse = _cast(dlse, torch.float32)
+    out, dout = _cast(torch.float16, out, dout)
+    dlse, = _cast(torch.float32, dlse)
     for label, x in (("out", out), ("dout", dout)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise TypeError(f"full_d64_fp16_delta: {label} must be a 4-d tensor [B, H, S, D]")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70ee8f10013d366f
-# body: 66456278bb34282f
+# inputs: c32b414b715a866a
+# body: ba63d88c6ab34863
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -221,7 +221,7 @@ def _dqdk_kernel(
 
 @functools.cache
 def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
+    """The row of the tile tables for a device: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major * 10 + minor
@@ -238,13 +238,15 @@ def _tile(table, arch):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_53b191f180ab2b04", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a9dcaa1944cea24d", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -256,10 +258,6 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -288,16 +286,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"gated_delta_output: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"gated_delta_output: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -307,7 +306,10 @@ def _no_tangents(*tensors):
 
 
 def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+    """Register a backward pass.
+
+    torch.library.register_autograd parses the schema at every call, which takes as long as two launches.
+    """
 
     def below(*args):
         with torch._C._AutoDispatchBelowAutograd():
@@ -322,23 +324,28 @@ def _register_autograd(operator, backward, setup_context):
     function = type("gated_delta_output", (torch.autograd.Function,), methods)
 
     def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return function.apply(*args)
+        return below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
 
     def in_turn(info, in_dims, *args):
         rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)]
+            for row in range(info.batch_size)
         )
         outputs = [transformed.apply(*row) for row in rows]
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
 
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    # torch.func dispatches here, before autograd, once for each transform.
     methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("gated_delta_output", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    methods = {key: staticmethod(method) for key, method in methods.items()}
+    transformed = type("gated_delta_output", (torch.autograd.Function,), methods)
     _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -358,11 +365,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 @_operator("gated_delta_output")
@@ -459,8 +470,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v h g", q, k, v, h, g)
-    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
-    g = _cast(g, torch.float32)
+    q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
+    g, = _cast(torch.float32, g)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
     ):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e2cf81e0c0d955a
-# body: 12521b1f94ebb7f7
+# inputs: 0b0df159576f8cc9
+# body: 2e81201ba42186cb
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -33,7 +33,6 @@ Usage:
 
 import functools
 import itertools
-import math
 import numbers
 import tempfile
 from array import array
@@ -465,13 +464,15 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1f1c8b61b66f5887", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b489f42ddb826dcc", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -485,7 +486,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -511,16 +512,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"gated_delta_output_fla: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"gated_delta_output_fla: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -553,11 +555,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 @_operator("gated_delta_output_fla")
@@ -611,8 +617,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
-    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
-    g = _cast(g, torch.float32)
+    q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
+    g, = _cast(torch.float32, g)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

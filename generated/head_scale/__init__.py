@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4815bc6c42851e37
-# body: 8245a4a70bc594f1
+# inputs: be21d0b4d8fe72fc
+# body: 341bc80737a7f15e
 """Attention with a learned temperature for each head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dd32439bba57a5bc
-# body: cdcda9b5d2c42340
+# inputs: 79a2f71b768b9907
+# body: c4005f4991391d0f
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,6 @@ Usage:
 
 import functools
 import itertools
-import math
 import numbers
 import tempfile
 from array import array
@@ -485,13 +484,15 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_efab4ef1d472ee00", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_7e6e1d0ce081d66d", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -505,7 +506,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -531,16 +532,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"linear_attention_output: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"linear_attention_output: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -573,11 +575,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 @_operator("linear_attention_output")
@@ -619,7 +625,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v h", q, k, v, h)
-    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

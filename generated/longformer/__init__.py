@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7644e267b0b2feab
-# body: 3812c63483500852
+# inputs: fc798280734434d0
+# body: e66757f23c9522c5
 """Attention to a symmetric window and to a few global tokens at the front.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

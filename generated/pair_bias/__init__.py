@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a07e2f57654abf61
-# body: 9c572472ad0ab4ef
+# inputs: 08c0e6cd2c1aa216
+# body: ef59a826f14caffa
 """Attention with a learned bias for each head and each pair of positions.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b34bb5031de16497
-# body: de4439700951583e
+# inputs: 726d9c77bdb127a9
+# body: 772e43813aea4050
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -134,7 +134,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 @functools.cache
 def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
+    """The row of the tile tables for a device: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return major * 10 + minor
@@ -156,7 +156,7 @@ def _next_power_of_2(n):
 
 
 def _schedule(table, x):
-    """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
+    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -180,18 +180,20 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """What a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_0bf32c0848088f5f", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_109bccb70ff92456", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -205,7 +207,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -235,16 +237,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"qk_norm: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"qk_norm: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -254,7 +257,10 @@ def _no_tangents(*tensors):
 
 
 def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+    """Register a backward pass.
+
+    torch.library.register_autograd parses the schema at every call, which takes as long as two launches.
+    """
 
     def below(*args):
         with torch._C._AutoDispatchBelowAutograd():
@@ -269,23 +275,28 @@ def _register_autograd(operator, backward, setup_context):
     function = type("qk_norm", (torch.autograd.Function,), methods)
 
     def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return function.apply(*args)
+        return below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
 
     def in_turn(info, in_dims, *args):
         rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)]
+            for row in range(info.batch_size)
         )
         outputs = [transformed.apply(*row) for row in rows]
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
 
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    # torch.func dispatches here, before autograd, once for each transform.
     methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("qk_norm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    methods = {key: staticmethod(method) for key, method in methods.items()}
+    transformed = type("qk_norm", (torch.autograd.Function,), methods)
     _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -305,11 +316,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _dtype(x):
@@ -408,7 +423,7 @@ def qk_norm(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError(f"qk_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 2:
@@ -423,6 +438,6 @@ def qk_norm(x, weight, *, eps=1e-06):
     if eps < 0.0:
         raise ValueError(f"qk_norm: eps must not be negative, got {eps}")
     _no_tangents(x, weight)
-    save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, weight,)))
+    save = torch.is_grad_enabled() and (_transformed() or x.requires_grad or weight.requires_grad)
     out, rstd = _forward_op(x, weight, eps, save)
     return out

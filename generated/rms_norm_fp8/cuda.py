@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 18d35f8ebddaec45
-# body: 10e54be9487c607b
+# inputs: a80a330925acfc23
+# body: 8af2065d26fe7787
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -40,7 +40,7 @@ _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster v
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"rms_norm_fp8 runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -58,7 +58,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -98,7 +98,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
 
 @functools.cache
 def _resident(name, arch, device_index, block, shared, cluster):
-    """How many groups of `cluster` blocks the device holds at once; 0 if it cannot hold one."""
+    """The number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
     with torch.cuda.device(device_index):
         device = Device(device_index)
         device.set_current()
@@ -166,7 +166,7 @@ def _plan(kernel, device, width, vector, loaded, stored):
 
 
 def _groups(rows, s, resident):
-    """How many groups of blocks take all rows: one for each, or fewer where they stay."""
+    """The number of groups of blocks for all rows: one per row, or fewer if blocks stay."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -177,13 +177,15 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3686352027a06191", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_215d6869d23a3ed0", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -197,7 +199,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -223,16 +225,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"rms_norm_fp8: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -265,11 +268,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _outputs(x):
@@ -314,7 +321,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28c141ef174ddb54
-# body: 975c7fbf89c32072
+# inputs: ea66a16d5cb24ea9
+# body: 5709eea2c689fa86
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -145,7 +145,7 @@ def _forward_kernel(
 
 @functools.cache
 def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
+    """The row of the tile tables for a device: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if major * 10 + minor < 89:
@@ -169,7 +169,7 @@ def _next_power_of_2(n):
 
 
 def _schedule(table, x):
-    """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
+    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -196,7 +196,7 @@ def _schedule(table, x):
 
 
 def _slots(groups, constants, device):
-    """Where the programs of a row leave what the others need."""
+    """Memory in which the programs of a row exchange their sums."""
     if constants["PARTS"] == 1:
         return None
     return torch.zeros(groups * 4 * constants["SLOTS"], dtype=torch.int64, device=device)
@@ -209,18 +209,20 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """What a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_35be5c758f37c849", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_64a1e25637b22a64", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -234,7 +236,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -260,16 +262,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"rms_norm_fp8: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -302,11 +305,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _dtype(x):
@@ -351,7 +358,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm_fp8: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:

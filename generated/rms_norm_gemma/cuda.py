@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1db57e29c8d47803
-# body: d32508012d1297f6
+# inputs: 5d56aa7b7e2a52c3
+# body: 49fa685c60d787e8
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -40,7 +40,7 @@ _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster v
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"rms_norm_gemma runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -58,7 +58,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -98,7 +98,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
 
 @functools.cache
 def _resident(name, arch, device_index, block, shared, cluster):
-    """How many groups of `cluster` blocks the device holds at once; 0 if it cannot hold one."""
+    """The number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
     with torch.cuda.device(device_index):
         device = Device(device_index)
         device.set_current()
@@ -166,7 +166,7 @@ def _plan(kernel, device, width, vector, loaded, stored):
 
 
 def _groups(rows, s, resident):
-    """How many groups of blocks take all rows: one for each, or fewer where they stay."""
+    """The number of groups of blocks for all rows: one per row, or fewer if blocks stay."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -177,13 +177,15 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+    """The namespace of this file's operators: a name made of its code, so exported graphs find it wherever the file lies.
+
+    Copies of the file in one process are numbered.
+    """
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_5f07bbc2e3ffca3c", "rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d0301b8e149f7926", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):
@@ -197,7 +199,7 @@ def _operator(name):
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# True inside torch.func.grad and vmap, where `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -227,16 +229,17 @@ def _look_for_tangents(*tensors):
     _NoDerivative.apply(lambda *_: (), *tensors)
 
 
-# As torch.compiler.disable has it, which first imports all of torch.compile.
+# The effect of torch.compiler.disable, without its import of all of torch.compile.
 _look_for_tangents._torchdynamo_disable = True
 
 
 def _dense(names, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            name = next(name for name, y in zip(names.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"rms_norm_gemma: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"rms_norm_gemma: {name} must be a dense tensor, not {kind}")
 
 
 def _no_tangents(*tensors):
@@ -246,7 +249,10 @@ def _no_tangents(*tensors):
 
 
 def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+    """Register a backward pass.
+
+    torch.library.register_autograd parses the schema at every call, which takes as long as two launches.
+    """
 
     def below(*args):
         with torch._C._AutoDispatchBelowAutograd():
@@ -261,23 +267,28 @@ def _register_autograd(operator, backward, setup_context):
     function = type("rms_norm_gemma", (torch.autograd.Function,), methods)
 
     def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return function.apply(*args)
+        return below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
 
     def in_turn(info, in_dims, *args):
         rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)]
+            for row in range(info.batch_size)
         )
         outputs = [transformed.apply(*row) for row in rows]
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
 
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    # torch.func dispatches here, before autograd, once for each transform.
     methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("rms_norm_gemma", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    methods = {key: staticmethod(method) for key, method in methods.items()}
+    transformed = type("rms_norm_gemma", (torch.autograd.Function,), methods)
     _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -297,11 +308,15 @@ def _real(label, x):
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta:
+            if not torch.is_autocast_enabled(x.device.type):
+                return tensors
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _outputs(x, save):
@@ -412,7 +427,7 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_gemma: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96affe245dc10fe5
-# body: 0795193ac56409a8
+# inputs: 83c97cb33873f56b
+# body: 46d2023c46af0f8d
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e94d720d9f7170d
-# body: 2e6a92b831db949e
+# inputs: d121121385972719
+# body: 5b5a5ddba6edc8fe
 """Causal attention to the last 1024 positions.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64f65fbf78f919da
-# body: 339045d88ac0a182
+# inputs: a2a371ec044c62f2
+# body: 4770722722fe1f6f
 """Causal attention whose scores saturate smoothly at 30.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74c78262dcef4000
-# body: 703d3c72208f5e83
+# inputs: 1f182388196500b5
+# body: 8a5d5f18a996fb92
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 
