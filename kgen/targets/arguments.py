@@ -37,6 +37,8 @@ class Derivatives:
     """True where a tensor gets a gradient."""
     words: str
     """A docstring's sentence on them, after the other errors."""
+    transformed: bool
+    """True where a file asks if a transform of torch.func is active."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def derivatives_of(
     for name, words in refused.items():
         groups.setdefault(words, []).append(f"{called.get(name, name)}={name}")
     reasons = tuple(Refused(", ".join(given), words) for words, given in groups.items())
-    return Derivatives(", ".join(tensors), reasons, derived, _words(groups, derived))
+    words, transformed = _words(groups, derived), bool(groups) or derived
+    return Derivatives(", ".join(tensors), reasons, derived, words, transformed)
 
 
 def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
@@ -79,10 +82,8 @@ def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
 
 
 def _cast_line(names: Sequence[str], dtype: str) -> str:
-    if len(names) == 1:
-        return f"{names[0]} = _cast({names[0]}, {dtype})"
     listed = ", ".join(names)
-    return f"{listed} = (_cast(x, {dtype}) for x in ({listed}))"
+    return f"{listed}{',' if len(names) == 1 else ''} = _cast({dtype}, {listed})"
 
 
 def numbers_of(
@@ -156,9 +157,9 @@ def _in_python(node: Node, known: Collection[str]) -> str | None:
 
 
 def dense(tensors: Iterable[str]) -> str:
-    """The check that none of some tensors is sparse or nested."""
+    """The check that none of some tensors is sparse or nested; empty without tensors."""
     names = list(tensors)
-    return f'_dense("{" ".join(names)}", {", ".join(names)})'
+    return f'_dense("{" ".join(names)}", {", ".join(names)})' if names else ""
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:

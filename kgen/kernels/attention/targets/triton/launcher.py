@@ -433,7 +433,7 @@ class Launcher:
     def function(self) -> Function:
         """The spec's function."""
         spec, own = self.spec, self.interface
-        named = ["q", "k", "v", *self.packed, *self.tables, *map(own.called, spec.buffers), *self.sinks]
+        beside = [*self.packed, *self.tables, *map(own.called, spec.buffers), *self.sinks]
         of_mask = ["*block_mask[1:]"] if self.mask is not None else []
         return Function(
             name=self.name,
@@ -445,7 +445,7 @@ class Launcher:
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
-            dense_check=dense(named),
+            dense_check=dense(beside),
             operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
             buffer_casts=own.casts(spec.buffers),
             paged=spec.paged_kv is not None,

@@ -279,10 +279,8 @@ class Launchers:
     def _function(self) -> Function:
         spec, plan = self.spec, self.plan
         positional, keywords = self._arguments()
-        learned = ", ".join(o.name for o in plan.operands if o.grad)
-        needs_grad = (
-            f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
-        )
+        learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
+        needs_grad = f"torch.is_grad_enabled() and (_transformed() or {learned})"
         return Function(
             name=spec.name,
             summary=opening(spec),

@@ -62,6 +62,8 @@ class Module(Template):
     helpers: tuple[str, ...]
     shared: bool
     """True where several programs share a row."""
+    totals: bool
+    """True where programs of a row add up single values."""
     forward: ForwardKernel
     backward: BackwardKernel | None
     launcher: Launcher
@@ -99,6 +101,7 @@ def _module(plan: NormPlan) -> Module:
         tables=tuple(_tables(plan)),
         helpers=tuple(in_order(kernels.printer.helpers)),
         shared=spec.heads is None,
+        totals=not plan.layer or (backward is not None and bool(backward.rows)),
         forward=forward,
         backward=backward,
         launcher=launchers.launcher(),
