@@ -92,7 +92,10 @@ def _mentioned(tree: ast.Module) -> set[str]:
 
 
 def unused(sources: Mapping[str, str]) -> list[str]:
-    """Imports that their file does not read, and private names that no file of the package reads: `file: name`."""
+    """Imports that their file does not read, and private names that no file of the package reads: `file: name`.
+
+    `_launch.py` is the same in every folder, so not all folders use all of its names.
+    """
     trees = {name: ast.parse(source) for name, source in sources.items()}
     read = {name: _mentioned(tree) for name, tree in trees.items()}
     taken = {
@@ -106,7 +109,8 @@ def unused(sources: Mapping[str, str]) -> list[str]:
         f"{file}: {name}"
         for file, tree in trees.items()
         for name, imported in _roots(tree)
-        if (imported or name.startswith("_")) and name not in ("annotations", "_", "__all__")
+        if imported or (name.startswith("_") and Path(file).name != "_launch.py")
+        if name not in ("annotations", "_", "__all__")
         if name not in read[file] and (imported or name not in taken.union(*read.values()))
     ]
 
@@ -118,6 +122,7 @@ def unused(sources: Mapping[str, str]) -> list[str]:
         ({"a": "def _f(): pass\n_x = 1\ndef g(): return _x"}, ["a: _f"]),
         ({"a": "def _f(): pass", "b": "from .a import _f as f\nf()"}, []),
         ({"a": "def _f(): pass", "b": "from . import a\na._f()"}, []),
+        ({"_launch.py": "import os\ndef _f(): pass"}, ["_launch.py: os"]),
         ({"a": "from .b import c\n__all__ = ['c']", "b": "def c(): pass"}, []),
     ],
 )

@@ -87,24 +87,25 @@ def _cast_line(names: Sequence[str], dtype: str) -> str:
 
 
 def numbers_of(
+    name: str,
     params: Mapping[str, ParamSpec],
     called: Mapping[str, str] = {},
     names: Iterable[str] = (),
     divisors: Iterable[str] = (),
 ) -> Numbers:
     """`scale` or `eps` and run-time parameters, and the lines that check the latter."""
-    lines = (*number_lines(params, called, names), *divisors)
+    lines = (*number_lines(name, params, called, names), *divisors)
     return Numbers(True, any(p.type == "int" for p in params.values()), lines)
 
 
 def number_lines(
-    params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+    name: str, params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
 ) -> list[str]:
     """The checks of run-time parameters, after lines that take what is `called` otherwise under its name here."""
     kinds = {"float": "_real", "int": "_integer"}
     taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
     given = {n: called.get(n, n) for n in params}
-    return taken + [f'{n} = {kinds[p.type]}("{given[n]}", {given[n]})' for n, p in params.items()]
+    return taken + [f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()]
 
 
 _DIVISIONS = ("div", "floordiv", "mod")
@@ -156,10 +157,10 @@ def _in_python(node: Node, known: Collection[str]) -> str | None:
     return None if None in operands else _IN_PYTHON[node.fn].format(*operands)
 
 
-def dense(tensors: Iterable[str]) -> str:
+def dense(name: str, tensors: Iterable[str]) -> str:
     """The check that none of some tensors is sparse or nested; empty without tensors."""
     names = list(tensors)
-    return f'_dense("{" ".join(names)}", {", ".join(names)})' if names else ""
+    return f'_dense("{name}", "{" ".join(names)}", {", ".join(names)})' if names else ""
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:

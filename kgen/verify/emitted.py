@@ -10,9 +10,10 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import Chip, Runtime, family
 from kgen.targets import asked_targets, sources
+from kgen.targets.launching import FILENAME as LAUNCH
 from kgen.verify.families import chip_of
 
-BESIDE = {"triton.py": ("hopper.py",)}
+BESIDE = {"triton.py": ("hopper.py", LAUNCH)}
 """What belongs to a file, where it lies beside it, though it has another stem."""
 
 

@@ -305,10 +305,10 @@ def _package(facts: _Facts) -> Package:
         keywords=[*spec.buffers, *sinks, *facts.runtime],
         tensors_words="[S, H, D]" if packed else "[B, H, S, D]",
         argument_words=_words(spec, packed),
-        dense_check=dense(["q", "k", "v", *packed, *spec.buffers, *sinks]),
+        dense_check=dense(spec.name, ["q", "k", "v", *packed, *spec.buffers, *sinks]),
         casts=casts,
         several_dtypes=several,
-        numbers=numbers_of(facts.runtime),
+        numbers=numbers_of(spec.name, facts.runtime),
         plan_params=_plan_params(facts, sizes),
         plan_words=_plan_words(spec, packed, facts.asked),
         plan_lengths="(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))"

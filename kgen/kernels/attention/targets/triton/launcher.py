@@ -39,6 +39,7 @@ from kgen.targets.arguments import (
     derivatives_of,
     numbers_of,
 )
+from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -86,21 +87,15 @@ class ChipKernels:
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """The functions that all launches call."""
+    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of all launchers."""
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
 
     name: str
-    at: Placement
-    exact: Exact
-    backward: bool
+    launching: LaunchFunctions | None
+    packed: bool
     by_tma: bool
-    """True where tiles of a table may be for TMA."""
-    many_queries: bool
-    """True where some kernel takes many queries."""
-    decodes: bool
-    multiprocessors: bool
-    """True where the number of multiprocessors is asked for."""
+    """True where TMA loads tiles."""
     writes_by_tma: bool
 
 
@@ -136,17 +131,6 @@ class Aligned(Template):
     """The function that aligns narrow values."""
 
     template: ClassVar[str] = "attention/triton/_aligned.j2"
-
-
-@dataclass(frozen=True)
-class Registration(Template):
-    """How operators are made and derived."""
-
-    template: ClassVar[str] = "attention/triton/_registration.j2"
-
-    name: str
-    derivatives: Derivatives
-    numbers: Numbers
 
 
 @dataclass(frozen=True)
@@ -197,11 +181,6 @@ class BackwardLauncher(Template):
     diagonals: list[GradientLaunch]
     gradients: GradientSums
 
-    @property
-    def of_gradients(self) -> str:
-        """The function that this pass is."""
-        return "_gradients" if self.shares else "_backward_op"
-
 
 @dataclass(frozen=True)
 class Scatter(Template):
@@ -219,6 +198,7 @@ class Autograd(Template):
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
 
+    name: str
     op: Operator
     exact: Exact
     gradients: GradientSums
@@ -329,35 +309,31 @@ class Launcher:
         keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
         return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
 
-    def parts(self, chip: ChipKernels, which: WhichKernels) -> list[Template]:
+    def parts(
+        self, chip: ChipKernels, which: WhichKernels, launching: LaunchFunctions | None
+    ) -> list[Template]:
         """All parts, in the order of a file."""
-        found: list[Template] = [self._launching(chip)]
+        found: list[Template] = [
+            Launching(
+                name=self.name,
+                launching=launching,
+                packed=self.spec.varlen,
+                by_tma=self.kernels.many_queries,
+                writes_by_tma=chip.there,
+            )
+        ]
         if self.launches.decode is not None:
             found.append(self._decode(self.launches.decode))
         if chip.there:
             found.append(ChipChoice(single=not chip.beside))
         if narrow_values(self.plan):
             found.append(Aligned())
-        found.append(Registration(self.name, self.derivatives, self._numbers()))
         if self.mask is not None:
             found.append(self.mask)
         found.append(self._forward(chip))
         if self.launches.backward is not None:
             found += self._backward(chip, self.launches.backward)
         return [*found, self.function(), which]
-
-    def _launching(self, chip: ChipKernels) -> Launching:
-        return Launching(
-            name=self.name,
-            at=self.at,
-            exact=self.exact,
-            backward=self.plan.backward,
-            by_tma=self.kernels.many_queries,
-            many_queries=self.kernels.many_queries or chip.there,
-            decodes=self.kernels.decode is not None,
-            multiprocessors=chip.there or self.kernels.decode is not None,
-            writes_by_tma=chip.there,
-        )
 
     def _decode(self, of: DecodeLaunch) -> DecodeLauncher:
         return DecodeLauncher(
@@ -408,12 +384,13 @@ class Launcher:
             gradients=gradients,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
-        return [launcher, *scatter, Autograd(self.op, self.exact, gradients)]
+        return [launcher, *scatter, Autograd(self.name, self.op, self.exact, gradients)]
 
     def _numbers(self) -> Numbers:
         own = self.interface
         names = [*self.spec.buffers, *own.runtime]
-        return numbers_of(own.runtime, self.plan.called, names, own.divisor_lines(own.runtime))
+        divisors = own.divisor_lines(own.runtime)
+        return numbers_of(self.name, own.runtime, self.plan.called, names, divisors)
 
     def docstring(self) -> Docstring:
         """The function's docstring on arguments and results."""
@@ -445,7 +422,7 @@ class Launcher:
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
-            dense_check=dense(beside),
+            dense_check=dense(self.name, beside),
             operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
             buffer_casts=own.casts(spec.buffers),
             paged=spec.paged_kv is not None,

@@ -27,6 +27,7 @@ from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.portable import dead_rows, portable_kernels, sink_load
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.launching import launching_of, modules_of
 from kgen.targets.template import Template
 from kgen.targets.triton.tritons import GLUON
 
@@ -66,6 +67,7 @@ def sources(loaded: Loaded) -> list[Source]:
         "triton.py",
         file.whole(single=False),
         rank=1,
+        launches=True,
         alone=file.whole(single=True),
         offers=tuple(offers),
         signature=file.launcher.signature,
@@ -120,7 +122,7 @@ class _File:
             hopper=self.hopper is not None,
             prelude=self._prelude(),
             kernels=self.kernels.emitted,
-            launcher=self.launcher.parts(_chip(self.hopper, single), self._which()),
+            launcher=self.launcher.parts(_chip(self.hopper, single), self._which(), launching_of(single)),
             gluon_names=names_of(self.hopper) if self.hopper is not None and single else None,
             hopper_parts=self.hopper_parts if single else [],
         )
@@ -128,7 +130,7 @@ class _File:
     def _opening(self, single: bool) -> Opening:
         plan, spec, hopper = self.plan, self.plan.spec, self.hopper is not None
         named = plan.block_mask is not None or (hopper if single else self.shares)
-        modules = [] if single else ["importlib.util"]
+        modules = ["math", *(["functools"] if hopper or self.decode is not None else [])]
         return Opening(
             name=spec.name,
             summary=opening(spec),
@@ -140,9 +142,9 @@ class _File:
             dtype=spec.dtype,
             tensors=["q", "k", "v", *self.launcher.packed],
             usage_args=[f"{name}={name}" for name in self.interface.required()],
-            backward=plan.backward,
             by_tma=self.kernels.many_queries,
-            modules=[*modules, "warnings"] if hopper else [],
+            modules=modules_of(launching_of(single), *modules, *(["warnings"] if hopper else [])),
+            launching=launching_of(single),
             typing=[*(["NamedTuple"] if named else []), *(["Optional"] if plan.backward else [])],
             gdc=self.waits if single else self.begins,
         )
