@@ -118,7 +118,7 @@ def test_messages_name_the_argument(
     changes: dict[str, Any], error: type[Exception] | None, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "biased.py"
-    path.write_text(render_spec(loads(BIASED, "biased.yaml"))["triton.py"])
+    path.write_text(next(iter(render_spec(loads(BIASED, "biased.yaml"), single=True).values())))
     biased = import_file(path, "kgen_test_biased").biased
     q = torch.empty(1, 1, 8, 64, dtype=torch.bfloat16, device="meta")
     given: dict[str, Any] = {"cap": 8.0, "window": 4} | changes

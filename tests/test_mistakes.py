@@ -119,7 +119,7 @@ KEYS = (
     ("decode_gqa", "launches", "layouts = _layouts(q, k, v, {kv_lens => out}, out)"),
     ("causal", "launches", "key = kernel, layouts, {*meta.values() => }"),
     ("causal", "launches", '@triton.jit({do_not_specialize=["HQ", "SQ"] => })\ndef _delta_kernel'),
-    ("causal_alibi", "launches", ":\n        _compile_backward(q, k, {v => slopes}, slopes, scale)"),
+    ("causal_alibi", "launches", "out, None, out, lse, q, k, {v => slopes}, slopes, scale)"),
     ("gpt_oss", "launches", "_backward_op(out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
     ("varlen_causal", "launches", "if {thread := _AHEAD.pop(key, None) => False}:"),
 )

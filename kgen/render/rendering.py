@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import symtable
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
-from kgen.render.header import digest, stamp, without_docstrings
+from kgen.render.header import digest, stamp, stamp_shared, without_docstrings
 from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
+from kgen.targets.launching import FILENAME, LAUNCH_FILE, imported
 from kgen.targets.template import Template, names, parts
 
 if TYPE_CHECKING:
@@ -175,12 +179,14 @@ def _blocks(source: Source, block: str) -> list[str]:
 
 def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
     """What each file is made of."""
-    from kgen.targets import asked_targets, sources
+    from kgen.targets import asked_targets, launch_file, sources
     from kgen.targets.package import package
 
     files: dict[str, Source] = {}
     asked = [target for target in asked_targets(loaded) if targets is None or target in targets]
     found = [source for target in asked for source in sources(loaded, target)]
+    if any(source.launches for source in found):
+        found.append(launch_file())
     if targets is None and (whole := package(loaded, found)):
         found.append(whole)
     for source in found:
@@ -211,11 +217,27 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    text = _tidy(environment.rendered(source.text))
+    text = _with_imports(_tidy(environment.rendered(source.text)))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
     return text.replace(environment.DIGEST_OF_CODE, digest(without_docstrings(text)))
+
+
+def _with_imports(text: str) -> str:
+    """The text of a file with the names that it imports from `_launch.py`: those that it uses."""
+    if environment.LAUNCH_NAMES not in text:
+        return text
+    tree = ast.parse(text.replace(environment.LAUNCH_NAMES, "_"))
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names()))
+
+
+@cache
+def _launch_names() -> frozenset[str]:
+    """The names that `_launch.py` defines."""
+    table = symtable.symtable(environment.rendered(LAUNCH_FILE), FILENAME, "exec")
+    return frozenset(s.get_name() for s in table.get_symbols() if s.is_assigned() and not s.is_imported())
 
 
 def _tidy(rendered: str) -> str:
@@ -224,6 +246,11 @@ def _tidy(rendered: str) -> str:
 
 def _file(loaded: Sequence[Loaded], source: Source) -> str:
     """A file of a spec, or of all its variants."""
+    if source.shared:
+        inputs = digest(
+            "\0".join(f"{name}\0{text}" for name, text in environment.texts_of(source.text).items())
+        )
+        return stamp_shared(_body(source), source.comment, inputs=inputs, spdx=loaded[0].spec.license)
     return stamp(
         _body(source),
         source.comment,

@@ -10,6 +10,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
 from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
+from kgen.targets.launching import FILENAME, LAUNCH_FILE
 from kgen.targets.template import Template
 
 if TYPE_CHECKING:
@@ -43,8 +44,17 @@ class Source:
     """Of the spec's function, in Python: its parameters."""
     docstring: Template | None = None
     """What the function's docstring says of arguments and results."""
+    launches: bool = False
+    """True if the file imports from `_launch.py`."""
+    shared: bool = False
+    """True if the file depends on no spec: the same for all of one license."""
     reserved: frozenset[str] = frozenset()
     """What the spec's function cannot be called. Of a file of Python that is found out."""
+
+
+def launch_file() -> Source:
+    """`_launch.py`, which is beside every file that imports from it."""
+    return Source(FILENAME, LAUNCH_FILE, shared=True)
 
 
 def callable_files(sources: Iterable[Source]) -> list[Source]:

@@ -37,6 +37,8 @@ class Derivatives:
     """True where a tensor gets a gradient."""
     words: str
     """A docstring's sentence on them, after the other errors."""
+    transformed: bool
+    """True where a file asks if a transform of torch.func is active."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def derivatives_of(
     for name, words in refused.items():
         groups.setdefault(words, []).append(f"{called.get(name, name)}={name}")
     reasons = tuple(Refused(", ".join(given), words) for words, given in groups.items())
-    return Derivatives(", ".join(tensors), reasons, derived, _words(groups, derived))
+    words, transformed = _words(groups, derived), bool(groups) or derived
+    return Derivatives(", ".join(tensors), reasons, derived, words, transformed)
 
 
 def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
@@ -79,31 +82,30 @@ def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
 
 
 def _cast_line(names: Sequence[str], dtype: str) -> str:
-    if len(names) == 1:
-        return f"{names[0]} = _cast({names[0]}, {dtype})"
     listed = ", ".join(names)
-    return f"{listed} = (_cast(x, {dtype}) for x in ({listed}))"
+    return f"{listed}{',' if len(names) == 1 else ''} = _cast({dtype}, {listed})"
 
 
 def numbers_of(
+    name: str,
     params: Mapping[str, ParamSpec],
     called: Mapping[str, str] = {},
     names: Iterable[str] = (),
     divisors: Iterable[str] = (),
 ) -> Numbers:
     """`scale` or `eps` and run-time parameters, and the lines that check the latter."""
-    lines = (*number_lines(params, called, names), *divisors)
+    lines = (*number_lines(name, params, called, names), *divisors)
     return Numbers(True, any(p.type == "int" for p in params.values()), lines)
 
 
 def number_lines(
-    params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+    name: str, params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
 ) -> list[str]:
     """The checks of run-time parameters, after lines that take what is `called` otherwise under its name here."""
     kinds = {"float": "_real", "int": "_integer"}
     taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
     given = {n: called.get(n, n) for n in params}
-    return taken + [f'{n} = {kinds[p.type]}("{given[n]}", {given[n]})' for n, p in params.items()]
+    return taken + [f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()]
 
 
 _DIVISIONS = ("div", "floordiv", "mod")
@@ -168,10 +170,10 @@ def _in_python(node: Node, known: Mapping[str, str]) -> str | None:
     return None if None in operands else _IN_PYTHON[node.fn].format(*operands)
 
 
-def dense(tensors: Iterable[str]) -> str:
-    """The check that none of some tensors is sparse or nested."""
+def dense(name: str, tensors: Iterable[str]) -> str:
+    """The check that none of some tensors is sparse or nested; empty without tensors."""
     names = list(tensors)
-    return f'_dense("{" ".join(names)}", {", ".join(names)})'
+    return f'_dense("{name}", "{" ".join(names)}", {", ".join(names)})' if names else ""
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:

@@ -10,17 +10,20 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import Chip, Runtime, chips, family
 from kgen.targets import asked_targets, sources
+from kgen.targets.launching import FILENAME as LAUNCH
 from kgen.verify.families import chip_of
 
 PORTABLE = "triton.py"
-"""The file that others may lie beside, with kernels for one chip. They belong to it, though they have other stems."""
+"""The file that others lie beside: the launch functions, and kernels for one chip. They belong to it, though they have
+other stems."""
 
 
 def parts(path: Path) -> list[Path]:
     """An emitted file, and what belongs to it: files of its stem (`cuda.cu`), and those that it imports."""
     path = Path(path)
     stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
-    others = [path.with_name(chip.file) for chip in chips()] if path.name == PORTABLE else []
+    names = [*(chip.file for chip in chips()), LAUNCH] if path.name == PORTABLE else []
+    others = [path.with_name(name) for name in names]
     return [path, *(p for p in (*stem, *others) if p.is_file())]
 
 

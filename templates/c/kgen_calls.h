@@ -186,7 +186,7 @@ static inline int64_t kgen_next_power_of_2(int64_t n)
 
 /* --- TMA ---------------------------------------------------------------------------------------------------------- */
 
-/* Whether TMA can load tiles of x: elements of a row are next to each other, rows begin at multiples of 16 bytes. */
+/* True if TMA can load tiles of x: elements of a row are contiguous, and rows begin at multiples of 16 bytes. */
 static inline int kgen_by_tma(const kgen_tensor *x, int rank, int bytes)
 {
     for (int i = 0; i + 1 < rank; i++) {

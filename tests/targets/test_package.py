@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -171,21 +173,21 @@ def test_every_folder_offers_its_function(path):
         assert set(module.__all__) == offered
 
 
-HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which was not found"
+HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which cannot be imported"
 
 
 def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
     """By a relative import, and never by their name."""
     folder = tmp_path / "causal"
     folder.mkdir()
-    for file in ("__init__.py", "triton.py", "hopper.py"):
+    for file in ("__init__.py", "_launch.py", "triton.py", "hopper.py"):
         (folder / file).write_bytes((ROOT / "generated" / "causal" / file).read_bytes())
     beside = import_file(folder / "triton.py", "kgen_test_beside")
     monkeypatch.setattr(beside, "_arch", lambda device: 90)
     assert beside._portable_because(torch.device("cuda")) == ""
     assert beside._hopper().__name__ == "kgen_test_beside.hopper"
     assert beside._hopper()._launch is beside._launch
-    # Copied alone, it says so once, and takes its own kernels.
+    # Without them, it says so once, and takes its own kernels.
     (tmp_path / "hopper.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(tmp_path)
     (folder / "hopper.py").unlink()
@@ -195,13 +197,13 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
         warnings.simplefilter("default")
         for number in range(2):
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
-    assert [str(warning.message).partition(": ")[2][: len(HOPPER_SAYS)] for warning in caught] == [
-        HOPPER_SAYS
-    ]
+    (said,) = {str(warning.message) for warning in caught}
+    assert said.startswith(f"attention takes portable kernels: {HOPPER_SAYS}: ")
+    # Outside of a package, the file says what it needs.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(outside)
-    assert outside._hopper() is None
+    with pytest.raises(ImportError, match="causal needs the files beside it: import its folder"):
+        spec.loader.exec_module(outside)
 
 
 def test_one_file_has_all_kernels(tmp_path):
@@ -218,6 +220,49 @@ def test_one_file_has_all_kernels(tmp_path):
         one, other = (getattr(k, "fn", k).__code__ for k in (whole[name], vars(own)[name]))
         assert one.co_code == other.co_code
     assert "from ." not in text
+
+
+LIMITS = {"_launch.py": 250, "triton.py": 700}
+
+
+def test_launchers_are_short_and_the_same_in_every_folder() -> None:
+    launchers = sorted((ROOT / "generated").glob("*/_launch.py"))
+    assert [path.parent for path in launchers] == [
+        p.parent for p in sorted((ROOT / "generated").glob("*/triton.py"))
+    ]
+    assert len({path.read_bytes() for path in launchers}) == 1
+    for file, limit in LIMITS.items():
+        assert len((ROOT / "generated" / "causal_alibi" / file).read_text().splitlines()) <= limit, file
+    assert max(map(len, launchers[0].read_text().splitlines())) <= 120
+
+
+CALLS = {
+    "causal_alibi": "causal_alibi(x, x, x, slopes=torch.ones(1))",
+    "decode_gqa": "decode_gqa(x[:, :, :1].expand(1, 4, 1, 128), x, x, kv_lens=torch.tensor([16], dtype=torch.int32))",
+    "rms_norm": "rms_norm(x, torch.ones(128, dtype=x.dtype))",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
+    """It imports nothing but Python, torch and triton, from a folder that has nothing else."""
+    (text,) = render_spec(load(ROOT / f"specs/{name}.yaml"), single=True).values()
+    (tmp_path / f"{name}.py").write_text(text)
+    nodes = [*ast.walk(ast.parse(text))]
+    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
+    roots = {alias.name.partition(".")[0] for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    roots |= {(n.module or "").partition(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
+    assert roots <= {*sys.stdlib_module_names, "torch", "triton"}
+    script = [
+        "import torch",
+        f"from {name} import {name}",
+        "x = torch.randn(1, 1, 16, 128, dtype=torch.bfloat16)",
+        f"assert {CALLS[name]}.isfinite().all()",
+    ]
+    env = {"PATH": "/usr/bin:/bin", "TRITON_INTERPRET": "1", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", "\n".join(script)]
+    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_where_no_file_does_without_others():

@@ -457,6 +457,7 @@ class Package(Folder):
     def load(self, stem: str) -> Any:
         """The emitted file, with machine code for kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
+        self.emitted("_launch")
         module = self.emitted(stem, scope=here)
         if (self.folder / SOURCES / "hopper.py").is_file():
             self.emitted("hopper", scope=here)

@@ -115,12 +115,12 @@ def test_lengths_are_hard() -> None:
 
 
 SHARES = """
-import importlib.util, random, sys
+import importlib, random, sys
+from pathlib import Path
 import torch, triton, triton.language as tl
 
-found = importlib.util.spec_from_file_location("decode_gqa", sys.argv[1])
-module = importlib.util.module_from_spec(found)
-found.loader.exec_module(module)
+sys.path.insert(0, str(Path(sys.argv[1]).parents[1]))
+module = importlib.import_module("decode_gqa.triton")
 
 @triton.jit
 def shares(out_ptr, kv_lens_ptr, B, slots, SK, BATCHES: tl.constexpr, BLOCK_N: tl.constexpr):

@@ -38,7 +38,9 @@ MAGNITUDES = (1.0, 2.0**8, 2.0**15)
 )
 def test_gradients_do_not_depend_on_the_size_of_scores(name: str, tmp_path: Path) -> None:
     path = tmp_path / "single.py"
-    path.write_text(render_spec(loads(SPEC.format(more=FIELDS[name]), "single.yaml"))["triton.py"])
+    path.write_text(
+        next(iter(render_spec(loads(SPEC.format(more=FIELDS[name]), "single.yaml"), single=True).values()))
+    )
     assert not interpreted(_off, path, name)
 
 
@@ -102,7 +104,9 @@ def _in_float64(
 def test_splits_of_a_cache_are_merged_by_their_exact_weights(tmp_path: Path) -> None:
     path = tmp_path / "single.py"
     more = "gqa: 1\npasses: [forward, decode]"
-    path.write_text(render_spec(loads(SPEC.format(more=more), "single.yaml"))["triton.py"])
+    path.write_text(
+        next(iter(render_spec(loads(SPEC.format(more=more), "single.yaml"), single=True).values()))
+    )
     assert interpreted(_merged, path) < 8 * 2**-24
 
 

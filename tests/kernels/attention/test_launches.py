@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from kgen.verify.families import family_of, problem_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = [p for p in sorted(ROOT.glob("generated/*/triton.py")) if "def _launch(" in p.read_text()]
-TRAINED = [p for p in FILES if "def _compile_backward(" in p.read_text()]
+FILES = [p for p in sorted(ROOT.glob("generated/*/triton.py")) if "_launch(\n" in p.read_text()]
+TRAINED = [p for p in FILES if "_compile_ahead(" in p.read_text()]
 
 
 class _Kernel:
@@ -106,7 +107,7 @@ STRIDES = [0, 1, 2, 15, 16, 17, 32, 4096, 2**31 - 1, 2**31, 2**31 + 1, 2**40, 2*
 
 @pytest.mark.skipif(not hasattr(libtriton, "native_specialize_impl"), reason="Triton has it since 3.5")
 def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
-    kinds = {stride: emitted._kinds(stride) for stride in STRIDES}
+    kinds = {stride: sys.modules["kgen_test_launches._launch"]._kinds(stride) for stride in STRIDES}
     compiled = {
         stride: libtriton.native_specialize_impl(CUDABackend, stride, False, True, True) for stride in STRIDES
     }
@@ -121,6 +122,7 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
     """Threads compile what it launches while the first forward pass compiles, and nothing else; nothing is launched
     twice. Without a gradient that is wanted nothing is compiled ahead."""
     module = import_file(path, f"kgen_test_ahead_{path.parent.name}")
+    launching = sys.modules[f"{module.__package__}._launch"]
     problem = problem_of(load(ROOT / "specs" / f"{path.parent.name}.yaml"))
     (_, compile_calls), *_ = family_of(problem).compile_calls(problem)
     ran: list[tuple[str, bool]] = []
@@ -132,19 +134,19 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
             made_ahead.append(compiled)
         return compiled
 
-    def compile_backward(*args: Any) -> None:
+    def compile_ahead(*args: Any) -> None:
         plain(*args)
-        ahead.append({*module._AHEAD})
+        ahead.append({*launching._AHEAD})
 
     made_ahead: list[_Compiled] = []
     ahead: list[set[Any]] = []
-    plain = module._compile_backward
+    plain = module._compile_ahead
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(driver, "_active", OfflineDriver(capability))
     monkeypatch.setattr(module, "_arch", lambda device: capability)
-    monkeypatch.setattr(module, "_compile_backward", compile_backward)
+    monkeypatch.setattr(module, "_compile_ahead", compile_ahead)
     function, inputs = getattr(module, problem.name), draw(problem, compile_calls.args[1], "cpu")
     wanted = list(differentiable(problem, inputs).values())
     monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
@@ -160,7 +162,7 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
     (keys,) = ahead
     assert keys
     assert keys <= module._COMPILED.keys()
-    assert not module._AHEAD, "what was compiled ahead was not launched"
+    assert not launching._AHEAD, "what was compiled ahead was not launched"
     warm = [name for name, warmup in ran if warmup]
     launched = [name for name, warmup in ran if not warmup]
     assert sorted(warm) == sorted(launched[-len(warm) :])

@@ -163,7 +163,7 @@ def test_narrow_values_are_copied_where_they_are_not_aligned(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     interpreter.mend()
     texts = {
-        n: render_spec(load(ROOT / "tests" / "specs" / f"{n}.yaml"))["triton.py"]
+        n: render_spec(load(ROOT / "tests" / "specs" / f"{n}.yaml"), single=True)[f"{n}.py"]
         for n in ("clusters", "sunk")
     }
     assert "_aligned" not in texts["sunk"]

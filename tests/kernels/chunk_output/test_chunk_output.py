@@ -226,7 +226,9 @@ def test_sizes_of_benchmarks():
 
 def test_tokens_too_far_apart_are_refused(tmp_path):
     """Offsets within a chunk are 32-bit; tensors without memory are enough to see the check."""
-    source = render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"])["triton.py"]
+    source = next(
+        iter(render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"], single=True).values())
+    )
     (tmp_path / "emitted.py").write_text(source)
     function = import_file(tmp_path / "emitted.py", "emitted_for_its_strides").linear_attention_output
 
@@ -242,7 +244,11 @@ def test_tokens_too_far_apart_are_refused(tmp_path):
 
 
 def test_packing_that_is_no_tensor_of_integers_there_is_refused(tmp_path):
-    source = render_spec(load(ROOT / "specs/gated_delta_output_varlen.yaml"), ["triton"])["triton.py"]
+    source = next(
+        iter(
+            render_spec(load(ROOT / "specs/gated_delta_output_varlen.yaml"), ["triton"], single=True).values()
+        )
+    )
     (tmp_path / "emitted.py").write_text(source)
     function = import_file(tmp_path / "emitted.py", "emitted_for_its_packing").gated_delta_output_varlen
     q, v, h = (torch.zeros(s).bfloat16() for s in ((1, 70, 16, 128), (1, 128, 32, 128), (1, 2, 32, 128, 128)))

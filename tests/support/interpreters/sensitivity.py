@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class Planted:
     def found(self, folder: Path, cases: Iterable[str] = ()) -> dict[str, list[str]]:
         """The messages of each case; of all quick cases by default."""
         path = folder / "triton.py"
+        shutil.copyfile(ROOT / "generated" / self.spec / "_launch.py", folder / "_launch.py")
         path.write_text(self.text())
         return interpreted(_found, self.spec, self.group, path, tuple(cases))
 

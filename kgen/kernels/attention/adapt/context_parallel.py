@@ -26,7 +26,7 @@ from kgen.render.rendering import render_source, render_variants
 from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.arguments import Derivatives, Numbers, Refused, cast_lines, numbers_of
+from kgen.targets.arguments import Derivatives, Numbers, Refused, cast_lines, dense, numbers_of
 from kgen.targets.template import Template
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
@@ -86,6 +86,8 @@ class Package(Template):
     usage: Usage
     constants: list[str]
     """Parameters that intervals read."""
+    planning_names: list[str]
+    """The functions of `planning.py` that intervals call."""
     keys: Intervals
     queries: Intervals | None
     modules: list[tuple[str, str]]
@@ -117,6 +119,7 @@ class Package(Template):
     keywords: list[str]
     tensors_words: str
     argument_words: list[str]
+    dense_check: str
     casts: list[str]
     several_dtypes: bool
     numbers: Numbers
@@ -269,6 +272,7 @@ class _Facts:
 def _package(facts: _Facts) -> Package:
     spec, packed, sinks = facts.spec, facts.packed, facts.sinks
     several, casts = _casts(facts.parts, spec)
+    refused = _refused(_without_gradient(facts))
     reduce = ["reduce_gradients"] if facts.learned else []
     given = {n: n for n in ("scale", *facts.runtime, *packed, *spec.buffers)}
     sizes = {word: _size_of(spec, facts.asked, size) for word, size in SIZES.items()}
@@ -280,6 +284,7 @@ def _package(facts: _Facts) -> Package:
         head=head_of(spec),
         usage=_usage(facts),
         constants=_constants(facts),
+        planning_names=_planning_names(facts),
         keys=_intervals(facts.keys),
         queries=_intervals(facts.queries) if facts.queries and facts.queries.texts else None,
         modules=_modules(facts.parts),
@@ -294,16 +299,17 @@ def _package(facts: _Facts) -> Package:
         lse_shape="(q.shape[1], q.shape[0])" if packed else "q.shape[:-1]",
         lse_words=" [H, S]" if packed else " [B, H, S]",
         exact=Exact(exact(spec)),
-        derivatives=Derivatives("", _refused(_without_gradient(facts)), facts.own.backward, ""),
+        derivatives=Derivatives("", refused, facts.own.backward, "", transformed=bool(refused)),
         learned=facts.learned,
         gradient_returns=_returned(facts),
         packed_operands=packed,
         keywords=[*spec.buffers, *sinks, *facts.runtime],
         tensors_words="[S, H, D]" if packed else "[B, H, S, D]",
         argument_words=_words(spec, packed),
+        dense_check=dense(spec.name, ["q", "k", "v", *packed, *spec.buffers, *sinks]),
         casts=casts,
         several_dtypes=several,
-        numbers=numbers_of(facts.runtime),
+        numbers=numbers_of(spec.name, facts.runtime),
         plan_params=_plan_params(facts, sizes),
         plan_words=_plan_words(spec, packed, facts.asked),
         plan_lengths="(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))"
@@ -329,6 +335,12 @@ def _usage(facts: _Facts) -> Usage:
 def _constants(facts: _Facts) -> list[str]:
     params = facts.spec.params.items()
     return [f"{n} = {p.value!r}" for n, p in params if not p.runtime and n in facts.reads]
+
+
+def _planning_names(facts: _Facts) -> list[str]:
+    ranges = [r for r in (facts.keys, facts.queries) if r is not None]
+    texts = [text for r in ranges for pair in r.texts for text in pair]
+    return [n for n in ("first_at_least", "where") if any(f"{n}(" in text for text in texts)]
 
 
 def _intervals(ranges: _Ranges) -> Intervals:

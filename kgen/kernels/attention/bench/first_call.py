@@ -32,11 +32,12 @@ q, k, v = (torch.randn(size, dtype=dtype, device=device) for size in sizes)
 buffers = {name: value.to(device) for name, value in buffers.items()}
 """
 _KGEN = """
-import importlib.util
+import importlib
+from pathlib import Path
 
-spec = importlib.util.spec_from_file_location("emitted", sys.argv[2])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+folder = Path(sys.argv[2]).parent
+sys.path.insert(0, str(folder.parent))
+module = importlib.import_module(f"{folder.name}.triton")
 out = module.{name}(q, k, v, **buffers, **runtime)
 """
 _FLEX = """

@@ -1,4 +1,4 @@
-"""What ranks tell each other before a pass, on their hosts: who differs, or is gone."""
+"""The check of ranks before a pass, on their hosts: all agree on the call, and none is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Disagreement(RuntimeError):
 
 @dataclass(frozen=True)
 class Told:
-    """What has to be alike, and what is said of it where it is not."""
+    """The settings that all ranks must share, and the message if they differ."""
 
     words: str
     alike: object
@@ -41,14 +41,14 @@ def talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
         members = dist.get_process_group_ranks(group)
         _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
     if device.type == "cuda" and "cuda:gloo" not in backends and group not in _MET:
-        # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
+        # If the first transfer of a group involves only some of its ranks, NCCL waits for the others.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
         _MET.add(group)
     return group if spoken else _TALKS[group]
 
 
 class Words:
-    """What a rank says of its call: the numbers of its queries, keys and values, and what all have to say alike.
+    """The description of a rank's call: the numbers of its rows, and the settings that all ranks must share.
 
     It goes out at once, and what the others say is heard when it has to be.
     """

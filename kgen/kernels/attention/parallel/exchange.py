@@ -1,4 +1,4 @@
-"""How keys come to the ranks that need them, and gradients to where the keys are."""
+"""Transfers of keys to the ranks that need them, and of gradients to the ranks that own the keys."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class _Read:
             self.beside.lead(home.collect())
 
     def _left(self, rank: int) -> dict[Interval, list[Tensor]]:
-        """What lies in a rank's buffer: keys and values of runs, rows first."""
+        """The layout of a rank's buffer: keys and values of runs, rows first."""
         axis, found = self.keys.axis, {}
         for (lo, hi), offsets in left(self.keys, rank)[0].items():
             shapes = [rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v)]
@@ -261,7 +261,7 @@ class _Shared:
 def _gathered_pairs(
     keys: Keys, beside: Beside, agreed: Callable[[], None], home: KeyGradients | None
 ) -> Steps:
-    """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
+    """The keys that a rank needs from all others, by position in the whole sequence."""
     plan, rank, axis = keys.plan, keys.rank, keys.axis
     calls = plan.calls(rank, back=home is not None)
     leaving = [(other, interval) for other in keys.others for interval in plan.sent(rank, other)]

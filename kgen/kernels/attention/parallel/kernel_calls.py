@@ -1,4 +1,4 @@
-"""Which calls of kernels a rank makes where keys are gathered: few, and some with its own keys beside each transfer.
+"""The kernel calls of a rank when keys are gathered: few calls, some of them with its own keys during each transfer.
 
 A call has a run of queries and one of keys; what of these the mask leaves out, kernels do not visit.
 """

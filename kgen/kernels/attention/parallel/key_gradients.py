@@ -1,4 +1,4 @@
-"""How gradients of keys come to the rank that has these."""
+"""Transfers of gradients to the rank that owns the keys."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class KeyGradients:
         received = [(target, x) for _, *pair in coming for x in pair]
         works = exchanged(self.group, [(source, x) for x in sent], received)
         self.settle()
-        # What is sent must live until it has left.
+        # A buffer must live until it has been sent.
         self.coming.append((works, sent, coming))
         return works
 

@@ -1,4 +1,4 @@
-"""Who has which positions, for people: to shard tensors, to bring them together, and to say where rows stand."""
+"""The positions of each rank: functions to shard tensors, to gather them, and to look up positions of rows."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Sum:
         """Outputs and their log-sum-exps, [.., H, S]; zeros and -inf where no part was."""
         if self.whole is None:
             rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
-            # As kernels have it: P of float32 is computed from a log-sum-exp of float64.
+            # Like the kernels: P in float32 is computed from a log-sum-exp in float64.
             dtype = torch.float64 if self.like.dtype == torch.float32 else torch.float32
             out, lse = empty(self.shape, self.like), self.like.new_full(rows, -math.inf, dtype=dtype)
         else:

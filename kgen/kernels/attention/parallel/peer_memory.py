@@ -92,7 +92,7 @@ class Peers:
         return self.views[key]
 
     def stream(self) -> AbstractContextManager[object]:
-        """Where copies are made, and tensors for them."""
+        """Copies between buffers, and the tensors for them."""
         found: AbstractContextManager[object] = (
             torch.cuda.stream(self.copying) if self.beside else nullcontext()
         )
@@ -216,7 +216,7 @@ def _made(
 
 
 def _told(speaking: dist.ProcessGroup, said: Any) -> list[Any]:
-    """What each rank says."""
+    """The message of each rank."""
     heard: list[Any] = [None] * dist.get_world_size(speaking)
     dist.all_gather_object(heard, said, group=speaking)
     return heard

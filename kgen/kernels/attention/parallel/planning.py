@@ -1,4 +1,4 @@
-"""Which keys each rank needs of which other, for sequences whose positions are spread over ranks.
+"""The keys that each rank needs from each other rank, for sequences that are sharded along positions.
 
 Positions are those of the whole sequence, intervals are `(lo, hi)` without `hi`. A mask says by intervals of keys what
 a run of queries sees, and by intervals of queries what sees a run of keys: never too little. From these and from who
@@ -92,7 +92,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who attends to what, and how keys come to where they are needed.
+    """The calls of a rank, and the transfers of keys between ranks.
 
     `gathered`: a rank takes what it needs of all others at once, each key to its place in the sequence. Else it takes
     from one after the other; `shared` are keys that all need, each sent once to all. `of` stands for what else it
@@ -112,7 +112,7 @@ class Plan:
         return self.q.ranks
 
     def pairs_of(self, q_rank: int, kv_rank: int) -> list[Pair]:
-        """What a rank attends to of another's keys, or of its own."""
+        """The keys of a rank, another's or its own, that a rank attends to."""
         return self._by_ranks.get((q_rank, kv_rank), [])
 
     def sent(self, kv_rank: int, q_rank: int) -> list[Interval]:
@@ -130,12 +130,12 @@ class Plan:
 
     @cached_property
     def few(self) -> bool:
-        """Whether some ranks take keys of others, none more of them than it has, and none that all need."""
+        """True if some ranks take keys of others, none more of them than it has, and none that all need."""
         taken = [(self.received(rank), self.kv.local(rank)) for rank in range(self.ranks)]
         return not self.shared and any(one for one, _ in taken) and all(one <= own for one, own in taken)
 
     def received(self, rank: int) -> int:
-        """How many keys come to a rank."""
+        """The number of keys that a rank receives."""
         own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
         return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
 
@@ -150,7 +150,7 @@ class Plan:
         return self._calls[rank, back]
 
     def several(self, q_rank: int, keys: Interval) -> bool:
-        """Whether calls of a rank add more than one part to the gradient of one of these keys."""
+        """True if calls of a rank add more than one part to the gradient of one of these keys."""
         found = self._several.get((q_rank, keys))
         if found is None:
             if self.gathered:
@@ -228,7 +228,7 @@ def _pairs(
 
 
 def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
-    """What all others need of a rank's keys."""
+    """The keys of a rank that any other rank needs."""
     for rank in range(plan.ranks):
         needs = [plan.sent(rank, other) for other in range(plan.ranks) if other != rank]
         common = needs[0]
@@ -241,7 +241,7 @@ def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
 
 
 def work(mask: Mask, length: int, lo: int, hi: int) -> int:
-    """How many pairs kernels look at for the queries `[lo, hi)` of as many keys as `length`, by tiles."""
+    """The number of pairs in the tiles that kernels compute for the queries `[lo, hi)` and `length` keys."""
     total = 0
     for start in range(lo, hi, TILE):
         end = min(start + TILE, hi)

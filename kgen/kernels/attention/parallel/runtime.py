@@ -157,7 +157,7 @@ class Call:
 
     @contextmanager
     def agreeing(self, steps: Steps, home: KeyGradients | None = None) -> Iterator[None]:
-        """What is wrong here is said where ranks agree in it; else that they do not is.
+        """Re-raise the local error if all ranks agree on the call. Otherwise raise `Disagreement`.
 
         Transfers that are under way come to their end: gloo would wait for one that was dropped at all that follows.
         Where ranks do not agree, or one is gone, there may be none.
@@ -176,7 +176,7 @@ class Call:
             raise
 
     def keys(self, k: Tensor, v: Tensor) -> Keys:
-        """What this rank has of them."""
+        """The part that this rank has."""
         return Keys(self.plan, self.group, self.kernels.axis, k, v)
 
     def steps(self, keys: Keys, home: KeyGradients | None = None) -> Steps:
@@ -423,7 +423,7 @@ def _by_default(
 
 @contextmanager
 def reading(kernels: Kernels) -> Iterator[None]:
-    """What a mask cannot be made of is said as such."""
+    """Raise an error for arguments that a mask cannot be made of."""
     try:
         yield
     except (TypeError, IndexError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""Which ranks have which positions of a sequence: intervals `(lo, hi)` without `hi`."""
+"""The positions of a sequence that each rank has: intervals `(lo, hi)` without `hi`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sharding:
         return sum(hi - lo for part in self.parts for lo, hi in part)
 
     def local(self, rank: int) -> int:
-        """How many positions a rank has."""
+        """The number of positions of a rank."""
         return sum(hi - lo for lo, hi in self.parts[rank])
 
     @cached_property
@@ -78,7 +78,7 @@ def head_tail(length: int, ranks: int) -> Sharding:
 
 
 def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
-    """As many runs for each rank, handed out by what they cost: the dearest that is left to who has least so far."""
+    """The same number of runs for each rank. The most expensive remaining run goes to the rank with the least work."""
     pieces = cut(length, runs_each * ranks)
     costs = {piece: cost(*piece) for piece in pieces}
     free = [(0, rank) for rank in range(ranks)]

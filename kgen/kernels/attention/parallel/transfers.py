@@ -1,4 +1,4 @@
-"""What is on its way between ranks, and how what computes goes on beside it."""
+"""Transfers between ranks, and the order of computations that overlap with them."""
 
 from __future__ import annotations
 

@@ -144,14 +144,16 @@ def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
     """The file of the subject meanwhile compiles and launches on paper, on the CPU as on a GPU, with some functions
     replaced by those of another chip."""
     names = vars(subject.module)
+    launching: dict[str, Any] = names["_layouts"].__globals__
     wrong: list[threading.ExceptHookArgs] = []
-    new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}, **as_on}
+    new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}}
     beside = names[CHIP.module]() if CHIP is not None and not as_on and CHIP.module in names else None
     with contextlib.ExitStack() as stack:
         for own in [names, *([vars(beside)] if beside else [])]:
             kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}
             stack.enter_context(mock.patch.dict(own, kernels))
-        stack.enter_context(mock.patch.dict(names, new))
+        stack.enter_context(mock.patch.dict(launching, new))
+        stack.enter_context(mock.patch.dict(names, {"_COMPILED": new["_COMPILED"], **as_on}))
         stack.enter_context(mock.patch.object(threading, "excepthook", wrong.append))
         if subject.device == "cpu":
             stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))

@@ -81,13 +81,13 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     beside = file_of(kernels, [*parts], planned.free_lowering, opening(planned.plan.spec), [*waits])
     return Made(
         together=InFile(
-            modules=("importlib.util", "warnings"),
+            modules=("functools", "warnings"),
             opening=(GluonOpening(None),),
             launcher=(ChipChoice(single=False),),
             prefix=MODULE,
         ),
         alone=InFile(
-            modules=("collections", "warnings"),
+            modules=("collections", "functools", "warnings"),
             named_tuples=True,
             dependents=waits,
             opening=(GluonOpening(names_of(kernels)),),

@@ -400,7 +400,7 @@ def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:
     spelled = [p.spelled[GLUON] for code in values for p in walk(code) if isinstance(p, Op)]
     # Helpers of Gluon are in `hopper.py`.
     helpers = [s.form.partition("(")[0] for s in spelled if s.helper in kernels.helpers]
-    launcher = ["_launch", "_multiprocessors", "_by_ends" if kernels.packed else "_cdiv"]
+    launcher = ["_by_ends"] if kernels.packed else []
     constants = ["LOG2E"]
     constants += ["FAR"] if kernels.packed else []
     constants += ["BLOCK_SIZE"] if kernels.plan.forward.listed else []

@@ -86,7 +86,7 @@ def sources(loaded: Loaded) -> list[Source]:
         plan=plan,
         divisible="" if spec.head_dim.v % plan.vector == 0 else "False and ",
         casts=cast_lines({n: f"torch.{TORCH_DTYPES[d]}" for n, d in dtypes.items()}),
-        dense_check=dense(TENSORS),
+        dense_check=dense(name, TENSORS),
         derivatives=derivatives_of(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
         loader=Loader(name, 8, 0),
     )

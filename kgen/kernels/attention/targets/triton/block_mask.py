@@ -117,10 +117,11 @@ def block_mask_launcher(
     typed = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
     typed += [f"{n}: {_TYPES[interface.runtime[n].type]}" for n in scalars]
     names = [*buffers, *scalars]
-    numbers = number_lines({n: interface.runtime[n] for n in scalars}, interface.plan.called, names)
+    own, params = interface.spec.name, {n: interface.runtime[n] for n in scalars}
+    numbers = number_lines(own, params, interface.plan.called, names)
     checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
     return BlockMaskLauncher(
-        name=interface.spec.name,
+        name=own,
         params=kernels.params,
         backward=kernels.backward,
         lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
@@ -133,7 +134,7 @@ def block_mask_launcher(
         argument_words=interface.argument_words(buffers, scalars),
         device_words=[] if buffers else ["device: of the tensors that it will be used with."],
         sharing=[f"which {' and '.join(sharing)} share"] if sharing else [],
-        dense_check=[dense(map(interface.called, buffers))] if buffers else [],
+        dense_check=[dense(own, map(interface.called, buffers))] if buffers else [],
         numbers=[*numbers, *interface.divisor_lines(scalars)],
         casts=interface.casts(buffers),
         checks=[*checks, *interface.buffer_checks(buffers, device, scalars)],

@@ -76,16 +76,9 @@ class Exact:
         return "(lse * math.log(2)).float()" if self.there else "lse * math.log(2)"
 
     @property
-    def fusion(self) -> bool:
-        """True where the compiler may fuse a multiplication and an addition."""
-        return not self.there
-
-    @property
-    def fusion_words(self) -> str:
-        """Why it may, or may not."""
-        if self.there:
-            return "A fused multiplication and addition would have other bits in one kernel than in another."
-        return "Triton 3.10 will fuse multiplications and additions only where that is asked for."
+    def options(self) -> list[str]:
+        """The options of a launch. A fused multiplication and addition has other bits in one kernel than in another."""
+        return ["enable_fp_fusion=False"] if self.there else []
 
     def _narrow(self, difference: str) -> str:
         return f"({difference}).to(tl.float32)" if self.there else difference

@@ -41,27 +41,22 @@ from kgen.targets.arguments import (
     derivatives_of,
     numbers_of,
 )
+from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """The functions that all launches call."""
+    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of all launchers."""
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
 
     name: str
-    at: Placement
-    exact: Exact
-    backward: bool
+    launching: LaunchFunctions | None
+    packed: bool
     by_tma: bool
-    """True where tiles of a table may be for TMA."""
-    many_queries: bool
-    """True where some kernel takes many queries."""
-    decodes: bool
-    multiprocessors: bool
-    """True where the number of multiprocessors is asked for."""
+    """True where TMA loads tiles."""
     writes_by_tma: bool
 
 
@@ -70,17 +65,6 @@ class Aligned(Template):
     """The function that aligns narrow values."""
 
     template: ClassVar[str] = "attention/triton/_aligned.j2"
-
-
-@dataclass(frozen=True)
-class Registration(Template):
-    """How operators are made and derived."""
-
-    template: ClassVar[str] = "attention/triton/_registration.j2"
-
-    name: str
-    derivatives: Derivatives
-    numbers: Numbers
 
 
 @dataclass(frozen=True)
@@ -129,11 +113,6 @@ class BackwardLauncher(Template):
     diagonals: list[GradientLaunch]
     gradients: GradientSums
 
-    @property
-    def of_gradients(self) -> str:
-        """The function that this pass is."""
-        return "_gradients" if self.shares else "_backward_op"
-
 
 @dataclass(frozen=True)
 class Scatter(Template):
@@ -151,6 +130,7 @@ class Autograd(Template):
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
 
+    name: str
     op: Operator
     exact: Exact
     gradients: GradientSums
@@ -241,12 +221,20 @@ class Launcher:
         keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
         return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
 
-    def parts(self, parts: Sequence[InFile], which: WhichKernels) -> list[Template]:
+    def parts(
+        self, parts: Sequence[InFile], which: WhichKernels, launching: LaunchFunctions | None
+    ) -> list[Template]:
         """All parts, in the order of a file, with those of schedules."""
-        found: list[Template] = [self._launching(), *(part for of in parts for part in of.launcher)]
+        start = Launching(
+            name=self.name,
+            launching=launching,
+            packed=self.spec.varlen,
+            by_tma=self.needs.by_tma,
+            writes_by_tma=self.needs.writes_by_tma,
+        )
+        found: list[Template] = [start, *(part for of in parts for part in of.launcher)]
         if narrow_values(self.plan):
             found.append(Aligned())
-        found.append(Registration(self.name, self.derivatives, self._numbers()))
         if self.mask is not None:
             found.append(self.mask)
         found.append(self._forward(parts))
@@ -254,19 +242,6 @@ class Launcher:
             prefix = next((part.prefix for part, of in zip(parts, self.made, strict=True) if of.chip), "")
             found += self._backward(replace(self.chip, beside=prefix), self.launches.backward)
         return [*found, self.function(), which]
-
-    def _launching(self) -> Launching:
-        return Launching(
-            name=self.name,
-            at=self.at,
-            exact=self.exact,
-            backward=self.plan.backward,
-            by_tma=self.needs.by_tma,
-            many_queries=self.needs.many_queries,
-            decodes=self.needs.decodes,
-            multiprocessors=self.needs.multiprocessors,
-            writes_by_tma=self.needs.writes_by_tma,
-        )
 
     def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
         made = zip(parts, self.made, strict=True)
@@ -305,12 +280,13 @@ class Launcher:
             gradients=gradients,
         )
         scatter = [Scatter(gradients.read)] if gradients.scattered else []
-        return [launcher, *scatter, Autograd(self.op, self.exact, gradients)]
+        return [launcher, *scatter, Autograd(self.name, self.op, self.exact, gradients)]
 
     def _numbers(self) -> Numbers:
         own = self.interface
         names = [*self.spec.buffers, *own.runtime]
-        return numbers_of(own.runtime, self.plan.called, names, own.divisor_lines(own.runtime))
+        divisors = own.divisor_lines(own.runtime)
+        return numbers_of(self.name, own.runtime, self.plan.called, names, divisors)
 
     def docstring(self) -> Docstring:
         """The function's docstring on arguments and results."""
@@ -331,7 +307,7 @@ class Launcher:
         """The spec's function."""
         spec, own = self.spec, self.interface
         tables = ["block_table"] if spec.paged_kv is not None else []
-        named = ["q", "k", "v", *self.packed, *tables, *map(own.called, spec.buffers), *self.sinks]
+        beside = [*self.packed, *tables, *map(own.called, spec.buffers), *self.sinks]
         of_mask = ["*block_mask[1:]"] if self.mask is not None else []
         return Function(
             name=self.name,
@@ -343,7 +319,7 @@ class Launcher:
             width_qk=spec.head_dim.qk,
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
-            dense_check=dense(named),
+            dense_check=dense(self.name, beside),
             operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
             buffer_casts=own.casts(spec.buffers),
             paged=spec.paged_kv is not None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton import tables
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
@@ -35,11 +36,12 @@ class Opening(Template):
     tensors: list[str]
     """The tensors of an example call."""
     usage_args: list[str]
-    backward: bool
     by_tma: bool
     """True where tiles may be for TMA."""
     modules: list[str]
-    """The modules that choosing kernels imports."""
+    """The modules of Python that it imports."""
+    launching: LaunchFunctions | None
+    """The functions of launchers, if the file has their text."""
     typing: list[str]
     """The names imported from `typing`."""
     gdc: list[str]

@@ -20,6 +20,7 @@ from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Pre
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.launching import launching_of, modules_of
 from kgen.targets.template import Template
 
 
@@ -52,6 +53,7 @@ def sources(loaded: Loaded) -> list[Source]:
         "triton.py",
         file.whole(single=False),
         rank=1,
+        launches=True,
         alone=file.whole(single=True),
         offers=tuple(offers),
         signature=file.launcher.signature,
@@ -106,16 +108,17 @@ class _File:
         forward = [kernel for of in reversed(parts) for kernel in of.forward]
         others = [kernel for of in reversed(parts) for kernel in of.kernels]
         return AttentionFile(
-            opening=self._opening(parts),
+            opening=self._opening(parts, single),
             openings=[part for of in parts for part in of.opening],
             prelude=self._prelude(),
             kernels=[*first, *forward, *others],
-            launcher=self.launcher.parts(parts, which_kernels(self.planned, self.made)),
+            launcher=self.launcher.parts(parts, which_kernels(self.planned, self.made), launching_of(single)),
         )
 
-    def _opening(self, parts: list[InFile]) -> Opening:
+    def _opening(self, parts: list[InFile], single: bool) -> Opening:
         plan, spec = self.plan, self.plan.spec
         named = plan.block_mask is not None or self.launcher.shares or any(of.named_tuples for of in parts)
+        launching = launching_of(single)
         dependents = dict.fromkeys(name for of in reversed(parts) for name in of.dependents)
         return Opening(
             name=spec.name,
@@ -128,9 +131,9 @@ class _File:
             dtype=spec.dtype,
             tensors=["q", "k", "v", *self.launcher.packed],
             usage_args=[f"{name}={name}" for name in self.planned.interface.required()],
-            backward=plan.backward,
             by_tma=self.launcher.needs.by_tma,
-            modules=sorted({module for of in parts for module in of.modules}),
+            modules=modules_of(launching, "math", *(module for of in parts for module in of.modules)),
+            launching=launching,
             typing=[*(["NamedTuple"] if named else []), *(["Optional"] if plan.backward else [])],
             gdc=list(dependents),
         )

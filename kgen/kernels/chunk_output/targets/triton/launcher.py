@@ -14,11 +14,10 @@ from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     Derivatives,
-    Numbers,
     dense,
     derivatives_of,
-    numbers_of,
 )
+from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -102,6 +101,8 @@ class Launcher(Template):
     template: ClassVar[str] = "chunk_output/triton/_launcher.j2"
 
     name: str
+    launching: LaunchFunctions | None
+    """The functions of all launchers, if the file has their text."""
     summary: str
     docstring: Docstring
     signature: str
@@ -116,7 +117,6 @@ class Launcher(Template):
     """The call that allocates the output."""
     gradients: Gradients | None
     derivatives: Derivatives
-    numbers: Numbers
     dense_check: str
     casts: list[str]
     gate_checks: list[str]
@@ -124,13 +124,14 @@ class Launcher(Template):
     checks: list[Check]
 
 
-def launcher(plan: ChunkOutputPlan) -> Launcher:
+def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launcher:
     """The launcher of a plan."""
     spec = plan.spec
     gate = TORCH_DTYPES[spec.gate_dtype]
     said, derivatives, operands = docstring(plan), _derivatives(plan), _operands(plan)
     return Launcher(
         name=spec.name,
+        launching=launching,
         summary=opening(spec),
         docstring=said,
         signature=signature(plan),
@@ -144,8 +145,7 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
         new_o=f"_new(q, NT, (B, T, HV, {said.V}))" if spec.varlen else f"q.new_empty(B, T, HV, {said.V})",
         gradients=_gradients(plan, operands) if plan.backward else None,
         derivatives=derivatives,
-        numbers=numbers_of({}),
-        dense_check=dense(operands.tensors),
+        dense_check=dense(spec.name, operands.tensors),
         casts=casts(plan),
         gate_checks=[f'("{g}", {g}, {3 if g == "g" else 1}, torch.{gate})' for g in plan.gates],
         checks=_checks(plan),

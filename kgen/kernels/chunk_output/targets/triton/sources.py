@@ -14,6 +14,7 @@ from kgen.kernels.chunk_output.targets.triton.kernels import Forward, KeyGradien
 from kgen.kernels.chunk_output.targets.triton.launcher import Launcher, Shapes, docstring, launcher, shapes
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
 from kgen.targets.template import Template
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
@@ -64,20 +65,32 @@ class Module(Template):
     dvdh: ValueGradients | None
     dqdk: KeyGradients | None
     launcher: Launcher
+    modules: list[str]
+    """The modules of Python that it imports."""
+    launching: LaunchFunctions | None
+    """The functions of launchers, if the file has their text."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_chunk_output(loaded)
-    text = module(plan)
     return [
-        Source("triton.py", text, rank=1, alone=text, signature=signature(plan), docstring=docstring(plan))
+        Source(
+            "triton.py",
+            module(plan, single=False),
+            rank=1,
+            alone=module(plan, single=True),
+            launches=True,
+            signature=signature(plan),
+            docstring=docstring(plan),
+        )
     ]
 
 
-def module(plan: ChunkOutputPlan) -> Module:
+def module(plan: ChunkOutputPlan, *, single: bool) -> Module:
     """The file of a plan."""
     spec, helpers = plan.spec, set[str]()
+    natural = plan.exponent is not None and plan.natural
     own = kernels(plan, helpers)
     of_gates = {"g": "g [B, T, HV]", "g_gamma": "g_gamma [HV]"}
     return Module(
@@ -91,7 +104,7 @@ def module(plan: ChunkOutputPlan) -> Module:
         shapes=shapes(spec),
         gate_shapes=[of_gates[gate] for gate in plan.gates],
         usage=usage(plan),
-        natural=plan.exponent is not None and plan.natural,
+        natural=natural,
         varlen=spec.varlen,
         oldest=OLDEST_TRITON,
         tile_tables=_tile_tables(plan),
@@ -99,7 +112,9 @@ def module(plan: ChunkOutputPlan) -> Module:
         forward=own.forward,
         dvdh=own.dvdh,
         dqdk=own.dqdk,
-        launcher=launcher(plan),
+        launcher=launcher(plan, launching_of(single)),
+        modules=modules_of(launching_of(single), *(["math"] if natural else [])),
+        launching=launching_of(single),
     )
 
 

@@ -243,7 +243,7 @@ class _Modules:
         self.x_words = "[..., H, width]" if self.heads else "[..., width]"
         self.sizes = ("heads, width", "-2:") if self.heads else ("width", "-1")
         self.derivatives = norm_derivatives(self.plan)
-        self.checked = numbers_of(self.runtime, divisors=norm_divisors(self.plan))
+        self.checked = numbers_of(self.spec.name, self.runtime, divisors=norm_divisors(self.plan))
 
     def module(self, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
         spec, multiples = self.spec, self.spelled.multiples
@@ -286,7 +286,7 @@ class _Modules:
             summary=opening(spec),
             signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
             docstring=self._docstring(),
-            dense_check=dense(self.tensors),
+            dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),
             x_dims=2 if self.heads else 1,
             x_words=self.x_words,

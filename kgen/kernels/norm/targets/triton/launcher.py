@@ -20,6 +20,7 @@ from kgen.kernels.norm.targets.triton.kernels import stored
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
 from kgen.targets.code import Assign, Statement, op, text
+from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
@@ -206,6 +207,8 @@ class Launcher(Template):
     template: ClassVar[str] = "norm/triton/_launcher.j2"
 
     name: str
+    launching: LaunchFunctions | None
+    """The functions of all launchers, if the file has their text."""
     fp8: bool
     shared: bool
     """True where several programs share a row."""
@@ -216,8 +219,6 @@ class Launcher(Template):
     """The same in Python."""
     rounds: bool
     """True where Triton's interpreter does not round to a dtype."""
-    derivatives: Derivatives
-    numbers: Numbers
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
@@ -235,9 +236,9 @@ class Launchers:
         self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
         self.outputs = self._outputs()
         self.derivatives = norm_derivatives(plan)
-        self.checked = numbers_of(self.runtime, divisors=norm_divisors(plan))
+        self.checked = numbers_of(self.spec.name, self.runtime, divisors=norm_divisors(plan))
 
-    def launcher(self) -> Launcher:
+    def launcher(self, launching: LaunchFunctions | None) -> Launcher:
         name, backward = self.spec.name, self._backward()
         written = (*self.outputs, *(backward.gradients if backward else ()))
         reshaped = "math.prod(x.shape[:-1]), x.shape[-1]"
@@ -245,14 +246,13 @@ class Launchers:
             reshaped = "math.prod(x.shape[:-2]), *x.shape[-2:]"
         return Launcher(
             name=name,
+            launching=launching,
             fp8=self.spec.quantize is not None,
             shared=not self.heads,
             schedule=HeadSchedule() if self.heads else RowSchedule(name),
             rows="[positions, heads, width]" if self.heads else "[rows, width]",
             reshaped=reshaped,
             rounds=any(o.narrow for o in written),
-            derivatives=self.derivatives,
-            numbers=self.checked,
             forward=self._forward(),
             backward=backward,
             function=self._function(),
@@ -279,16 +279,14 @@ class Launchers:
     def _function(self) -> Function:
         spec, plan = self.spec, self.plan
         positional, keywords = self._arguments()
-        learned = ", ".join(o.name for o in plan.operands if o.grad)
-        needs_grad = (
-            f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
-        )
+        learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
+        needs_grad = f"torch.is_grad_enabled() and (_transformed() or {learned})"
         return Function(
             name=spec.name,
             summary=opening(spec),
             signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
             docstring=self._docstring(),
-            dense_check=dense(self.tensors),
+            dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),
             x_dims=2 if self.heads else 1,
             x_words="[..., H, D]" if self.heads else "[..., D]",

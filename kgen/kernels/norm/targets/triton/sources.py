@@ -14,6 +14,7 @@ from kgen.kernels.norm.targets.triton.kernels import BackwardKernel, ForwardKern
 from kgen.kernels.norm.targets.triton.launcher import Launcher, Launchers
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
 from kgen.targets.template import Template
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
@@ -62,28 +63,36 @@ class Module(Template):
     helpers: tuple[str, ...]
     shared: bool
     """True where several programs share a row."""
+    totals: bool
+    """True where programs of a row add up single values."""
     forward: ForwardKernel
     backward: BackwardKernel | None
     launcher: Launcher
+    modules: list[str]
+    """The modules of Python that it imports."""
+    launching: LaunchFunctions | None
+    """The functions of launchers, if the file has their text."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    text = _module(plan_norm(loaded))
+    plan = plan_norm(loaded)
+    text = _module(plan, single=False)
     function = text.launcher.function
     return [
         Source(
             "triton.py",
             text,
             rank=1,
-            alone=text,
+            alone=_module(plan, single=True),
+            launches=True,
             signature=function.signature,
             docstring=function.docstring,
         )
     ]
 
 
-def _module(plan: NormPlan) -> Module:
+def _module(plan: NormPlan, *, single: bool) -> Module:
     spec, kernels, launchers = plan.spec, Kernels(plan), Launchers(plan)
     # Spelling kernels finds the helpers that they call.
     forward, backward = kernels.forward(), kernels.backward()
@@ -99,9 +108,12 @@ def _module(plan: NormPlan) -> Module:
         tables=tuple(_tables(plan)),
         helpers=tuple(in_order(kernels.printer.helpers)),
         shared=spec.heads is None,
+        totals=not plan.layer or (backward is not None and bool(backward.rows)),
         forward=forward,
         backward=backward,
-        launcher=launchers.launcher(),
+        launcher=launchers.launcher(launching_of(single)),
+        modules=modules_of(launching_of(single), "math"),
+        launching=launching_of(single),
     )
 
 

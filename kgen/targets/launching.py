@@ -1,0 +1,63 @@
+"""`_launch.py`: the functions that launchers of all specs call. A file that stands alone has their text instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.targets.arguments import Derivatives, Numbers, Refused
+from kgen.targets.template import Template
+
+FILENAME = "_launch.py"
+
+MODULES = ("functools", "itertools", "numbers", "os", "threading")
+"""The modules of Python that these functions need."""
+
+
+@dataclass(frozen=True)
+class LaunchFunctions(Template):
+    """The functions, without imports."""
+
+    template: ClassVar[str] = "_launching.j2"
+
+    derivatives: Derivatives
+    numbers: Numbers
+
+
+@dataclass(frozen=True)
+class LaunchFile(Template):
+    """`_launch.py`."""
+
+    template: ClassVar[str] = "_launch.j2"
+
+    functions: LaunchFunctions
+    modules: tuple[str, ...]
+
+
+_ALL_DERIVATIVES = Derivatives("", (Refused("", ""),), True, "", transformed=True)
+_FUNCTIONS = LaunchFunctions(_ALL_DERIVATIVES, Numbers(there=True, integers=True))
+LAUNCH_FILE = LaunchFile(_FUNCTIONS, MODULES)
+
+
+def modules_of(launching: LaunchFunctions | None, *own: str) -> list[str]:
+    """The modules that a file imports: its own, and those of the functions if the file has their text."""
+    return sorted({*own, *(MODULES if launching is not None else ())})
+
+
+def launching_of(single: bool) -> LaunchFunctions | None:
+    """The functions of a file that stands alone; None for a file that imports them."""
+    return _FUNCTIONS if single else None
+
+
+def imported(names: Iterable[str]) -> str:
+    """Names as the end of an import statement, in lines of at most 120 columns."""
+    listed = sorted(names)
+    lines: list[str] = []
+    line = "   "
+    for name in listed:
+        if len(line) + len(name) + 2 > 120:
+            lines, line = [*lines, line], "   "
+        line += f" {name},"
+    flat = ", ".join(listed)
+    return flat if len(flat) <= 90 else "(\n" + "\n".join([*lines, line]) + "\n)"
