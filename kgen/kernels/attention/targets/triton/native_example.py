@@ -120,7 +120,7 @@ class AttentionExample(File):
 def example_of(
     loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]], few: bool
 ) -> AttentionExample:
-    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function without a spelling in C++."""
+    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function without one in C++."""
     spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
     drawn = [_drawn(b, spec.buffers[b.name]) for b in buffers]
