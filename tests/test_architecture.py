@@ -148,6 +148,77 @@ def test_direction_in_a_family(module: str) -> None:
             assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
 
 
+SCHEDULES = [path.parent for path in sorted(PACKAGE.glob("kernels/*/schedules/*/__init__.py"))]
+
+
+def belongs(module: str) -> str | None:
+    """The folder of the schedule that a module belongs to, as a module; None for a module outside of all."""
+    parts = module.split(".")
+    inside = parts[3:4] == ["schedules"] and PACKAGE.joinpath(*parts[1:5]) in SCHEDULES
+    return ".".join(parts[:5]) if inside else None
+
+
+def test_no_schedule_imports_another() -> None:
+    assert len(SCHEDULES) >= 3
+    found = [
+        f"{module} imports {imported}"
+        for module in MODULES
+        if (own_schedule := belongs(module))
+        for imported in imports(module)
+        if belongs(imported) not in (None, own_schedule)
+    ]
+    assert found == []
+
+
+KNOW_A_SCHEDULE = {"tune.tuning": "portable"}
+"""Modules of attention that import one schedule, with its name. The list only shrinks."""
+
+
+def test_only_the_list_knows_schedules() -> None:
+    """Files, launchers, explanations and proofs loop over all of them."""
+    found = {
+        module.removeprefix("kgen.kernels.attention."): of.rpartition(".")[2]
+        for module in MODULES
+        if not belongs(module)
+        for imported in imports(module)
+        if (of := belongs(imported))
+    }
+    assert found == KNOW_A_SCHEDULE
+
+
+OF_ONE_CHIP = {
+    "build/runtime/descriptors.py": "a module of Triton",
+    "build/runtime/triton.py": "the file beside `triton.py`, in a module that packages have as it is",
+    "expr/functions.py": "names of helpers in emitted files",
+    "expr/helpers.py": "names of helpers in emitted files",
+    "expr/spelling.py": "names of helpers in emitted files",
+    "kernels/attention/schedules/__init__.py": "the list of schedules",
+    "kernels/attention/targets/triton/native.py": "a parameter of an emitted kernel",
+    "kernels/chunk_output/bench/peers.py": "an attribute of a peer",
+    "verify/gluon/interpreter.py": "modules of Triton",
+    "templates/attention/adapters/card.md.j2": "words for users",
+    "templates/attention/c/_backward.j2": "a parameter of an emitted kernel",
+    "templates/attention/c/attention.c.j2": "a member of an emitted struct",
+    "templates/attention/triton/_backward_launcher.j2": "the kernels of a chip in the backward pass",
+    "templates/attention/triton/_shared_launcher.j2": "the kernels of a chip in the backward pass",
+    "templates/chunk_output/cute/chunk_output_sm90.j2": "a module of CuTe",
+    "templates/norm/cuda/_ring.j2": "where accesses were timed",
+}
+"""Files outside the folders of the schedule that name Hopper, and what they name. The list only shrinks."""
+
+
+def test_a_chip_is_named_in_its_folder() -> None:
+    root = PACKAGE.parent
+    files = [*PACKAGE.rglob("*.py"), *root.glob("templates/**/*.j2"), *root.glob("templates/**/*.h")]
+    named = {
+        path.relative_to(PACKAGE if PACKAGE in path.parents else root).as_posix()
+        for path in files
+        if "hopper" not in path.parts and "_data" not in path.parts
+        if "hopper" in path.read_text(encoding="utf-8").lower()
+    }
+    assert named == {*OF_ONE_CHIP}
+
+
 def reached(module: str, steps: Mapping[str, set[str]]) -> set[str]:
     """Every module that one imports, and that these import."""
     found: set[str] = set()

@@ -19,7 +19,7 @@ from kgen.kernels.attention.plan import tuned
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tiles import candidates
 from kgen.kernels.attention.plan.tuned import Class, Tile
-from kgen.kernels.attention.schedules.decode.plan import decodes, plan_decode
+from kgen.kernels.attention.schedules.portable.conditions import takes_many_queries
 from kgen.kernels.attention.tune.job import TuneJob
 from kgen.sizes import SHARED_LIMITS
 from kgen.tuning import DEFAULT, TuneOptions, untuned
@@ -133,7 +133,7 @@ def _tried(
 
 def _has_table(one: Any) -> bool:
     """Whether a spec has the kernels whose tiles are in the table: not if all of it is decoding."""
-    return not (decodes(one) and plan_decode(one).alone)
+    return takes_many_queries(one.spec)
 
 
 def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Tile]:
