@@ -26,6 +26,3 @@ class OldestTriton:
 
 
 OLDEST_TRITON = OldestTriton(str(OLDEST), ".".join(map(str, OLDEST)), TORCH_OF_OLDEST)
-
-FIELDS: dict[str, object] = {"oldest": OLDEST_TRITON, "gluon_tritons": GLUON}
-"""What templates of Triton files name of these."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kgen.expr.algebra import LOG2E, Algebra, call
+from kgen.expr.algebra import Algebra, call
 from kgen.expr.canonical import canonical, canonical_part
 from kgen.expr.detached import without_detach
-from kgen.expr.differentiate import differentiate, is_one, is_zero
+from kgen.expr.differentiate import differentiate, is_zero
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
 from kgen.expr.hoist import TILE, Place, hoist, place_of
 from kgen.expr.index_ranges import IndexRanges
@@ -42,6 +42,7 @@ from kgen.expr.tile_ranges import Axis, RangeFinder
 from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
 from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
+from kgen.kernels.attention.plan.loops import Loop
 from kgen.kernels.attention.plan.model import (
     ALONG_DIAGONAL,
     KV_AXIS,
@@ -242,7 +243,7 @@ class _Planner:
             "qk": TILE,
         } | ({"h": row} if self.packed else {})
         return self._tile_loop(
-            outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer)
+            Loop(outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer))
         )
 
     def _pair(self, gradient: ReadGradient) -> TileLoop:
@@ -257,7 +258,7 @@ class _Planner:
         places |= {"q_live": row, "kv_live": column}
         masked = place_of(self._mask_in(Q_AXIS), places)
         return self._tile_loop(
-            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked
+            Loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked)
         )
 
     def _diagonal(self, gradient: ReadGradient) -> TileLoop:
@@ -269,24 +270,13 @@ class _Planner:
         allowed = all_of([c for c in kept if c is not None and DISTANCE.name in variables(c)])
         gradient = replace(gradient, derivative=reads_over_distance(gradient.derivative, self.algebra))
         return self._tile_loop(
-            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), along_diagonal=allowed
+            Loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), along_diagonal=allowed)
         )
 
-    def _tile_loop(
-        self,
-        outer: Axis,
-        inner: Axis,
-        places: dict[str, Place],
-        row: Place,
-        column: Place,
-        dscore: tuple[Node, Node],
-        gradients: tuple[ReadGradient, ...],
-        spans: tuple[Span, ...],
-        along_diagonal: Node | None = None,
-        masked_at: Place = TILE,
-    ) -> TileLoop:
+    def _tile_loop(self, loop: Loop) -> TileLoop:
+        """The trees of a loop, each computed where its indices are known."""
         form = self.form
-        if along_diagonal is not None:
+        if loop.along_diagonal is not None:
             form = replace(
                 form,
                 core=reads_over_distance(form.core, self.algebra),
@@ -294,46 +284,25 @@ class _Planner:
                 bias=form.bias and reads_over_distance(form.bias, self.algebra),
             )
         # Rows past the end of a tensor are not stored, but sums along diagonals see them.
-        mask = self.mask if along_diagonal is not None else self._mask_in(outer)
-        q_place = row if outer is Q_AXIS else column
-        sides = {"q_idx": self.q, "kv_idx": self.kv}
-        roots: dict[str, tuple[Node, Place]] = {
-            "core": (form.core, TILE),
-            "qk_scale": (form.multiplier, TILE),
-            "outer_live": (sides[outer.index.name].live, row),
-            "inner_live": (sides[inner.index.name].live, column),
-            "mask": (mask, masked_at),
-        }
-        if along_diagonal not in (None, TRUE):
-            roots["allowed"] = (along_diagonal, ALONG_DIAGONAL)
-        if form.bias is not None:
-            roots["bias"] = (
-                self._by_column(form.bias)
-                if inner is KV_AXIS and spans and not self.packed and not exact(self.spec)
-                else form.bias,
-                TILE,
-            )
-        if form.row_rest is not None:
-            # The kernels keep the log-sum-exp in base 2.
-            roots["row_rest"] = (call("mul", LOG2E, form.row_rest), q_place)
-        if not is_one(dscore[1]):
-            roots["dscore"] = (dscore[1], TILE)
-        for gradient in gradients:
-            roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
-            if gradient.along == "pair" and gradient.summed is None:
-                roots |= {f"d_{gradient.name}[{i}]": (node, TILE) for i, node in enumerate(gradient.indices)}
-        program = hoist(roots, places, self.taken, self.named)
+        mask = self.mask if loop.along_diagonal is not None else self._mask_in(loop.outer)
+        by_columns = loop.inner is KV_AXIS and loop.spans and not self.packed and not exact(self.spec)
+        if form.bias is not None and by_columns:
+            form = replace(form, bias=self._by_column(form.bias))
+        live = {"q_idx": self.q.live, "kv_idx": self.kv.live}
+        roots = loop.roots(form, mask, live)
+        program = hoist(roots, loop.places, self.taken, self.named)
+        factor, dscore = loop.dscore
         return TileLoop(
-            outer=outer,
-            inner=inner,
+            outer=loop.outer,
+            inner=loop.inner,
             program=program,
-            spans=spans,
+            spans=loop.spans,
             masked=mask != TRUE,
-            inner_live=sides[inner.index.name].live,
-            dscore=dscore[1],
-            dscore_factor=dscore[0],
-            gradients=gradients,
-            listed=self.choice.listed and bool(spans),
+            inner_live=live[loop.inner.index.name],
+            dscore=dscore,
+            dscore_factor=factor,
+            gradients=loop.gradients,
+            listed=self.choice.listed and bool(loop.spans),
         )
 
     def _by_column(self, bias: Node) -> Node:
