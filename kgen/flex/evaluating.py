@@ -302,9 +302,10 @@ class Evaluator:
                 if isinstance(holder, Frame):
                     changes.assign(self, target, value, holder, source)
                 return value
-            case ast.Dict(keys=keys, values=values) if all(isinstance(k, ast.Constant) for k in keys):
-                names = [k.value for k in keys if isinstance(k, ast.Constant)]
-                return dict(zip(names, self.elements(values, frame, source), strict=True))
+            case ast.Dict(keys=keys, values=values):
+                names = self.elements([k for k in keys if k is not None], frame, source)
+                if len(names) == len(keys) and all(isinstance(n, str | int | float | None) for n in names):
+                    return dict(zip(names, self.elements(values, frame, source), strict=True))
             case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
                 return comprehensions.listed(self, node, frame, source)
             case ast.JoinedStr(values=values):
@@ -351,8 +352,7 @@ class Evaluator:
                     self.step(place)
                     numbers.sized(found, 1, place).append(item)
             else:
-                value = self.expression(node, scope, source)
-                found.append(value)
+                found.append(self.expression(node, scope, source))
         return found
 
     def operate(self, fn: str, args: tuple[Any, ...], place: Place) -> Any:

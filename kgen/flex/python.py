@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.flex import effects, numbers, tables, tensors
 from kgen.flex.source import Place
 from kgen.flex.values import (
+    Class,
     External,
     Part,
     Passing,
@@ -98,6 +99,8 @@ def called(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place:
             return is_callable(value) if name == "callable" else _instance(args, place)
         case "len", [list() | tuple() | dict() | range() as value]:
             return len(value)
+        case "len", [Class() as value] if value.find_items(place) is not None:
+            return len(_listed(ev, value, place))
         case "len", [Tensor() | Part() as value]:
             shape = tensors.attribute(value, "shape", place)
             if isinstance(shape, Shape):
