@@ -27,6 +27,7 @@ STAGES = (
 AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
 """Folders whose files are emitted as they are, and import each other wherever they lie."""
 OWN_STAGES = {
+    "fields": "spec",
     "spec": "spec",
     "plan": "spec",
     "parallel": "spec",
@@ -52,7 +53,7 @@ OF_SCHEDULES = {
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
-OWN_RENDERING = ("spec", "plan", "explaining", "lowered", "targets")
+OWN_RENDERING = ("fields", "spec", "plan", "explaining", "lowered", "targets")
 
 
 def modules() -> list[str]:

@@ -124,8 +124,8 @@ def _named(ev: Reader, node: ast.NamedExpr, frame: Scope, place: Place) -> Any:
 
 
 def _dictionary(ev: Reader, node: ast.Dict, frame: Scope, place: Place) -> Any:
-    names = [key.value for key in node.keys if isinstance(key, ast.Constant)]
-    if len(names) < len(node.keys):
+    names = elements(ev, [key for key in node.keys if key is not None], frame, place.source)
+    if len(names) < len(node.keys) or not all(isinstance(name, str | int | float | None) for name in names):
         return effects.lost(ev, node, frame, None, place)
     return dict(zip(names, elements(ev, node.values, frame, place.source), strict=True))
 

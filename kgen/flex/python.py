@@ -10,6 +10,7 @@ from kgen.flex.reader import Reader
 from kgen.flex.source import Place
 from kgen.flex.values import (
     MISSING,
+    Class,
     External,
     Part,
     Passing,
@@ -156,6 +157,8 @@ def _len(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Plac
     match args:
         case [list() | tuple() | dict() | range() as value]:
             return len(value)
+        case [Class() as value] if value.find_items(place) is not None:
+            return len(_listed(ev, value, place))
         case [Tensor() | Part() as value]:
             shape = tensors.attribute(value, "shape", place)
             if isinstance(shape, Shape):

@@ -286,6 +286,12 @@ class Class:
             return self.names[name]
         return self.parent.find(name) if self.parent else MISSING
 
+    def find_items(self, place: Place) -> list[Any] | None:
+        """The members of an enumeration. Versions of Python differ in those of flags."""
+        unknown = any(isinstance(value, Unknown) for value in self.names.values())
+        flags = any(path.endswith("Flag") for path in self.bases)
+        return None if self.members is None or unknown or flags else list(self.members.values())
+
 
 @dataclass(frozen=True, eq=False)
 class Fresh:

@@ -86,6 +86,14 @@ RIGHT = {
         "w = Both(5, heads=[1, 2])",
         "return (q - k < w.total + w.heads[1]) & (w.mode == Mode.FAR)",
     ),
+    "members of an enumeration": (
+        "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\n    SAME = 4\nw = [kind.value for kind in Kind]",
+        "ok = q < 0\nfor kind in Kind:\n    ok = ok | (q - k == kind)\nreturn ok | (k < len(Kind) + w[1])",
+    ),
+    "a dictionary by members": (
+        "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\nw = {Kind.TEXT: 3, Kind.IMAGE: 9, 'x': 2}",
+        "return q - k < w[Kind.IMAGE] + w[0] * {Mode.FAR.value: 2, 5: 7}[5] + w['x']",
+    ),
     "own lists of instances": (
         "v = Both(1)\nv.heads.append(3)\nw = Both(2)",
         "return q - k < len(w.heads) + len(v.heads)",
@@ -146,6 +154,12 @@ REFUSED = {
         "return q - k < w[0]",
         1,
         "this named tuple",
+    ),
+    "a loop over flags": (
+        "class Kind(enum.IntFlag):\n    A = 1\n    B = 3\nw = [kind.value for kind in Kind]",
+        "return q - k < w[0]",
+        4,
+        "cannot be looped over",
     ),
     "a match on the pair": (
         "",
