@@ -20,6 +20,30 @@ from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, te
 
 
 @dataclass(frozen=True)
+class ColumnsOfKeys:
+    """The columns of Q and K that V has, or those past them, whose products have sums of their own."""
+
+    suffix: str
+    """The end of the names of their tiles."""
+    columns: int
+    layout: str
+    """The layout of a sum over rows."""
+    keys: str
+    """The function that gives a tile of keys."""
+    words: str
+
+
+def next_item(dynamic: bool, counter: str) -> list[str]:
+    """The lines by which a producer goes on."""
+    if not dynamic:
+        return ["number += gl.num_programs(0)"]
+    return [
+        "# Tiles differ in length: who is done first takes the next one.",
+        f'number = gl.atomic_add({counter}, 1, sem="relaxed") + gl.num_programs(0)',
+    ]
+
+
+@dataclass(frozen=True)
 class Common:
     """The fields that all kernels for Hopper of one plan share."""
 
@@ -49,6 +73,18 @@ class Common:
     streams: list[Stream]
     hidden_keys: HiddenKeys | None
     """The keys past an end that only the mask of a tile excludes."""
+
+    @property
+    def sums(self) -> list[ColumnsOfKeys]:
+        """The columns of Q and K in tiles."""
+        own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
+        rope = ColumnsOfKeys("_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys")
+        return [own, rope] if self.rope else [own]
+
+    @property
+    def next_item(self) -> list[str]:
+        """The lines by which a producer of tiles of queries goes on."""
+        return next_item(self.dynamic, "args.counter_ptr")
 
     @property
     def of_heads(self) -> bool:
@@ -87,6 +123,7 @@ class ForwardKernel:
     unpaged: HiddenKeys | None
     """The keys that are on no page; None where keys are in no pages."""
     lag: Lag
+    key_slots: Record
     columns_of_out: Columns
     lanes: list[int]
     """Threads of a warp beside each other in a row, eight elements each, and rows."""
@@ -110,11 +147,6 @@ class ForwardKernel:
     def carried(self) -> str:
         """The values that the loop carries."""
         return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
-
-    @property
-    def value_slots(self) -> str:
-        """How many tiles of V the ring has."""
-        return f"SLOTS - {self.tile.fewer_values}" if self.tile.fewer_values else "SLOTS"
 
     @property
     def alpha(self) -> list[str]:
@@ -153,6 +185,7 @@ class DqKernel:
     row_sums: list[str]
     stored: list[Statement]
     """The stores of sums over keys in place of the tiles of Q."""
+    key_slots: Record
     sums_over_keys: list[Statement]
     """The stores of gradients of buffers."""
     rings: DqRings
@@ -224,6 +257,19 @@ def stored_keys(x: str, slots: str, scaled: Code, rows: Rows) -> Statement:
     return Run(op(f"_store_tile(args.{x}_desc, [{rows.stored_at}, 0], {slots}, {{0}})", scaled))
 
 
+def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> Record:
+    """The slots of K and V, of which there are so many; in pages, a tile of so many columns is of several."""
+    names, slots = [k[0], "v", *k[1:]], {"v": values}
+
+    def made(x: str) -> str:
+        if paged is None:
+            return f"_slots({x}_desc, {slots.get(x, 'SLOTS')})"
+        shape = f"[{slots.get(x, 'SLOTS')}, 1, 1, BLOCK_N, {paged}]"
+        return f"gl.allocate_shared_memory({x}_desc.dtype, {shape}, {x}_desc.layout)"
+
+    return record("KeySlots", "kv_slots", names, {x: made(x) for x in names})
+
+
 def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
     """The values that the late mask hides."""
     return MaskedLate(gradients.products, gradients.masked_late, gradients.sums) if late else None
@@ -274,6 +320,8 @@ class DkdvKernel:
     split: bool
     """True where one consumer has dv, and the other dk."""
     head_columns: int
+    next_item: list[str]
+    """The lines by which the producer goes on."""
     held_keys: list[str]
     """K as the loop of dv has it."""
     store_dk: Statement

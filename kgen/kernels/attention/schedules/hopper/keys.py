@@ -54,8 +54,9 @@ class KeyPart:
     masked: bool
     lo: str
     hi: str
-    ahead: str | None = None
-    past: str | None = None
+    ahead: list[str] = field(default_factory=list)
+    """The counts of tiles that it leaves out before, one or none."""
+    past: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -256,9 +257,9 @@ def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
     n_masked = "n_masked" if found.has_full else "n_tiles"
     loops: list[KeyPart] = []
     if masked:
-        ahead, past = "n_ahead" if own.ahead else None, "n_past" if own.past else None
-        hi = f"{n_masked} - {past}" if past else n_masked
-        loops.append(KeyPart(True, ahead or "0", hi, ahead, past))
+        ahead, past = ["n_ahead"] * own.ahead, ["n_past"] * own.past
+        hi = f"{n_masked} - n_past" if own.past else n_masked
+        loops.append(KeyPart(True, "n_ahead" if own.ahead else "0", hi, ahead, past))
     if found.has_full:
         loops.append(KeyPart(False, n_masked, "n_tiles"))
     return loops

@@ -21,7 +21,9 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     Kernels,
     RingAt,
     SkippedRings,
+    key_slots,
     late_of,
+    next_item,
     rings_of_dq,
     stored_in_place,
     stored_keys,
@@ -194,7 +196,8 @@ def _forward(
     assert loops.forward is not None
     spec, streams = kernels.spec, streams_of(plan, kernels)
     pages = pages_of(plan, spec.paged_kv.page_size if spec.paged_kv is not None else None)
-    sinks = SINKS if spec.sinks else []
+    sinks, fewer = SINKS if spec.sinks else [], plan.forward.fewer_values
+    values = f"SLOTS - {fewer}" if fewer else "SLOTS"
     return ForwardKernel(
         tile=plan.forward,
         loop=loops.forward,
@@ -204,6 +207,7 @@ def _forward(
         pages=pages,
         unpaged=loops.hidden_keys if spec.paged_kv is not None else None,
         lag=operands.lag,
+        key_slots=key_slots(operands.k, values, plan.width if spec.paged_kv is not None else None),
         columns_of_out=columns_of(plan, spec.head_dim.v),
         lanes=[256 // plan.width, plan.width // 8],
         k_bytes="NBYTES + args.k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
@@ -248,6 +252,7 @@ def _dq(
         ],
         rings=rings,
         also=gradients.also,
+        key_slots=key_slots(operands.k),
     )
 
 
@@ -267,6 +272,7 @@ def _dkdv(
         operands=operands.dkdv(),
         queries=streamed_queries(operands),
         split=plan.split_dkdv,
+        next_item=next_item(plan.dynamic, "args.counter_ptr + 1"),
         head_columns=kernels.spec.head_dim.qk,
         held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
         store_dk=stored_keys("dk", f"kv_ring.slots, {place}", loops.dkdv.stored_dk, rows),

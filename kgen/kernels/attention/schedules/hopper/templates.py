@@ -17,12 +17,13 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     ForwardKernel,
     FusedKernel,
     Kernels,
+    key_slots,
 )
 from kgen.kernels.attention.schedules.hopper.operands import Warpgroup
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
 from kgen.kernels.attention.schedules.hopper.portable import Call
 from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
-from kgen.kernels.attention.schedules.hopper.records import Record, record
+from kgen.kernels.attention.schedules.hopper.records import Record
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
 from kgen.targets.template import Template
@@ -321,7 +322,7 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
         others="two others" if forward is None or chained else "the others",
         item_size=max(tile.size for tile in tiles),
         forward=forward is not None,
-        key_slots=record("KeySlots", "kv_slots", [*common.k[:1], "v", *common.k[1:]]),
+        key_slots=key_slots(common.k),
         streams_keys=bool(hopper.of_queries),
         skips=any(loop.past or loop.ahead for loop in hopper.loops),
         queries_in_registers=forward is not None and forward.tile.queries_in_registers,
