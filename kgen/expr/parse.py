@@ -42,22 +42,21 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def parse_expression(text: str, scope: Scope, result: Type) -> Node:
-    """Parse and type `text`, whose value must be of type `result`.
-
-    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises `ExpressionError` and
-    nothing else, whatever the text.
-    """
+    """Parse and type `text`, whose value must be of type `result`."""
     return parse_with_locals(text, scope, result)[0]
 
 
 def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict[str, Node]]:
-    """Do the same, and return the values of local names, too, in the order of their lines."""
+    """The same, and the values of local names in the order of their lines.
+
+    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises `ExpressionError` and
+    nothing else, whatever the text.
+    """
     text = without_comments(text)
     check_characters(text)
     check_brackets(text)
     builder = _Builder(text, scope, result)
-    tree = builder.build(module(text))
-    return tree, {name: built.node for name, built in builder.locals.items()}
+    return builder.build(module(text)), {name: built.node for name, built in builder.locals.items()}
 
 
 class _Builder:
@@ -241,8 +240,7 @@ class _Builder:
         raise wrong(self.span(node), "not-in-language", f"{what} is not part of the language", hint)
 
     def name(self, node: ast.Name) -> Built:
-        name = node.id
-        span = self.span(node)
+        name, span = node.id, self.span(node)
         self.check_dunder(name, span)
         if name in self.locals:
             self.used.add(name)
@@ -291,8 +289,7 @@ class _Builder:
         return wrong(span, "unknown-name", f"{shown(name)} is not defined", hint)
 
     def unary(self, node: ast.UnaryOp, inner: int) -> Built:
-        operand = self.expression(node.operand, inner)
-        start = self.span(node)
+        operand, start = self.expression(node.operand, inner), self.span(node)
         match node.op:
             case ast.USub():
                 return self.apply("neg", "-", (operand,), start._replace(length=1))

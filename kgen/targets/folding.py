@@ -144,10 +144,14 @@ def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
         return "", []
     texts = operands_of(value, language)
     first, last = (value.args[0], texts[0]), (value.args[1], right.format(*texts))
-    left, text = first
-    if isinstance(left, Op) and left.spelled[language].form == form and text == spell(left, language):
-        return operator, [*_chain(left, language)[1], last]
-    return operator, [first, last]
+    return operator, [part for operand in (first, last) for part in _links(operand, form, language)]
+
+
+def _links(operand: tuple[Code, str], form: str, language: str) -> list[tuple[Code, str]]:
+    """The operands of a chain within an operand: those of one that stands there without brackets."""
+    value, text = operand
+    within = isinstance(value, Op) and value.spelled[language].form == form and text == spell(value, language)
+    return _chain(value, language)[1] if within and isinstance(value, Op) else [operand]
 
 
 def _set_in(lines: Iterable[str]) -> list[str]:

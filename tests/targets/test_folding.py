@@ -42,6 +42,8 @@ VALUES: list[Code] = [
     row("ne", READ, 0),
     row("mul", row("add", READ, "shift"), row("sub", "scale", row("mul", READ, 2))),
     minimum(minimum(READ, row("add", "last", READ)), row("neg", "SK")),
+    row("and", "first", row("and", MASK, row("and", row("or", "second", MASK), "third"))),
+    row("sub", READ, row("sub", ADDRESS, row("add", READ, row("mul", READ, row("mul", ADDRESS, READ))))),
     row("where", MASK, row("mul", READ, "slope"), row("neg", READ)),
 ]
 STATEMENTS: list[Statement] = [
