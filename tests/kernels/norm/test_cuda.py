@@ -17,6 +17,7 @@ from support.packages import nvcc
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
 from kgen.render.rendering import render_spec
+from kgen.sizes import SHARED_LIMITS
 from kgen.spec.load import load
 from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
@@ -77,7 +78,7 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
     verdict(problem_of(load(spec)), path.parent)
     module = import_file(path, f"emitted_{which}")
     first = 89 if which == "eight bits" else 80
-    sums = ("columns", "finalize") if "columns_kernel" in path.read_text() else ()
+    sums = [kernel for kernel in ("columns", "finalize") if f"{kernel}_kernel" in path.read_text()]
     names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
     for kernel, shapes in module._SHAPES.items():
         held = tuple(s for s in shapes if s.elements)
@@ -223,6 +224,32 @@ def test_a_file_has_the_shapes_of_its_plan(tmp_path):
         assert [s.vector == 1 for s in shapes[kernel]] == [s.single for s in of_plan]
     stated = re.findall(r"\{([\d, ]+)\},", text)
     assert stated == [", ".join(map(str, s)) for of_kernel in shapes.values() for s in of_kernel]
+
+
+@pytest.mark.parametrize(
+    ("width", "clusters", "any_width"),
+    [("[64, 128]", False, False), ("4096", False, False), ("65536", True, True), ("any", True, True)],
+)
+def test_a_file_has_what_its_widths_need(tmp_path, width, clusters, any_width):
+    """Kernels that no chip picks for these widths are not there, nor is what only they use."""
+    path = emitted(norm(tmp_path, "norm: rms", f"width: {width}", "dtype: bf16"), tmp_path / "out") / "sample"
+    text = (path / "cuda.cu").read_text()
+    shapes = import_file(path / "cuda.py", f"emitted_needed_{len(text)}")._SHAPES
+    every = [s for of_kernel in shapes.values() for s in of_kernel]
+    assert any(s.cluster > 1 for s in every) == ("cluster_rank()" in text) == clusters
+    assert any(s.elements == 0 for s in every) == ("columns_kernel(" in text) == any_width
+    # Without such kernels, the smallest chip runs some shape of either kind for the widest row.
+    widest = 65536 if width == "65536" else 4096 if width == "4096" else 128
+    limit = min(SHARED_LIMITS.values()) - 8192
+    for of_kernel in shapes.values():
+        fits = {s.vector for s in of_kernel if s.width >= widest and s.cluster == 1 and s.shared <= limit}
+        assert fits == {1, 8}
+
+
+@pytest.mark.parametrize("which", sorted(NORMS))
+def test_lines_of_cuda_have_at_most_120_columns(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
+    assert [line for line in path.read_text().splitlines() if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])

@@ -6,11 +6,12 @@ way; wide rows want many elements a thread, then several blocks for a row (a clu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kgen.kernels.norm.plan.planning import NormPlan
+from kgen.kernels.norm.plan.planning import NormPlan, Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
+from kgen.sizes import ELEMENT_SIZE, SHARED_LIMITS
 
 NARROW = 4096
 """The widest row that few threads read from memory."""
@@ -24,7 +25,7 @@ class Shape:
     `stages` rows are in shared memory or in flight; with 0 each block has its row in registers. At least `blocks` fit
     on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
     what they take, and their columns are loaded that many times less often. `single` is for rows that are not whole
-    accesses: a thread has single elements of them.
+    accesses: a thread has single elements of them. `shared` are the bytes of shared memory that the stages take.
     """
 
     threads: int
@@ -35,6 +36,7 @@ class Shape:
     blocks: int = 1
     turns: int = 0
     single: bool = False
+    shared: int = 0
 
     @property
     def width(self) -> int:
@@ -42,6 +44,29 @@ class Shape:
         if self.elements == 0:
             return NARROW if self.threads < 1024 else MAX_WIDTH
         return self.threads * self.elements * self.cluster
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of one element in all tensors that are loaded, and in all that are stored."""
+
+    loaded: int
+    stored: int
+
+    @classmethod
+    def of(cls, loads: Iterable[Operand], stored: Iterable[str]) -> Bytes:
+        """The sizes of the operands that vary along a row, and of the dtypes that are stored."""
+        loaded = sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
+        return cls(loaded, sum(ELEMENT_SIZE[dtype] for dtype in stored))
+
+    def shared(self, shape: Shape) -> int:
+        """Bytes of shared memory that a shape takes. Single elements, which are stored by way of shared memory too,
+        need room for what is around a row.
+        """
+        elements, stages = shape.threads * shape.elements, shape.stages * self.loaded
+        if shape.single and stages:
+            return shape.rows * (elements + 16) * (stages + self.stored)
+        return shape.rows * elements * stages
 
 
 def _backward(
@@ -224,6 +249,9 @@ SINGLE_BACKWARD: dict[str, tuple[Shape, ...]] = {
 }
 """The same of backward."""
 
+OWN = 8192
+"""Bytes of shared memory that kernels declare themselves, at most."""
+
 ANY = tuple(
     Shape(threads, 1, 0, stages=0, single=single) for threads in (128, 1024) for single in (False, True)
 )
@@ -232,7 +260,10 @@ ANY = tuple(
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
-    return _sorted((*FORWARD[plan.spec.norm], *SINGLE_FORWARD[plan.spec.norm]), plan)
+    spec = plan.spec
+    stored = [spec.dtypes["output"], *([spec.dtypes["residual"]] if plan.stores_h else [])]
+    shapes = (*FORWARD[spec.norm], *SINGLE_FORWARD[spec.norm])
+    return _sorted(shapes, plan, Bytes.of(plan.forward.loads, stored))
 
 
 def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
@@ -240,14 +271,32 @@ def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     assert plan.backward is not None
     few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
     norm = "rms" if few and _plain(plan) else "layer"
-    return _sorted((*BACKWARD[norm], *SINGLE_BACKWARD[norm]), plan)
+    loads = (*plan.upstream, *plan.backward.loads)
+    bytes_ = Bytes.of(loads, [g.dtype for g in plan.backward.elements])
+    return _sorted((*BACKWARD[norm], *SINGLE_BACKWARD[norm]), plan, bytes_)
 
 
-def _sorted(shapes: tuple[Shape, ...], plan: NormPlan) -> tuple[Shape, ...]:
+def _sorted(shapes: tuple[Shape, ...], plan: NormPlan, bytes_: Bytes) -> tuple[Shape, ...]:
     if not _plain(plan):
         shapes = tuple(replace(s, blocks=1, stages=max(s.stages, 1)) for s in shapes)
-    # One more than is needed serves where the one before it does not fit in shared memory.
-    return (*_needed(sorted(shapes, key=lambda s: s.width), plan, 2), *_needed(ANY, plan, 1))
+    shapes = tuple(replace(s, shared=bytes_.shared(s)) for s in shapes)
+    # One more than is needed serves chips that cannot run the one before it.
+    found = _needed(sorted(shapes, key=lambda s: s.width), plan, 2)
+    return (*found, *([] if _fit_everywhere(found, plan) else _needed(ANY, plan, 1)))
+
+
+def _fit_everywhere(shapes: Sequence[Shape], plan: NormPlan) -> bool:
+    """True if every chip can run a shape of either kind for the widest row of the spec."""
+    widths = plan.spec.width
+    if widths == "any":
+        return False
+    most = widths if isinstance(widths, int) else max(widths)
+    return {s.single for s in shapes if s.width >= most and _fits(s)} == {False, True}
+
+
+def _fits(shape: Shape) -> bool:
+    """True if every chip can run a shape."""
+    return shape.cluster == 1 and shape.shared <= min(SHARED_LIMITS.values()) - OWN
 
 
 def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
@@ -258,7 +307,7 @@ def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
     least, most = min(widths), max(widths)
     wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
     wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
-    enough = [s for kind in wide for s in kind[:last]]
+    enough = [s for kind in wide for s in kind[: 1 if any(map(_fits, kind[:1])) else last]]
     return [s for s in shapes if least <= s.width < most or s in enough]
 
 

@@ -9,7 +9,6 @@ from typing import ClassVar
 from kgen.expr.nodes import variables
 from kgen.kernels.norm.plan import planning
 from kgen.kernels.norm.plan.planning import H, NormPlan, Operand
-from kgen.kernels.norm.plan.shapes import backward_shapes
 from kgen.kernels.norm.targets.cuda.parts import LAYER, RMS, Elements, Kernel, Launch, shape_row
 from kgen.kernels.norm.targets.cuda.spelled import ORDER, TYPES, Body, Spelled, more, slots_of, times
 from kgen.targets.code import CUDA, Assign, If, Name, Statement, text
@@ -63,7 +62,7 @@ OF_HEADS = Grid(
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
-    finalize_words=("and the grid gridDim.y heads, to which every gridDim.y-th part belongs",),
+    finalize_words=("The grid has gridDim.y heads, and every gridDim.y-th part belongs to a head.",),
     finalize_first="blockIdx.y + (long long)stripe * gridDim.y",
     finalize_step="32 * gridDim.y",
     finalize_head="(long long)blockIdx.y * width",
@@ -123,6 +122,7 @@ class ColumnKernels(Template):
     language: ClassVar[str] = CUDA
 
     grid: Grid
+    any_width: bool
     sums: tuple[ColumnSum, ...]
     columns_params: str
     lines: tuple[Statement, ...]
@@ -181,6 +181,7 @@ class Part:
 class ColumnLaunch:
     """How C launches the kernels that sum over rows."""
 
+    any_width: bool
     sums: tuple[ColumnSum, ...]
     floats: str
     """Numbers in the memory that it allocates."""
@@ -320,6 +321,8 @@ def _parts(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand], bod
         fetches=("STAGES > 0",),
         held_if="ELEMENTS > 0",
         unroll="unroll (COPIES)",
+        clusters=spelled.clusters,
+        any_width=spelled.any_width,
     )
 
 
@@ -364,13 +367,9 @@ def _launch(
 ) -> Launch:
     streams = tuple(s.name for s in kernel.streams)
     vectors = (*streams, *(c.name for c in kernel.columns), *(s.name for s in kernel.stored))
-    rows_of = [o.dtype for o in loads if o.along == "element"]
     return Launch(
         name="backward",
-        shapes=tuple(
-            shape_row(s, spelled.vector, rows_of, [g.dtype for g in b.elements])
-            for s in backward_shapes(spelled.plan)
-        ),
+        shapes=tuple(shape_row(s, spelled.vector) for s in spelled.backward_shapes),
         pointers=tuple(f"{n}_ptr" for n in vectors),
         strides=tuple(f"{n}_stride" for n in streams),
         multiple=("heads",) if spelled.multiples else (),
@@ -385,7 +384,7 @@ def _columns(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand]) -
     ends = [*_sums(spelled, b, "{}", late=False), *_sums(spelled, b, "{}", late=True)]
     values = [*b.before, b.dh]
     # The values of a whole row come from the kernel before.
-    scratch = _scratch(plan, spelled.body(reads, values, ends).uses)
+    scratch = _scratch(plan, spelled.body(reads, values, ends).uses) if spelled.any_width else ()
     of_row = {s.name: s.at for s in scratch} | {s: f"{s}_ptr[row]" for s in plan.saves}
     reads |= {n: Assign((n,), (text(at),), type="float") for n, at in of_row.items()}
     body = spelled.body(reads, values, ends)
@@ -416,6 +415,7 @@ def _column_kernels(spelled: Spelled, columns: _Columns) -> ColumnKernels:
         calls = [f"if (blockIdx.z == {i}) {call}" for i, call in enumerate(calls)]
     return ColumnKernels(
         grid=OF_HEADS if spelled.spec.heads else OF_ALL,
+        any_width=spelled.any_width,
         sums=columns.sums,
         columns_params=device(columns.params),
         lines=columns.body.lines,
@@ -433,6 +433,7 @@ def _column_launch(spelled: Spelled, columns: _Columns) -> ColumnLaunch:
     finalize_dims = (*(grid.dims or ("1",)), str(n)) if grid.dims or n > 1 else ()
     finalize_params = [*columns.finalize_params[:-1], [Param("", "parts"), Param("", "width_")]]
     return ColumnLaunch(
+        any_width=spelled.any_width,
         sums=columns.sums,
         floats=" + ".join(floats),
         parts=tuple(Part(p.name, begin) for p, begin in zip(columns.ours, begins, strict=False)),

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.norm.plan.planning import H, Operand
-from kgen.kernels.norm.plan.shapes import forward_shapes
 from kgen.kernels.norm.targets.cuda.parts import LAYER, RMS, Elements, Kernel, Launch, shape_row
 from kgen.kernels.norm.targets.cuda.spelled import ORDER, TYPES, Body, Spelled, more, slots_of
 from kgen.targets.code import CUDA, Assign, Name
@@ -79,18 +78,14 @@ def forward_of(spelled: Spelled) -> Forward:
     if plan.stores_h:
         stored.append(("h", spec.dtypes["residual"]))
     # The largest of a row takes the registers that further rows would have.
-    refills = not (spec.quantize and spec.quantize.scale == "per_row")
+    refills = spelled.clusters and not (spec.quantize and spec.quantize.scale == "per_row")
     kernel = _parts(spelled, loads, stored, h, refills)
     params = _params(spelled, loads, kernel, h.uses | out.uses)
     streams = tuple(s.name for s in kernel.streams)
     vectors = (*streams, *(c.name for c in kernel.columns), *(n for n, _ in stored))
-    rows_of = [o.dtype for o in loads if o.along == "element"]
     launch = Launch(
         name="forward",
-        shapes=tuple(
-            shape_row(s, spelled.vector, rows_of, [dtype for _, dtype in stored])
-            for s in forward_shapes(plan)
-        ),
+        shapes=tuple(shape_row(s, spelled.vector) for s in spelled.forward_shapes),
         pointers=tuple(f"{n}_ptr" for n in vectors),
         strides=tuple(f"{n}_stride" for n in streams),
         multiple=("1",) if spelled.multiples else (),
@@ -118,6 +113,8 @@ def _parts(
         fetches=("STAGES > 0", "!REFILLS") if refills else ("STAGES > 0",),
         held_if="EARLY",
         unroll="unroll",
+        clusters=spelled.clusters,
+        any_width=spelled.any_width,
         from_memory=True,
         keeps=("KEEPS_ROWS",),
         early_moments=plan.layer,
@@ -146,7 +143,7 @@ def _kernel(spelled: Spelled, kernel: Kernel, params: Params, out: Body) -> Forw
         params=device(params),
         kernel=kernel,
         reads=sum(o.along != "row" for o in plan.forward.loads),
-        refills=quantize != "per_row",
+        refills=spelled.clusters and quantize != "per_row",
         parts=more(2 if plan.layer else 1),
         declared=DECLARED[quantize],
         # With heads, rows of one block have different columns.

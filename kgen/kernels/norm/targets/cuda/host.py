@@ -36,6 +36,7 @@ class Host(Template):
     name: str
     least_capability: int
     vector: int
+    clusters: bool
     multiple: tuple[str, ...]
     """A parameter, where rows of one thread lie apart by multiples of a number."""
     multiple_passed: tuple[str, ...]
@@ -58,6 +59,7 @@ def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward:
         name=name,
         least_capability=least_capability,
         vector=spelled.vector,
+        clusters=spelled.clusters,
         multiple=("long long multiple",) if spelled.multiples else (),
         multiple_passed=("multiple",) if spelled.multiples else (),
         launches=(forward.launch, backward.launch) if backward else (forward.launch,),

@@ -81,6 +81,7 @@ class ColumnsCall:
 
     names: tuple[str, ...]
     """The partial sums."""
+    any_width: bool
     grid: Grid
     scratch: int
     """Numbers that a row leaves for the kernel of columns."""
@@ -419,6 +420,7 @@ class _Modules:
             return None
         return ColumnsCall(
             names=tuple(f"d_{g.of}_part" for g in b.columns),
+            any_width=self.spelled.any_width,
             grid=OF_HEADS if self.heads else OF_ALL,
             scratch=len(backward.kernel.scratch),
             arguments=backward.columns_arguments,

@@ -20,8 +20,8 @@ TAKEN = frozenset(
     row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
     threads elements cluster blocks block single stays
     forward_shapes backward_shapes over_stripes col early unroll stride further has
-    staged part part_of there load store store_one rounded bf16 fp16 to_float access total_of copy_async address keep more
-    side_by_side keeps_rows unsplit cluster_asm arrive_with_shared
+    staged part part_of there load store store_one rounded bf16 fp16 to_float access total_of copy_async address
+    keep more side_by_side keeps_rows unsplit unrolled cluster_asm arrive_with_shared
     forward_kernel forward_kernels backward_kernel backward_kernels columns_kernel finalize_kernel
     c r error configure config run run_first kernels launch stream size std make_index_sequence vector_of
     next_mean next_rstd head_of_row kept policy copies refills spare lanes end read write copy commit wait

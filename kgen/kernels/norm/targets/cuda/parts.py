@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kgen.kernels.norm.plan.shapes import Shape
-from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import Code, Statement
 
 
@@ -115,12 +113,20 @@ class Kernel:
     held_if: str
     """The condition on which columns are in registers."""
     unroll: str
+    clusters: bool
+    any_width: bool
+    """True where some shape has any number of elements."""
     from_memory: bool = False
     """True where a kernel without a ring reads rows at once."""
     keeps: tuple[str, ...] = ()
     """An argument of slots: whether L2 keeps rows."""
     early_moments: bool = False
     """True where `moments` belongs to the whole kernel."""
+
+    @property
+    def rank(self) -> str:
+        """The number of a block in its cluster."""
+        return "CLUSTER > 1 ? cluster_rank() : 0" if self.clusters else "0"
 
     @property
     def stage(self) -> str:
@@ -165,22 +171,11 @@ class Launch:
 
     @property
     def widest(self) -> int:
-        return self.shapes[-1][0]
+        return max(width for width, *_ in self.shapes)
 
 
-def shape_row(shape: Shape, vector: int, loaded: Iterable[str], stored: Iterable[str]) -> tuple[int, ...]:
-    """A shape as the tables of a file have it; a row's elements in memory have these dtypes."""
+def shape_row(shape: Shape, vector: int) -> tuple[int, ...]:
+    """A shape as the tables of a file have it."""
     s = shape
     own = 1 if s.single else vector
-    shared = _shared(s, *(sum(ELEMENT_SIZE[dtype] for dtype in dtypes) for dtypes in (loaded, stored)))
-    return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns, shared)
-
-
-def _shared(shape: Shape, loaded: int, stored: int) -> int:
-    """Bytes of shared memory, for tensors with that many bytes an element. Single elements, which are stored by way of
-    shared memory too, need room for what is around a row.
-    """
-    elements, stages = shape.threads * shape.elements, shape.stages * loaded
-    if shape.single and stages:
-        return shape.rows * (elements + 16) * (stages + stored)
-    return shape.rows * elements * stages
+    return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns, s.shared)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.functions import in_order
-from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
-from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
+from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.targets.cuda.backward import Backward, BackwardKernel, backward_of
 from kgen.kernels.norm.targets.cuda.forward import Forward, ForwardKernel, forward_of
 from kgen.kernels.norm.targets.cuda.host import Host, host_of
@@ -39,6 +38,24 @@ class SlotsInChunks(Template):
     """Shared memory for accesses of any size."""
 
     template: ClassVar[str] = "norm/cuda/_slots_in_chunks.j2"
+
+
+@dataclass(frozen=True)
+class Clusters(Template):
+    """Barriers and shared memory of clusters."""
+
+    template: ClassVar[str] = "norm/cuda/_clusters.j2"
+    language: ClassVar[str] = CUDA
+
+    sends: bool
+    """True where blocks of a cluster send parts of sums to each other."""
+
+
+@dataclass(frozen=True)
+class OwnParts(Template):
+    """Parts of sums without clusters."""
+
+    template: ClassVar[str] = "norm/cuda/_own_parts.j2"
 
 
 @dataclass(frozen=True)
@@ -74,9 +91,10 @@ class File(Template):
     constants: tuple[Constant, ...]
     helpers: tuple[str, ...]
     slots: WholeSlots | SlotsInChunks
-    sends: bool
-    """True where blocks of a cluster send parts of sums to each other."""
-    exchange: StayingParts | SentParts
+    clusters: Clusters | None
+    exchange: OwnParts | StayingParts | SentParts
+    warps_before: str | None
+    """Warps of a row in the blocks of a cluster before this one."""
     per_row: bool
     """True where rows have scales."""
     moments: bool
@@ -110,7 +128,7 @@ def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward
     least = 10 * loader.major + loader.minor
     loads = (*forward.loads, *(backward.loads if backward else ()))
     whole = all(ELEMENT_SIZE[o.dtype] * spelled.vector == 16 for o in loads if o.along == "element")
-    sends = _sends(plan)
+    sends = _sends(spelled)
     return File(
         name=spec.name,
         summary=opening(spec, in_comment=True),
@@ -123,8 +141,9 @@ def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward
         constants=spelled.constants,
         helpers=tuple(in_order(spelled.printer.helpers)),
         slots=WholeSlots() if whole else SlotsInChunks(),
-        sends=sends,
-        exchange=SentParts() if sends else StayingParts(),
+        clusters=Clusters(sends) if spelled.clusters else None,
+        exchange=_exchange(spelled.clusters, sends),
+        warps_before="cluster_rank() * Sums::WARPS" if spelled.clusters else None,
         per_row=bool(spec.quantize and spec.quantize.scale == "per_row"),
         moments=plan.layer,
         forward=forward.kernel,
@@ -133,13 +152,20 @@ def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward
     )
 
 
-def _sends(plan: NormPlan) -> bool:
+def _exchange(clusters: bool, sends: bool) -> OwnParts | StayingParts | SentParts:
+    if not clusters:
+        return OwnParts()
+    return SentParts() if sends else StayingParts()
+
+
+def _sends(spelled: Spelled) -> bool:
     """True if a cluster exchanges more values for a row than its warps can read from other blocks in time."""
+    plan = spelled.plan
     statistics = 2 if plan.layer else 1
-    shapes = [(s, statistics) for s in forward_shapes(plan)]
+    shapes = [(s, statistics) for s in spelled.forward_shapes]
     if plan.backward:
         sums = max(len(plan.backward.means), len(plan.backward.rows), 1 if plan.saves else statistics)
-        shapes += [(s, sums) for s in backward_shapes(plan)]
+        shapes += [(s, sums) for s in spelled.backward_shapes]
     return any(s.cluster > 1 and values * s.cluster * -(-s.threads // 32) > STAYING for s, values in shapes)
 
 

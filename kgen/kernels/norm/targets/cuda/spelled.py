@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kgen.expr.nodes import Const, Node, Type
 from kgen.kernels.norm.plan.planning import NormPlan, Operand, Value
+from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
 from kgen.kernels.norm.targets.cuda.names import given_way, made_of, slots
 from kgen.kernels.norm.targets.cuda.parts import Column, Elements, Read, RowValue, Slots
 from kgen.sizes import ELEMENT_SIZE
@@ -56,6 +57,11 @@ class Spelled:
         names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
             n: self.local(n).upper() for n in constants
         }
+        self.forward_shapes = forward_shapes(plan)
+        self.backward_shapes = backward_shapes(plan) if plan.backward else ()
+        shapes = (*self.forward_shapes, *self.backward_shapes)
+        self.clusters = any(s.cluster > 1 for s in shapes)
+        self.any_width = any(s.elements == 0 for s in shapes)
         self.printer = Printer(names, self.spec.accuracy)
         self.rounds = False
         self.multiples = bool(self.spec.heads and plan.backward)
