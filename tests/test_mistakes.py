@@ -120,7 +120,7 @@ KEYS = (
     ("causal", "launches", "key = kernel, layouts, {*meta.values() => }"),
     ("causal", "launches", '@triton.jit({do_not_specialize=["HQ", "SQ"] => })\ndef _delta_kernel'),
     ("causal_alibi", "launches", "out, None, out, lse, q, k, {v => slopes}, slopes, scale)"),
-    ("gpt_oss", "launches", "_backward_op(out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
+    ("gpt_oss", "launches", "_gradients, out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
     ("varlen_causal", "launches", "if {thread := _AHEAD.pop(key, None) => False}:"),
 )
 """Of what launches are looked up by."""
@@ -183,11 +183,10 @@ def found(spec: str, case: str, mistake: str, folder: Path) -> bool:
         (folder / loaded.spec.name).mkdir()
         for name, text in render_spec(loaded).items():
             (folder / loaded.spec.name / name).write_text(text)
-    file = folder / loaded.spec.name / "triton.py"
     right, wrong = (re.sub(r"\{(.*?) => (.*?)\}", rf"\{i}", mistake, flags=re.DOTALL) for i in (1, 2))
-    text = file.read_text()
-    assert right in text
-    file.write_text(text.replace(right, wrong))
+    files = [folder / loaded.spec.name / name for name in ("triton.py", "_launch.py")]
+    (file,) = [file for file in files if right in file.read_text()]
+    file.write_text(file.read_text().replace(right, wrong))
     rows = verified([loaded], folder, device="cpu", timeout=20.0, cases=[case], targets=["triton"])
     return not all(row["ok"] for row in rows)
 

@@ -33,6 +33,20 @@ def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> s
     return textwrap.indent(text.replace("\0", " "), " " * indent)
 
 
+def parameters(declared: Sequence[str]) -> str:
+    """The parameters of a function with their parentheses, on one line if they fit."""
+    flat = f"({', '.join(declared)})"
+    return flat if len(flat) <= 72 else f"(\n{wrapped(declared, 4)}\n)"
+
+
+def entries(pairs: Sequence[tuple[str, str]], indent: int) -> str:
+    """A dictionary with these entries in Python, on one line if they fit."""
+    found = [f'"{name}": {value}' for name, value in pairs]
+    flat = f"{{{', '.join(found)}}}"
+    inner = "".join(f"{' ' * (indent + 4)}{one},\n" for one in found)
+    return flat if indent + len(flat) <= 112 else f"{{\n{inner}{' ' * indent}}}"
+
+
 def ahead(operands: Sequence[str] | None) -> str:
     """Operands ahead of others, a comma behind each."""
     return "".join(f"{o}, " for o in operands or ())
@@ -118,11 +132,13 @@ FILTERS: dict[str, Callable[..., object]] = {
     "bracketed": bracketed,
     "columns": columns,
     "each": each,
+    "entries": entries,
     "join": join,
     "factor": around("{} * "),
     "loaded": around(", mask={}, other=0.0"),
     "minus": around(" - {}"),
     "onto": around("{} + "),
+    "parameters": parameters,
     "or": around(" or {}"),
     "plus": around(" + {}"),
     "said": said,

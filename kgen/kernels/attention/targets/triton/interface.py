@@ -302,6 +302,11 @@ class Operator:
         return [*self.passed, *self.lists]
 
     @property
+    def typed_backward(self) -> list[str]:
+        """The arguments of the backward operator, with types."""
+        return ["dout: Tensor", "dlse: Optional[Tensor]", "out: Tensor", "lse: Tensor", *self.typed]
+
+    @property
     def names(self) -> list[str]:
         """All arguments."""
         return [*self.tensors, *self.scalars]

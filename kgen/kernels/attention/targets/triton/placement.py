@@ -51,9 +51,6 @@ class Axes:
 
     names: str
     count: int
-    steps: str
-    """Strides of all but the last."""
-    either_step: str
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,8 @@ class Shape:
 
     q: str
     lse: str
+    lse_in_python: str
+    """The latter as an expression of q."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,9 @@ class Placement:
     """How many tiles there are."""
     sizes: Sizes
     empty_out: str
-    """How out is made."""
+    """How out is made from sizes."""
+    empty_like_q: str
+    """The same from q alone."""
 
     @property
     def kv_head(self) -> str:
@@ -139,10 +140,26 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
     if packed:
         heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
         sizes = Sizes("TQ, HQ, _ = q.shape", [heads, "B = len(cu_seqlens_q) - 1"])
-        return Placement(packed, grouped, _PACKED, of_tiles, sizes, f"q.new_empty((TQ, HQ, {head_v}))")
+        return Placement(
+            packed,
+            grouped,
+            _PACKED,
+            of_tiles,
+            sizes,
+            f"q.new_empty((TQ, HQ, {head_v}))",
+            f"q.new_empty((*q.shape[:2], {head_v}))",
+        )
     others = [f"HKV, SK = {kv_sizes}"] if grouped else ["SK = k.shape[2]"]
     sizes = Sizes("B, HQ, SQ, _ = q.shape", others)
-    return Placement(packed, grouped, _DENSE, of_tiles, sizes, f"_empty((B, HQ, SQ, {head_v}), q)")
+    return Placement(
+        packed,
+        grouped,
+        _DENSE,
+        of_tiles,
+        sizes,
+        f"_empty((B, HQ, SQ, {head_v}), q)",
+        f"_empty((*q.shape[:3], {head_v}), q)",
+    )
 
 
 def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
@@ -165,8 +182,8 @@ _DENSE = Rows(
         no_specialize='do_not_specialize=["HQ", "SQ"]',
         programs="_cdiv(SQ, 64) * B * HQ",
     ),
-    axes=Axes("[B, H, S, D]", 4, "b, h, s", "b | h | s"),
-    shape=Shape("B, HQ, SQ", "B, HQ, SQ"),
+    axes=Axes("[B, H, S, D]", 4),
+    shape=Shape("B, HQ, SQ", "B, HQ, SQ", "q.shape[:3]"),
     like=Like(*(f"_empty({x}.shape, {x})" for x in "qkv")),
     # Keys and values of four long sequences stay in L2.
     group=4,
@@ -189,8 +206,8 @@ _PACKED = Rows(
         no_specialize='do_not_specialize=["B", "TQ"]',
         programs="_cdiv(TQ, 64) * HQ",
     ),
-    axes=Axes("[T, H, D]", 3, "t, h", "t | h"),
-    shape=Shape("TQ, HQ", "HQ, TQ"),
+    axes=Axes("[T, H, D]", 3),
+    shape=Shape("TQ, HQ", "HQ, TQ", "(q.shape[1], q.shape[0])"),
     like=Like(*(f"{x}.new_empty({x}.shape)" for x in "qkv")),
     # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.
     group=16,
