@@ -11,6 +11,7 @@ from kgen.kernels.attention.lowered.params import forward_params
 from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.kernels import Kernels
 from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
+from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
 from kgen.kernels.attention.schedules.hopper.portable import Call, Portable, Surroundings, portable_of
 from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_of, names_of, parts_of
 from kgen.kernels.attention.spec import AttentionSpec
@@ -70,11 +71,12 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     """The kernels for Hopper of a spec; without some, the reasons."""
     missing = without_kernels(planned.free_plan)
     remarks = tuple(_remarks(planned.plan.spec, missing))
-    kernels = _kernels(planned)
-    if kernels is None:
+    portable = _portable(planned) if plan_hopper(planned.free_plan) is not None else None
+    kernels = _kernels(planned, portable) if portable is not None else None
+    if portable is None or kernels is None:
         return Made(choice=_choice(planned, None, missing), remarks=remarks)
     chip = _chip(kernels)
-    call = _call(planned, shares=planned.plan.spec.backward_in_parts and chip.fused)
+    call = _call(planned, portable, shares=planned.plan.spec.backward_in_parts and chip.fused)
     parts = tuple(parts_of(kernels, planned.free_lowering, call))
     begins = ("gdc_launch_dependents",) if chip.follower is not None else ()
     waits = (*begins, "gdc_wait") if chip.follower is not None or kernels.dynamic else begins
@@ -104,8 +106,8 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     )
 
 
-def _kernels(planned: Planned) -> Kernels | None:
-    portable, at, lowering = _portable(planned), planned.at, planned.lowering
+def _kernels(planned: Planned, portable: Portable) -> Kernels | None:
+    at, lowering = planned.at, planned.lowering
     params = forward_params(lowering, portable.forward)
     around = Surroundings(
         kv_heads=at.kv_heads,
@@ -129,9 +131,9 @@ def _portable(planned: Planned) -> Portable:
     )
 
 
-def _call(planned: Planned, shares: bool) -> Call:
+def _call(planned: Planned, portable: Portable, shares: bool) -> Call:
     """How the launcher has a call."""
-    params = forward_params(planned.lowering, _portable(planned).forward)
+    params = forward_params(planned.lowering, portable.forward)
     at = planned.at
     return Call(
         inputs=", ".join(planned.op.names),

@@ -79,11 +79,6 @@ class ChipKernels:
     """The module that has them; empty where this file has."""
     follower: Follower | None = None
 
-    @property
-    def there(self) -> bool:
-        """True where a pass has some."""
-        return self.forward or self.backward
-
 
 @dataclass(frozen=True)
 class Needs:
@@ -174,8 +169,3 @@ class Made:
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()
     """Sentences for the person who renders it."""
-
-    @property
-    def serves(self) -> bool:
-        """True if calls may take its kernels."""
-        return bool(self.branch or self.launches or self.chip)
