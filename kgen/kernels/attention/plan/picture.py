@@ -26,6 +26,7 @@ MOST = 64
 MOST_PAIRS = 2**21
 """Pairs that are looked at one by one."""
 
+Number = bool | int | float
 Row = list[int]
 """One row of a buffer; leading indices make no difference in a picture."""
 
@@ -69,7 +70,7 @@ def picture(plan: AttentionPlan, run: Run) -> Picture:
         size = BLOCK_SIZE * max(1, math.ceil(length / MOST / BLOCK_SIZE))
         return Picture(*_listed(plan.block_mask, scalars, buffers, length, size, assumed))
     rows = tuple(
-        "".join(_row(plan.forward, {**scalars, "q_start": start}, buffers, length, tile))
+        "".join(_row(plan.forward, scalars, buffers, length, start, tile))
         for start in range(0, length, tile[0])
     )
     return Picture(rows, tile, assumed)
@@ -77,7 +78,7 @@ def picture(plan: AttentionPlan, run: Run) -> Picture:
 
 def _listed(
     mask: BlockMask,
-    scalars: Mapping[str, Any],
+    scalars: Mapping[str, Number | None],
     buffers: Mapping[str, Row],
     length: int,
     size: int,
@@ -100,9 +101,15 @@ def _listed(
 
 
 def _row(
-    loop: TileLoop, scalars: Mapping[str, Any], buffers: Mapping[str, Row], length: int, tile: tuple[int, int]
+    loop: TileLoop,
+    scalars: Mapping[str, Number | None],
+    buffers: Mapping[str, Row],
+    length: int,
+    first: int,
+    tile: tuple[int, int],
 ) -> Iterator[str]:
-    env = {**scalars, "q_last": min(scalars["q_start"] + tile[0], length) - 1}
+    """The tiles of a row, from its first query on."""
+    env = {**scalars, "q_start": first, "q_last": min(first + tile[0], length) - 1}
     spans = [tuple(value(n, env, buffers) for n in _bounds(span)) for span in loop.spans]
     for start in range(0, length, tile[1]):
         end = start + tile[1]
@@ -120,11 +127,11 @@ def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
     return span.lo, span.hi, *((span.full_lo, span.full_hi) if span.has_full else (empty, empty))
 
 
-def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
+def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict[str, Row], tuple[str, ...]]:
     """Values of all that the bounds of a plan name, rows of buffers, and a line for each that a launch would give."""
     length, group = run.length, plan.spec.gqa if isinstance(plan.spec.gqa, int) else 1
     sizes = {"B": 1, "HQ": run.heads, "HKV": max(1, run.heads // group), "SQ": length, "SK": length}
-    scalars: dict[str, Any] = {**sizes, "b": 0, "h": run.head}
+    scalars: dict[str, Number | None] = {**sizes, "b": 0, "h": run.head}
     buffers: dict[str, Row] = {}
     assumed: list[str] = []
     listed = plan.block_mask is not None
@@ -165,7 +172,7 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row]
     return scalars, buffers, tuple(assumed)
 
 
-def value(node: Node, env: Mapping[str, Any], buffers: Mapping[str, Row]) -> Any:
+def value(node: Node, env: Mapping[str, Number | None], buffers: Mapping[str, Row]) -> Any:
     """A tree of scalars as a number; reads see the last index alone, and zero outside of the buffer."""
     if isinstance(node, Const):
         return node.value
@@ -183,10 +190,10 @@ def value(node: Node, env: Mapping[str, Any], buffers: Mapping[str, Row]) -> Any
 
 
 def compiled(
-    node: Node, scalars: Mapping[str, Any], buffers: Mapping[str, Row]
+    node: Node, scalars: Mapping[str, Number | None], buffers: Mapping[str, Row]
 ) -> Callable[[int, int], bool]:
     """A condition as a function of `q_idx` and `kv_idx`."""
-    scope = {**_SCOPE, **scalars, "inf": math.inf}
+    rows: dict[str, Row] = {}
 
     def text(node: Node) -> str:
         if isinstance(node, Const):
@@ -196,7 +203,7 @@ def compiled(
         operands = [text(child) for child in children(node)]
         if isinstance(node, Read):
             row = buffers[node.buffer]
-            scope[f"{node.buffer}_row"] = row
+            rows[f"{node.buffer}_row"] = row
             if len(row) == 1:
                 return f"{node.buffer}_row[0]"
             return f"({node.buffer}_row[_i] if 0 <= (_i := {operands[-1]}) < {len(row)} else 0)"
@@ -205,8 +212,10 @@ def compiled(
             return f"{node.fn}({', '.join(operands)})"
         return f"({form.format(*(f'({o})' for o in operands))})"
 
-    made: Callable[[int, int], bool] = eval(f"lambda q_idx, kv_idx: {text(node)}", scope)  # our own text
+    written = f"lambda q_idx, kv_idx: {text(node)}"
+    scope = {**_SCOPE, **scalars, **rows, "inf": math.inf}
+    made: Callable[[int, int], bool] = eval(written, scope)  # our own text
     return made
 
 
-_SCOPE: dict[str, Any] = {name: row.value for name, row in TABLE.items() if row.callable}
+_SCOPE: Mapping[str, Callable[..., Number]] = {name: row.value for name, row in TABLE.items() if row.callable}
