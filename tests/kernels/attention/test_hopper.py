@@ -115,8 +115,8 @@ def test_verified_in_other_orders(name: str, verdict: Any) -> None:
 LEAKS = {
     "": ("", ""),
     "delta past the end": (
-        "+ q_begin + q_idx, mask=q_idx < SQ, other=0.0)",
-        "+ q_begin + q_idx, mask=q_begin + q_idx < problem.TQ, other=0.0)",
+        "args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ",
+        "args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_begin + q_idx < problem.TQ",
     ),
     "dP of rows without keys": ("gl.where(mask, ds, 0.0)", "gl.where(mask, p, 0.0) * (dp - delta[:, None])"),
     "keys past the end": (
