@@ -136,7 +136,11 @@ ROUNDS = (
         "for start in range(0, {seq => tl.minimum(seq, BLOCK)}, BLOCK):",
     ),
     ("gated_delta_output_varlen", "many-chunks", "range(0, {tl.minimum(count, NT) => 1}, BLOCK):"),
-    ("gated_delta_output_varlen", "long-tail", "for rest in tl.range(tokens + chunk * BT, T, {NT * BT => T}):"),
+    (
+        "gated_delta_output_varlen",
+        "long-tail",
+        "for rest in tl.range(tokens + chunk * BT, T, {NT * BT => T}):",
+    ),
     ("decode_gqa", "splits", "for first in tl.range(0, {splits => tl.minimum(splits, BLOCK_S)}, BLOCK_S):"),
     ("rms_norm", "parts", "for start in tl.range(0, {n_parts => tl.minimum(n_parts, ROWS)}, ROWS):"),
 )
