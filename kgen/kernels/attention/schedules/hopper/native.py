@@ -14,6 +14,7 @@ from kgen.kernels.attention.targets.triton.native_calls import (
     FirstStrides,
     Prepared,
     Tiled,
+    Vectors,
     Way,
 )
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
@@ -166,9 +167,7 @@ class BackwardPlanned(Template):
     template: ClassVar[str] = "attention/hopper/_backward_planned.j2"
 
     of: HopperBackward
-    rows: str
-    """How many numbers a vector has."""
-    packed: bool
+    vectors: Vectors
 
 
 @dataclass(frozen=True)
@@ -215,14 +214,13 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
     counters = f"p->{FLAG} ? kgen_pointer(workspace + m->counters, KGEN_I32) : kgen_nothing()"
     packed = of.plan.spec.varlen
-    rows = "p->HQ * p->TQ" if packed else "p->B * p->HQ * p->SQ"
     return ChipCalls(
         flag=FLAG,
         arch=ARCH,
         when="backward_on_hopper(a, &p)",
         call="launch_on_hopper(a, p, m, v, workspace, stream)",
         serves=BackwardServes(backward.stores),
-        planned=BackwardPlanned(backward, rows, packed),
+        planned=BackwardPlanned(backward, Vectors(packed)),
         launch=BackwardLaunch(backward, packed, of.first),
         zeros=[BackwardZeros(backward)] if backward.fused is not None else [],
         dq=backward.dq is not None,

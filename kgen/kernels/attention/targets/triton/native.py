@@ -17,6 +17,7 @@ from kgen.kernels.attention.targets.triton.native_calls import (
     FirstStrides,
     ForwardCalls,
     Prepared,
+    Vectors,
     block_mask_calls,
 )
 from kgen.kernels.attention.targets.triton.native_example import example_of
@@ -157,7 +158,7 @@ class _Files:
             name=self.name,
             first=self.first,
             lse=self.tensors.lse,
-            packed=self.packed,
+            vectors=Vectors(self.packed),
             sinks=bool(self.spec.sinks),
             group=self.group,
             chip=next((of.chip for of in self.calls if of.chip is not None), None),

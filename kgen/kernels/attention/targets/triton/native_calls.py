@@ -184,6 +184,28 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class Vectors:
+    """The vectors of the backward pass, with a number for each query of each head."""
+
+    packed: bool
+
+    @property
+    def rows(self) -> str:
+        """How many numbers a vector has."""
+        return "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ"
+
+    @property
+    def programs(self) -> str:
+        """How many programs the kernel of delta has."""
+        return "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
+
+    @property
+    def sink_parts(self) -> str:
+        """How many numbers the gradients of sinks have."""
+        return "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
+
+
+@dataclass(frozen=True)
 class BackwardCalls(Template):
     """The backward pass."""
 
@@ -192,7 +214,7 @@ class BackwardCalls(Template):
     name: str
     first: FirstStrides
     lse: Tensor
-    packed: bool
+    vectors: Vectors
     sinks: bool
     group: int
     """Heads that programs take at a time."""
@@ -215,20 +237,6 @@ class BackwardCalls(Template):
     def recomputes(self) -> bool:
         """True where there are kernels for gradients alone."""
         return self.learned is not None and bool(self.learned.recomputed)
-
-    @property
-    def rows(self) -> str:
-        """How many numbers a vector has."""
-        return "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ"
-
-    @property
-    def delta_programs(self) -> str:
-        return "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
-
-    @property
-    def sink_parts(self) -> str:
-        """How many numbers the gradients of sinks have."""
-        return "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
 
     @property
     def counters_or_none(self) -> str:
