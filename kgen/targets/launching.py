@@ -53,7 +53,8 @@ def launching_of(single: bool) -> LaunchFunctions | None:
 def imported(names: Iterable[str]) -> str:
     """Names as the end of an import statement, in lines of at most 120 columns."""
     listed = sorted(names)
-    lines, line = [], "   "
+    lines: list[str] = []
+    line = "   "
     for name in listed:
         if len(line) + len(name) + 2 > 120:
             lines, line = [*lines, line], "   "
