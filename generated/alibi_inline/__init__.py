@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 899ae6362e814cd1
-# body: 0b52688eabf8d219
+# inputs: 7a2b4d43dce64a7e
+# body: b608405d030ab74d
 """Causal attention with ALiBi slopes computed from the head's index.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

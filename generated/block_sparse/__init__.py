@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e1ff5205c938b83d
-# body: c3f93c9339c7f939
+# inputs: 62666fc154b69df8
+# body: e4bcedca93325466
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

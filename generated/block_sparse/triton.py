@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1f6a0be3ed39a701
-# body: b874d8082e522e41
+# inputs: d398e4b9e05f78f6
+# body: eabcf62b15e70a57
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,12 +20,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import itertools
 import math
-import numbers
-import os
-import threading
-import importlib.util
 import warnings
 from typing import NamedTuple, Optional
 
@@ -39,6 +34,12 @@ if TRITON < (3, 4):
     raise ImportError(f"block_sparse needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
+if not __package__:
+    raise ImportError("block_sparse needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
+    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+)
 
 # Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -46,8 +47,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tile shapes by compute capability (90 is 9.0), of which the first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -558,87 +558,8 @@ def _dkdv_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"block_sparse runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _cdiv(a, b):
-    """a / b, rounded up. triton.cdiv, which is for kernels as well, takes the CPU fifteen times as long."""
-    return -(-a // b)
-
-
-def _tile(table, arch, *tensors):
-    """The first tile for a chip whose loads the tensors allow."""
-    by_tma = all(_by_tma(x) for x in tensors)
-    return next(tile for chips, tile in table if (arch in chips or not chips) and (by_tma or not tile.get("TMA")))
-
-
-@functools.cache
-def _multiprocessors(device):
-    """How many multiprocessors a device has; the interpreter counts as one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@functools.lru_cache(maxsize=4096)
-def _kinds(*strides):
-    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
-    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
-
-
-def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
-    device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
-
-
-_COMPILED = {}
-_AHEAD = {}  # threads that compile
-_THREAD = threading.local()  # whether this one launches nothing
-
-
-def _compile(device, kernel, programs, args, meta):
-    with torch.cuda.device(device):
-        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
-        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
-
-
-def _launch(kernel, programs, layouts, *args, **meta):
-    """kernel[(programs,)](*args, **meta), for tensors of these layouts.
-
-    To find what it compiled for them, Triton looks at every argument, which takes longer than to launch it. What was
-    launched once for a kernel, layouts and constants is kept and called directly.
-    """
-    key = kernel, layouts, *meta.values()
-    if getattr(_THREAD, "only_compiles", False):
-        _AHEAD[key] = threading.Thread(target=_compile, args=(torch.cuda.current_device(), kernel, programs, args, meta))
-        _AHEAD[key].start()
-        return
-    if found := _COMPILED.get(key):
-        compiled, constants = found
-        compiled[programs, 1, 1](*args, *constants)
-        return
-    if thread := _AHEAD.pop(key, None):
-        thread.join()
-    # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
-
-
-def _by_tma(x):
-    """Whether TMA can load tiles of x: elements of a row are next to each other, rows begin at multiples of 16 bytes."""
-    b, h, s, d = x.stride()
-    aligned = (b | h | s) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return d == 1 and aligned and min(b, h, s) > 0 and x.numel() > 0
+_arch = _arch_for("block_sparse")
+_LIBRARY = _library("kgen_9c7a9e4d54b0ae47", "block_sparse")
 
 
 def _descriptors(tile, *blocks):
@@ -648,20 +569,11 @@ def _descriptors(tile, *blocks):
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
 
 
-def _empty(shape, like):
-    """An output in the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
-    b, h, s, d = shape
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(b, s, h, d).transpose(1, 2)
-    return like.new_empty(shape)
-
-
 @functools.cache
 def _hopper():
-    """hopper.py beside this file; None where this is not a package, or the file is not there."""
-    if not __package__ or importlib.util.find_spec(f"{__package__}.hopper") is None:
-        return None
-    return importlib.import_module(".hopper", __package__)
+    """The kernels for Hopper. They are imported on a device that runs them."""
+    from . import hopper
+    return hopper
 
 
 @functools.cache
@@ -670,154 +582,21 @@ def _portable_because(device):
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in GLUON_TRITONS)
+        known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
         why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
-    elif _hopper() is None:
-        why = f"the faster ones for Hopper are in hopper.py, which was not found as part of the package of {__file__}"
     else:
-        return ""
-    # In the name of Triton, where Python keeps what it has said: once in a process for all files like this one.
-    said = vars(triton).setdefault("__warningregistry__", {})
-    warnings.warn_explicit(f"attention takes portable kernels: {why}", UserWarning, triton.__file__, 1, "triton", said)
+        try:
+            _hopper()
+            return ""
+        except ImportError as error:
+            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
     return why
 
 
 def _on_hopper(*tensors):
-    """Whether the kernels for Hopper serve: the device and Triton are theirs, and TMA can load the tensors."""
-    return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
-
-
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_b69417a9294a7fd7", "block_sparse"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError("block_sparse can be differentiated once: its gradients have no gradients")
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("block_sparse has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"block_sparse: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
-
-    def below(*args):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-
-    def forward(ctx, *args):
-        output = below(*args)
-        setup_context(ctx, args, output)
-        return output
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type("block_sparse", (torch.autograd.Function,), methods)
-
-    def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
-
-    _LIBRARY.impl(operator, call, "Autograd")
-
-    def in_turn(info, in_dims, *args):
-        rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
-        )
-        outputs = [transformed.apply(*row) for row in rows]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs), 0
-        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
-
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
-    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("block_sparse", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
-    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
-
-
-def _once(operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
-    if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(operator, *args)
-    return operator(*args)
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"block_sparse: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"block_sparse: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
 class BlockMask(NamedTuple):
@@ -850,7 +629,7 @@ def _empty_lists(B, HQ, SQ, SK, device):
     return tuple(lists)
 
 
-@_operator("block_sparse_block_mask")
+@_operator(_LIBRARY, "block_sparse_block_mask")
 def _block_mask_op(
     allowed: Tensor, B: int, HQ: int, HKV: int, SQ: int, SK: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -886,7 +665,7 @@ def block_sparse_block_mask(B, HQ, HKV, SQ, SK, *, allowed):
     Returns a BlockMask. It holds for these sizes and for what buffers and params held when it was built.
     Raises ValueError or TypeError for arguments that do not fit.
     """
-    _dense("allowed", allowed)
+    _dense("block_sparse", "allowed", allowed)
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
         raise TypeError(f"block_sparse_block_mask: allowed must be a tensor of bool, got {_dtype(allowed)}")
     if allowed.shape != (B, HQ, 128, 128) or allowed.device != allowed.device:
@@ -920,62 +699,46 @@ def _forward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
+                allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
 
-@_operator("block_sparse")
+@_operator(_LIBRARY, "block_sparse")
 def _out_op(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
+    kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> Tensor:
     return _forward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, False)[0]
 
 
 @torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q)
+def _(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
+    return _empty((*q.shape[:3], 128), q)
 
 
-def _compile_backward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
-    """Start to compile what the backward pass launches, for the forward pass is about to compile as well."""
-    B, HQ, SQ, _ = q.shape
-    out, lse = _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
-    _THREAD.only_compiles = True
-    try:
-        _backward_op(out, None, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
-    finally:
-        _THREAD.only_compiles = False
-
-
-@_operator("block_sparse_lse")
+@_operator(_LIBRARY, "block_sparse_lse")
 def _out_and_lse_op(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
+    kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
     if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
-        _compile_backward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        _compile_ahead(_gradients, out, None, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
     return _forward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, True)
 
 
 @torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+def _(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
+    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@_operator("block_sparse_backward")
-def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
+    """Gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
-        dq, dk, dv = _backward_op(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+        dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
         return dq.bfloat16(), dk.bfloat16(), dv.bfloat16()
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
@@ -1008,8 +771,7 @@ def _backward_op(
                     _dq_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq, kv_num_blocks, full_kv_num_blocks, kv_indices,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                    GROUP=4, **tile,
+                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = _cdiv(SK, tile["BLOCK_N"]) * B * HKV
@@ -1019,16 +781,22 @@ def _backward_op(
                     _dkdv_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks, q_indices,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                    GROUP=4, **tile,
+                    allowed, *allowed.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, GROUP=4, **tile,
                 )
     return dq, dk, dv
 
 
+@_operator(_LIBRARY, "block_sparse_backward")
+def _backward_op(
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor,
+    q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+
+
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
-):
+def _(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
     return _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
 
 
@@ -1044,11 +812,11 @@ def _backward(ctx, dout, dlse):
     scale, = ctx.scalars
     if dout is None:
         dout = torch.zeros_like(out)
-    dq, dk, dv = _once(_backward_op, dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+    dq, dk, dv = _once("block_sparse", _backward_op, dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
     return dq, dk, dv, None, None, None, None, None, None, None, None
 
 
-_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
+_register_autograd(_LIBRARY, "block_sparse", _out_and_lse_op, _backward, _save_for_backward)
 
 
 def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=False):
@@ -1063,15 +831,18 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("q k v allowed", q, k, v, allowed)
-    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(arg, Tensor) or arg.dim() != 4:
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
+            _dense("block_sparse", arg_name, arg)
             raise TypeError(f"block_sparse: {arg_name} must be a 4-d tensor [B, H, S, D]")
-        if arg.dtype != torch.bfloat16:
-            raise TypeError(f"block_sparse: {arg_name} must be bfloat16, got {arg.dtype}")
-        if arg.device != q.device:
-            raise ValueError(f"block_sparse: {arg_name} is on {arg.device}, q on {q.device}")
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        q, k, v = _cast(torch.bfloat16, q, k, v)
+        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
+            if arg.dtype != torch.bfloat16:
+                raise TypeError(f"block_sparse: {arg_name} must be bfloat16, got {arg.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"block_sparse: k is on {k.device} and v on {v.device}, q on {q.device}")
+    _dense("block_sparse", "allowed", allowed)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
@@ -1091,7 +862,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
         raise ValueError(f"block_sparse: allowed must be [{B}, {HQ}, 128, 128] on {q.device}, got {list(allowed.shape)} on {allowed.device}")
     if 127 * allowed.stride(-1) >= 2**31:
         raise ValueError("block_sparse: a row of allowed may not span 2**31 elements, make it contiguous")
-    _no_tangents(q, k, v)
+    _no_tangents("block_sparse", q, k, v)
     if block_mask is None:
         block_mask = BlockMask((B, HQ, SQ, SK), *_block_mask_op(allowed, B, HQ, HKV, SQ, SK, q.device))
     elif not isinstance(block_mask, BlockMask):
@@ -1101,7 +872,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
             f"block_sparse: block_mask must be of {(B, HQ, SQ, SK)} on {q.device}, "
             f"got {block_mask.shape} on {block_mask.kv_indices.device}"
         )
-    scale = 128 ** -0.5 if scale is None else _real("scale", scale)
+    scale = 128 ** -0.5 if scale is None else _real("block_sparse", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"block_sparse: scale must be positive, and finite in float32 even times log2(e), got {scale}")
     if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
@@ -1111,14 +882,11 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
 
 
 def block_sparse_kernels(q, k, v):
-    """Which kernels a call with these tensors takes, by pass.
+    """The kernels that a call with these tensors uses, by pass.
 
     "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {
-        "forward": kernels,
-        "backward": kernels,
-    }
+    return {"forward": kernels, "backward": kernels}

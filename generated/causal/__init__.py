@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 38f198d30fd36644
-# body: 06c368596f7275a5
+# inputs: bd9c125650a7e812
+# body: 28b78c2049e77d1b
 """Attention of every query to the keys up to its own position.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5c6c7d826239b20
-# body: 4e4eabe1a1be1f16
+# inputs: 594ffcd505911eeb
+# body: 1db763587ce7aeb1
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -30,7 +30,7 @@ from torch import Tensor
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"causal_delta runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -48,7 +48,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -81,91 +81,75 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+def _library(code, operator):
+    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
+    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_bdd05350179d51d4", "causal_delta"), "FRAGMENT")
-
-
-def _operator(name):
+def _operator(library, name):
     """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
     def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
+        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, library.ns), name).default
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
     """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
     generate_vmap_rule = True
-
     @staticmethod
-    def forward(operator, *args):
+    def forward(name, operator, *args):
         return operator(*args)
-
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
-
+        ctx.name = inputs[0]
     @staticmethod
     def jvp(ctx, *tangents):
-        raise NotImplementedError("causal_delta has no forward-mode derivative, as torch.func.jvp asks for")
+        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
 
 
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
+def _dense(name, labels, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"causal_delta: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
 
 
-def _no_tangents(*tensors):
+def _no_tangents(name, *tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
+        _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
-def _learns(x):
-    """True if a tensor requires grad at any level of torch.func."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
-
-
-def _no_gradients(why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient that it would not get."""
+def _no_gradients(name, why, /, **tensors):
+    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
-                raise RuntimeError(f"causal_delta: {label} requires grad, {why} pass {label}.detach()")
+            while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
+                x = torch._C._functorch.get_unwrapped(x)
+            if x is not None and x.requires_grad:
+                raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+_LIBRARY = _library("kgen_2be7898f84a03013", "causal_delta")
+
+
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _dtype(x):
@@ -174,13 +158,13 @@ def _dtype(x):
 
 
 def _vectors(x):
-    """Whether rows of a tensor can be read 16 bytes at a time."""
+    """True if rows of a tensor can be read 16 bytes at a time."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(
         s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()) if n > 1
     )
 
 
-@_operator("causal_delta")
+@_operator(_LIBRARY, "causal_delta")
 def _delta_op(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
     B, H, S, _ = out.shape
     delta = torch.empty(B, H, S, dtype=torch.float32, device=out.device)
@@ -210,9 +194,9 @@ def causal_delta(out, dout, dlse=None):
     Raises TypeError or ValueError for tensors that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
-    _dense("out dout dlse", out, dout, dlse)
-    out, dout = (_cast(x, torch.bfloat16) for x in (out, dout))
-    dlse = _cast(dlse, torch.float32)
+    _dense("causal_delta", "out dout dlse", out, dout, dlse)
+    out, dout = _cast(torch.bfloat16, out, dout)
+    dlse, = _cast(torch.float32, dlse)
     for label, x in (("out", out), ("dout", dout)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise TypeError(f"causal_delta: {label} must be a 4-d tensor [B, H, S, D]")
@@ -225,6 +209,6 @@ def causal_delta(out, dout, dlse=None):
             raise TypeError(f"causal_delta: dlse must be a tensor of float32, got {_dtype(dlse)}")
         if dlse.device != out.device or dlse.shape != out.shape[:3]:
             raise ValueError(f"causal_delta: dlse must be {list(out.shape[:3])}, got {list(dlse.shape)} on {dlse.device}")
-    _no_tangents(out, dout, dlse)
-    _no_gradients("but there is no backward pass:", out=out, dout=dout, dlse=dlse)
+    _no_tangents("causal_delta", out, dout, dlse)
+    _no_gradients("causal_delta", "but there is no backward pass:", out=out, dout=dout, dlse=dlse)
     return _delta_op(out, dout, dlse)

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54221c9401abcfc1
-# body: 230791ce85d08dec
+# inputs: 7471921ea0c60673
+# body: a0cba9e86bbed8a3
 """Causal attention with ALiBi slopes read from a tensor.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d950f1adb60cbf66
-# body: 3ae110642ade31d6
+# inputs: d3122ee721b04d95
+# body: f73ab03e24cc7991
 """Attention of every query to the keys up to its own position, heads of 64.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

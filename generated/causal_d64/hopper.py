@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77351708975bdd85
-# body: 944c497286504356
+# inputs: 56d3ab4850488d92
+# body: 9c0ce63df34ba2b0
 """Attention of every query to the keys up to its own position, heads of 64.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import LOG2E, _cdiv, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import LOG2E, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

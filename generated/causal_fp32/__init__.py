@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4bf627f82f655dd2
-# body: ab232b5e90a15638
+# inputs: e4ffbe1673529e37
+# body: da1ba171bb0b856f
 """Causal attention in fp32, products in three TF32 passes.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

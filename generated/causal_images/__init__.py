@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 814b44790cb1c9b3
-# body: 6626dbab7344218c
+# inputs: 512acffea113204f
+# body: 5450dfcc1313e024
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 99be1129cd8cc2a8
-# body: ffb77bd5629ad075
+# inputs: db7bab9f2b0764ad
+# body: e3a319b620d4795a
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import BLOCK_SIZE, LOG2E, _cdiv, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import BLOCK_SIZE, LOG2E, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

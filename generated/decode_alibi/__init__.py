@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9af83ffee547ea78
-# body: e5334202d101d0c8
+# inputs: 5bb8a2a8a18e3723
+# body: b764d8cbcf7b1c2b
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

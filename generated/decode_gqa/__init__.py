@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba926def85e54585
-# body: 9e31c20000e02091
+# inputs: 46ae8bf6f83929ed
+# body: c9e2ccb8475354cf
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 760128ac9b24350c
-# body: be173690eca1acf1
+# inputs: 564690640b4bb815
+# body: 254de95eee253b61
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,11 +20,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import itertools
 import math
-import numbers
-import os
-import importlib.util
 import warnings
 
 import torch
@@ -36,14 +32,19 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(f"decode_gqa needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
+if not __package__:
+    raise ImportError("decode_gqa needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
+    _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
+)
 
 # Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0), of which the first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -371,77 +372,8 @@ def _combine_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"decode_gqa runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _cdiv(a, b):
-    """a / b, rounded up. triton.cdiv, which is for kernels as well, takes the CPU fifteen times as long."""
-    return -(-a // b)
-
-
-def _next_power_of_2(n):
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _tile(table, arch, *tensors):
-    """The first tile for a chip whose loads the tensors allow."""
-    by_tma = all(_by_tma(x) for x in tensors)
-    return next(tile for chips, tile in table if (arch in chips or not chips) and (by_tma or not tile.get("TMA")))
-
-
-@functools.cache
-def _multiprocessors(device):
-    """How many multiprocessors a device has; the interpreter counts as one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@functools.lru_cache(maxsize=4096)
-def _kinds(*strides):
-    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
-    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
-
-
-def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
-    device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
-
-
-_COMPILED = {}
-
-
-def _launch(kernel, programs, layouts, *args, **meta):
-    """kernel[(programs,)](*args, **meta), for tensors of these layouts.
-
-    To find what it compiled for them, Triton looks at every argument, which takes longer than to launch it. What was
-    launched once for a kernel, layouts and constants is kept and called directly.
-    """
-    key = kernel, layouts, *meta.values()
-    if found := _COMPILED.get(key):
-        compiled, constants = found
-        compiled[programs, 1, 1](*args, *constants)
-        return
-    # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
-
-
-def _by_tma(x):
-    """Whether TMA can load tiles of x: elements of a row are next to each other, rows begin at multiples of 16 bytes."""
-    b, h, s, d = x.stride()
-    aligned = (b | h | s) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return d == 1 and aligned and min(b, h, s) > 0 and x.numel() > 0
+_arch = _arch_for("decode_gqa")
+_LIBRARY = _library("kgen_afd2c322bf461ce4", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -449,14 +381,6 @@ def _descriptors(tile, *blocks):
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
-
-
-def _empty(shape, like):
-    """An output in the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
-    b, h, s, d = shape
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(b, s, h, d).transpose(1, 2)
-    return like.new_empty(shape)
 
 
 @functools.lru_cache(maxsize=None)
@@ -512,10 +436,9 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
 
 @functools.cache
 def _hopper():
-    """hopper.py beside this file; None where this is not a package, or the file is not there."""
-    if not __package__ or importlib.util.find_spec(f"{__package__}.hopper") is None:
-        return None
-    return importlib.import_module(".hopper", __package__)
+    """The kernels for Hopper. They are imported on a device that runs them."""
+    from . import hopper
+    return hopper
 
 
 @functools.cache
@@ -524,122 +447,21 @@ def _portable_because(device):
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in GLUON_TRITONS)
+        known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
         why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
-    elif _hopper() is None:
-        why = f"the faster ones for Hopper are in hopper.py, which was not found as part of the package of {__file__}"
     else:
-        return ""
-    # In the name of Triton, where Python keeps what it has said: once in a process for all files like this one.
-    said = vars(triton).setdefault("__warningregistry__", {})
-    warnings.warn_explicit(f"attention takes portable kernels: {why}", UserWarning, triton.__file__, 1, "triton", said)
+        try:
+            _hopper()
+            return ""
+        except ImportError as error:
+            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
     return why
 
 
 def _on_hopper(*tensors):
-    """Whether the kernels for Hopper serve: the device and Triton are theirs, and TMA can load the tensors."""
-    return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
-
-
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_564757daf0ec2621", "decode_gqa"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("decode_gqa has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"decode_gqa: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _learns(x):
-    """True if a tensor requires grad at any level of torch.func."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
-
-
-def _no_gradients(why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient that it would not get."""
-    if torch.is_grad_enabled():
-        for label, x in tensors.items():
-            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
-                raise RuntimeError(f"decode_gqa: {label} requires grad, {why} pass {label}.detach()")
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"decode_gqa: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"decode_gqa: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
 def _forward(q, k, v, kv_lens, scale, store_lse):
@@ -668,40 +490,29 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                STORE_LSE=store_lse, GROUP=4, **tile,
+                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
 
-@_operator("decode_gqa")
-def _out_op(
-    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float
-) -> Tensor:
+@_operator(_LIBRARY, "decode_gqa")
+def _out_op(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, kv_lens, scale, False)[0]
 
 
 @torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q)
+def _(q, k, v, kv_lens, scale):
+    return _empty((*q.shape[:3], 128), q)
 
 
-@_operator("decode_gqa_lse")
-def _out_and_lse_op(
-    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
+@_operator(_LIBRARY, "decode_gqa_lse")
+def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return _forward(q, k, v, kv_lens, scale, True)
 
 
 @torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+def _(q, k, v, kv_lens, scale):
+    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
@@ -716,15 +527,18 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
-    _dense("q k v kv_lens", q, k, v, kv_lens)
-    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(arg, Tensor) or arg.dim() != 4:
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
+            _dense("decode_gqa", arg_name, arg)
             raise TypeError(f"decode_gqa: {arg_name} must be a 4-d tensor [B, H, S, D]")
-        if arg.dtype != torch.bfloat16:
-            raise TypeError(f"decode_gqa: {arg_name} must be bfloat16, got {arg.dtype}")
-        if arg.device != q.device:
-            raise ValueError(f"decode_gqa: {arg_name} is on {arg.device}, q on {q.device}")
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        q, k, v = _cast(torch.bfloat16, q, k, v)
+        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
+            if arg.dtype != torch.bfloat16:
+                raise TypeError(f"decode_gqa: {arg_name} must be bfloat16, got {arg.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"decode_gqa: k is on {k.device} and v on {v.device}, q on {q.device}")
+    _dense("decode_gqa", "kv_lens", kv_lens)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
@@ -744,9 +558,9 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
         raise ValueError(f"decode_gqa: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}")
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
         raise ValueError("decode_gqa: a row of kv_lens may not span 2**31 elements, make it contiguous")
-    _no_tangents(q, k, v)
-    _no_gradients("but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v)
-    scale = 128 ** -0.5 if scale is None else _real("scale", scale)
+    _no_tangents("decode_gqa", q, k, v)
+    _no_gradients("decode_gqa", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v)
+    scale = 128 ** -0.5 if scale is None else _real("decode_gqa", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"decode_gqa: scale must be positive, and finite in float32 even times log2(e), got {scale}")
     if return_lse:
@@ -756,13 +570,11 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
 
 
 def decode_gqa_kernels(q, k, v):
-    """Which kernels a call with these tensors takes, by pass.
+    """The kernels that a call with these tensors uses, by pass.
 
     "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs; "decode": those for few queries.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {
-        "forward": "decode" if q.shape[2] <= 64 else kernels,
-    }
+    return {"forward": "decode" if q.shape[2] <= 64 else kernels}

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2dfec8db492e565c
-# body: 57e8dd174985d076
+# inputs: e764823787de6d46
+# body: 3b5321300dcc1300
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ee2be7d090ae1aa3
-# body: c1fa3ebab7ba0b02
+# inputs: f2051b20d0c8e99f
+# body: 4dedb6898710ca3a
 """Causal attention to the last 1024 positions of a KV cache.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5aa4405d5910a1b2
-# body: 0553009922010fd8
+# inputs: 64ce8c66a03ea641
+# body: 9a3ba418742503e5
 """Causal attention to the last 1024 positions of a KV cache.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_wait
 
-from .triton import LOG2E, WINDOW, _cdiv, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import LOG2E, WINDOW, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

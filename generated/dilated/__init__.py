@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 790d1063fa345a64
-# body: 41a248de3c9bf9a6
+# inputs: 4421f0bf050c8f1c
+# body: df380d4f13a0242f
 """Causal attention to every fourth position back from the query.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1b49d310d16e5fcf
-# body: f2761c049e1b8436
+# inputs: 330b19b90fc4f8e3
+# body: 94d8c4cc369bce2b
 """Causal self-attention within each document of a packed sequence.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

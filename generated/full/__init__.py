@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f34c762cb35a630a
-# body: f4861097e55e03a3
+# inputs: b68417038a05e07e
+# body: cfaa63059ba60bd0
 """Attention of every query to every key.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f397f608e37f7870
-# body: 585164bb6b899792
+# inputs: 3a5c96fcf73fc7b5
+# body: 52df033d89c63dae
 """Attention of every query to every key, heads of 64 in fp16.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cda7620cf8b80f6a
-# body: c4610d1fb3ea4dfc
+# inputs: 58df65bfdead8dcc
+# body: 34d0d7c1164c3e87
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -519,103 +519,87 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+def _library(code, operator):
+    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
+    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_8fafea753d50b841", "gated_delta_output"), "FRAGMENT")
-
-
-def _operator(name):
+def _operator(library, name):
     """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
     def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
+        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, library.ns), name).default
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
     """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
     generate_vmap_rule = True
-
     @staticmethod
-    def forward(operator, *args):
+    def forward(name, operator, *args):
         return operator(*args)
-
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
-
+        ctx.name = inputs[0]
     @staticmethod
     def jvp(ctx, *tangents):
-        raise NotImplementedError("gated_delta_output has no forward-mode derivative, as torch.func.jvp asks for")
+        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
 
 
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
+def _dense(name, labels, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"gated_delta_output: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
 
 
-def _no_tangents(*tensors):
+def _no_tangents(name, *tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
+        _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
-def _learns(x):
-    """True if a tensor requires grad at any level of torch.func."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
-
-
-def _no_gradients(why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient that it would not get."""
+def _no_gradients(name, why, /, **tensors):
+    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
-                raise RuntimeError(f"gated_delta_output: {label} requires grad, {why} pass {label}.detach()")
+            while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
+                x = torch._C._functorch.get_unwrapped(x)
+            if x is not None and x.requires_grad:
+                raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-def _real(label, x):
+def _real(name, label, x):
     """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"gated_delta_output: {label} must be a number, got a {type(x).__name__}")
+        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"gated_delta_output: {label} must be finite in float32, and not vanish there, got {x}")
+        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+_LIBRARY = _library("kgen_397a6bb13cd8d612", "gated_delta_output")
 
 
-@_operator("gated_delta_output")
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
+
+
+@_operator(_LIBRARY, "gated_delta_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float
 ) -> Tensor:
@@ -654,9 +638,9 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
-    _dense("q k v h g", q, k, v, h, g)
-    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
-    g = _cast(g, torch.float32)
+    _dense("gated_delta_output", "q k v h g", q, k, v, h, g)
+    q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
+    g, = _cast(torch.float32, g)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),
@@ -684,10 +668,11 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
         raise ValueError(f"gated_delta_output: expects H = 16, HV = 32, got H = {H}, HV = {HV}")
     if NT != (T + BT - 1) // BT:
         raise ValueError(f"gated_delta_output: {T} tokens are {(T + BT - 1) // BT} chunks, h has {NT} states")
-    _no_tangents(q, k, v, h, g)
+    _no_tangents("gated_delta_output", q, k, v, h, g)
     _no_gradients(
+        "gated_delta_output",
         "but this file has no backward pass: take triton.py, or",
         q=q, k=k, v=v, h=h, g=g,
     )
-    scale = 128 ** -0.5 if scale is None else _real("scale", scale)
+    scale = 128 ** -0.5 if scale is None else _real("gated_delta_output", "scale", scale)
     return _forward_op(q, k, v, h, g, scale)

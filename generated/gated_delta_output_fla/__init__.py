@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3bb665f7698d153
-# body: 520eddb9a40dcd82
+# inputs: 2eb97c6b436c61f4
+# body: f28cb197a49b693e
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
-The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
+Each file of this folder offers the same function. A call takes the first of them that can run on the device:
 
     cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """Whether a file beside this one is there for calls: not without the package that it needs."""
+    """True if a file in this folder can be imported: the file and the package that it needs are there."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -37,12 +37,13 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        warnings.warn(f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}", RuntimeWarning, stacklevel=2)
+        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
-# Programs that were exported name the operators of the file that a call took: all register theirs here.
+# An exported program names the operators of the file that a call took, so all files register theirs on import.
 _THERE = {
     "cute_sm90": _imported("cute_sm90", "cutlass"),
 }
@@ -55,7 +56,7 @@ def _runs_cute_sm90(device):
     return _THERE["cute_sm90"] and _capability(device) == (9, 0)
 
 
-# As torch.compiler.assume_constant_result has it, which first imports all of torch.compile.
+# The effect of torch.compiler.assume_constant_result, without its import of all of torch.compile.
 _runs_cute_sm90._dynamo_marked_constant = True
 
 
@@ -78,7 +79,7 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    # Inside torch.func, `requires_grad` may be False although a gradient is wanted.
     transformed = torch._C._are_functorch_transforms_active()
     gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):

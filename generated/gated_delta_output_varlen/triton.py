@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0a2006d187f9e8dd
-# body: 0143d507edaecaaf
+# inputs: 13926abcbed7e8cd
+# body: 1256175044611514
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -21,11 +21,7 @@ Usage:
 Needs Triton 3.4 (torch 2.8) or newer.
 """
 
-import functools
-import itertools
 import math
-import numbers
-import os
 from typing import Optional
 
 import torch
@@ -36,6 +32,11 @@ from torch import Tensor
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(f"gated_delta_output_varlen needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+if not __package__:
+    raise ImportError("gated_delta_output_varlen needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
+)
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -277,22 +278,8 @@ def _dqdk_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"gated_delta_output_varlen runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _tile(table, arch):
-    return next(tile for chips, tile in table if arch in chips or not chips)
+_arch = _arch_for("gated_delta_output_varlen")
+_LIBRARY = _library("kgen_a0f7741bdfafc2e9", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):
@@ -308,135 +295,7 @@ def _new(like, NT, shape, dtype=None):
     return (like.new_empty if NT else like.new_zeros)(shape, dtype=dtype)
 
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_2b737d47613c00d0", "gated_delta_output_varlen"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError("gated_delta_output_varlen can be differentiated once: its gradients have no gradients")
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("gated_delta_output_varlen has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"gated_delta_output_varlen: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
-
-    def below(*args):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-
-    def forward(ctx, *args):
-        output = below(*args)
-        setup_context(ctx, args, output)
-        return output
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type("gated_delta_output_varlen", (torch.autograd.Function,), methods)
-
-    def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
-
-    _LIBRARY.impl(operator, call, "Autograd")
-
-    def in_turn(info, in_dims, *args):
-        rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
-        )
-        outputs = [transformed.apply(*row) for row in rows]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs), 0
-        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
-
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
-    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("gated_delta_output_varlen", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
-    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
-
-
-def _once(operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
-    if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(operator, *args)
-    return operator(*args)
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"gated_delta_output_varlen: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"gated_delta_output_varlen: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-@_operator("gated_delta_output_varlen")
+@_operator(_LIBRARY, "gated_delta_output_varlen")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
@@ -462,7 +321,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor,
     return q.new_empty(*q.shape[:2], h.shape[2], 128)
 
 
-@_operator("gated_delta_output_varlen_backward")
+@_operator(_LIBRARY, "gated_delta_output_varlen_backward")
 def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
@@ -471,6 +330,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
         return dq.to(dtype), dk.to(dtype), dv.to(dtype), dh.to(state_dtype), dg
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     dq, dk, dv, dh = (_new(x, NT, x.shape) for x in (q, k, v, h))
+    if not NT:
+        return dq, dk, dv, dh, g.new_zeros(g.shape)
     if max(do.stride(1), do.stride(3)) >= 2**23:  # kernels multiply positions by strides in 32 bits
         do = do.contiguous()
     arch = _arch(q.device)
@@ -511,11 +372,11 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, do):
     q, k, v, h, g, cu_seqlens, chunk_indices = ctx.saved_tensors
-    dq, dk, dv, dh, dg = _once(_backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale)
+    dq, dk, dv, dh, dg = _once("gated_delta_output_varlen", _backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale)
     return dq, dk, dv, dh, dg, None, None, None
 
 
-_register_autograd(_forward_op, _backward, _save_for_backward)
+_register_autograd(_LIBRARY, "gated_delta_output_varlen", _forward_op, _backward, _save_for_backward)
 
 
 def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, scale=None):
@@ -537,9 +398,9 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
-    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
-    g = _cast(g, torch.float32)
+    _dense("gated_delta_output_varlen", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
+    q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
+    g, = _cast(torch.float32, g)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
     ):
@@ -580,6 +441,6 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
         raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()
     chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()
-    _no_tangents(q, k, v, h, g)
-    scale = 128 ** -0.5 if scale is None else _real("scale", scale)
+    _no_tangents("gated_delta_output_varlen", q, k, v, h, g)
+    scale = 128 ** -0.5 if scale is None else _real("gated_delta_output_varlen", "scale", scale)
     return _forward_op(q, k, v, h, g, cu_seqlens, chunk_indices, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 07753d168bec52e8
-# body: 2ed982db72422b5a
+# inputs: 8e9458c55eb7f37a
+# body: 88d88ebc1e062d52
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import CAP, LOG2E, WINDOW, _cdiv, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import CAP, LOG2E, WINDOW, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77a79c4ab7c716f3
-# body: bd2e0de669066b31
+# inputs: e47e5a59ae40d7fe
+# body: 53f4a109036a8120
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6855ac63f4e309c2
-# body: 8245a4a70bc594f1
+# inputs: 325ac76957a4f4b1
+# body: 341bc80737a7f15e
 """Attention with a learned temperature for each head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

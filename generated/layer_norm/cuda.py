@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 387783cc516a77ca
-# body: d7b8cdf01ba4b84f
+# inputs: de508afd170c7614
+# body: 14efcf7df67604e0
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -40,7 +40,7 @@ _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster v
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"layer_norm runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -58,7 +58,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -98,7 +98,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
 
 @functools.cache
 def _resident(name, arch, device_index, block, shared, cluster):
-    """How many groups of `cluster` blocks the device holds at once; 0 if it cannot hold one."""
+    """The number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
     with torch.cuda.device(device_index):
         device = Device(device_index)
         device.set_current()
@@ -166,7 +166,7 @@ def _plan(kernel, device, width, vector, loaded, stored):
 
 
 def _groups(rows, s, resident):
-    """How many groups of blocks take all rows: one for each, or fewer where they stay."""
+    """The number of groups of blocks for all rows: one per row, or fewer if blocks stay."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -176,132 +176,114 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+def _library(code, operator):
+    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
+    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c115798cb9ea1f24", "layer_norm"), "FRAGMENT")
-
-
-def _operator(name):
+def _operator(library, name):
     """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
     def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
+        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, library.ns), name).default
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
     """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
     generate_vmap_rule = True
-
     @staticmethod
-    def forward(operator, *args):
+    def forward(name, operator, *args):
         return operator(*args)
-
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
-
+        ctx.name = inputs[0]
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError("layer_norm can be differentiated once: its gradients have no gradients")
-
+        raise NotImplementedError(f"{ctx.name} can be differentiated once: its gradients have no gradients")
     @staticmethod
     def jvp(ctx, *tangents):
-        raise NotImplementedError("layer_norm has no forward-mode derivative, as torch.func.jvp asks for")
+        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
 
 
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
+def _dense(name, labels, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"layer_norm: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
 
 
-def _no_tangents(*tensors):
+def _no_tangents(name, *tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
+        _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
-def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
-
+def _register_autograd(library, name, operator, backward, setup_context):
+    """Register a backward pass. torch.library.register_autograd parses the schema at every call, which takes longer."""
     def below(*args):
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*args)
-
     def forward(ctx, *args):
         output = below(*args)
         setup_context(ctx, args, output)
         return output
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type("layer_norm", (torch.autograd.Function,), methods)
-
     def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
-
-    _LIBRARY.impl(operator, call, "Autograd")
-
+        if torch.is_grad_enabled():
+            for x in args:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return function.apply(*args)
+        return below(*args)
     def in_turn(info, in_dims, *args):
-        rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
-        )
+        rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims)] for i in range(info.batch_size))
         outputs = [transformed.apply(*row) for row in rows]
         if isinstance(outputs[0], Tensor):
             return torch.stack(outputs), 0
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+    def made(**methods):
+        return type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
 
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
-    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("layer_norm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
-    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
+    function = made(forward=forward, backward=backward)
+    library.impl(operator, call, "Autograd")
+    # torch.func dispatches here, before autograd, once for each transform.
+    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)
+    library.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
-def _once(operator, *args):
+def _once(name, operator, *args):
     """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(operator, *args)
+        return _NoDerivative.apply(name, operator, *args)
     return operator(*args)
 
 
-def _real(label, x):
+def _real(name, label, x):
     """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"layer_norm: {label} must be a number, got a {type(x).__name__}")
+        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"layer_norm: {label} must be finite in float32, and not vanish there, got {x}")
+        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+_LIBRARY = _library("kgen_79feedda0faedd97", "layer_norm")
+
+
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _outputs(x, save):
@@ -313,7 +295,7 @@ def _outputs(x, save):
     )
 
 
-@_operator("layer_norm")
+@_operator(_LIBRARY, "layer_norm")
 def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     outputs = out, mean, rstd = _outputs(x, save)
     width = x.shape[-1]
@@ -347,7 +329,7 @@ def _gradients(dout):
     )
 
 
-@_operator("layer_norm_backward")
+@_operator(_LIBRARY, "layer_norm_backward")
 def _backward_op(dout: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     gradients = d_x, d_weight, d_bias = _gradients(dout)
     width = dout.shape[-1]
@@ -400,11 +382,11 @@ def _backward(ctx, dout, _mean, _rstd):
     mean, rstd, x, weight = ctx.saved_tensors
     if dout is None:
         dout = torch.zeros(x.shape, dtype=torch.bfloat16, device=x.device)
-    d_x, d_weight, d_bias = _once(_backward_op, dout, mean, rstd, x, weight)
+    d_x, d_weight, d_bias = _once("layer_norm", _backward_op, dout, mean, rstd, x, weight)
     return d_x, d_weight, d_bias, None, None
 
 
-_register_autograd(_forward_op, _backward, _save_for_backward)
+_register_autograd(_LIBRARY, "layer_norm", _forward_op, _backward, _save_for_backward)
 
 
 def layer_norm(x, weight, bias, *, eps=1e-05):
@@ -418,8 +400,8 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("x weight bias", x, weight, bias)
-    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
+    _dense("layer_norm", "x weight bias", x, weight, bias)
+    x, weight, bias = _cast(torch.bfloat16, x, weight, bias)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:
@@ -433,10 +415,10 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
             raise TypeError(f"layer_norm: {label} must be a tensor of {dtype}, got {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.shape != shape or tensor.device != x.device:
             raise ValueError(f"layer_norm: {label} must be {list(shape)} on {x.device}, got {list(tensor.shape)} on {tensor.device}")
-    eps = _real("eps", eps)
+    eps = _real("layer_norm", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"layer_norm: eps must not be negative, got {eps}")
-    _no_tangents(x, weight, bias)
+    _no_tangents("layer_norm", x, weight, bias)
     save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, weight, bias)))
     out, mean, rstd = _forward_op(x, weight, bias, eps, save)
     return out

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96e98db45d716120
-# body: 0f3cd19d24d53a5a
+# inputs: 60b5fcdc1b379f56
+# body: 2e2913ea5d626dbb
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -19,11 +19,7 @@ Usage:
 Needs Triton 3.4 (torch 2.8) or newer.
 """
 
-import functools
-import itertools
 import math
-import numbers
-import os
 
 import torch
 import triton
@@ -33,6 +29,12 @@ from torch import Tensor
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(f"layer_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+if not __package__:
+    raise ImportError("layer_norm needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+    _register_autograd, _transformed,
+)
 
 # By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
@@ -105,13 +107,6 @@ def _collect(slots_ptr, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
         dtype=tl.uint32, is_pure=False, pack=1,
     )
     return tl.where(parts < PARTS, values.to(tl.float32, bitcast=True), 0.0)
-
-
-@triton.jit
-def _total(value, slots_ptr, part, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    """The sum of a value [1] over the parts of a row, the same in each."""
-    _hand_in(value, slots_ptr, part, turn, SLOTS)
-    return tl.sum(_collect(slots_ptr, turn, PARTS, SLOTS), 0, keep_dims=True)
 
 
 @triton.jit(do_not_specialize=["n_rows"])
@@ -232,31 +227,12 @@ def _finalize_kernel(dweight_parts_ptr, dbias_parts_ptr, dweight_ptr, dbias_ptr,
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"layer_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _cdiv(a, b):
-    """a / b, rounded up. Like _next_power_of_2 in Triton's place, whose own, for kernels as well, take the CPU far longer."""
-    return -(-a // b)
-
-
-def _next_power_of_2(n):
-    return 1 << max(n - 1, 0).bit_length()
+_arch = _arch_for("layer_norm")
+_LIBRARY = _library("kgen_d530aa504028cfb9", "layer_norm")
 
 
 def _schedule(table, x):
-    """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
+    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -283,7 +259,7 @@ def _schedule(table, x):
 
 
 def _slots(groups, constants, device):
-    """Where the programs of a row leave what the others need."""
+    """Memory in which the programs of a row exchange their sums."""
     if constants["PARTS"] == 1:
         return None
     return torch.zeros(groups * 4 * constants["SLOTS"], dtype=torch.int64, device=device)
@@ -296,144 +272,11 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """What a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_ba49b594ead67bc8", "layer_norm"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError("layer_norm can be differentiated once: its gradients have no gradients")
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("layer_norm has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"layer_norm: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
-
-    def below(*args):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-
-    def forward(ctx, *args):
-        output = below(*args)
-        setup_context(ctx, args, output)
-        return output
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type("layer_norm", (torch.autograd.Function,), methods)
-
-    def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
-
-    _LIBRARY.impl(operator, call, "Autograd")
-
-    def in_turn(info, in_dims, *args):
-        rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
-        )
-        outputs = [transformed.apply(*row) for row in rows]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs), 0
-        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
-
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
-    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("layer_norm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
-    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
-
-
-def _once(operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
-    if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(operator, *args)
-    return operator(*args)
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"layer_norm: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"layer_norm: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
-
-
-@_operator("layer_norm")
+@_operator(_LIBRARY, "layer_norm")
 def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
     mean = x.new_empty(x.shape[:-1] if save else (0,), dtype=torch.float32)
@@ -461,7 +304,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool):
     return out, mean, rstd
 
 
-@_operator("layer_norm_backward")
+@_operator(_LIBRARY, "layer_norm_backward")
 def _backward_op(
     dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -511,11 +354,11 @@ def _backward(ctx, dout, *_):
     x, weight, mean, rstd = ctx.saved_tensors
     if dout is None:
         dout = x.new_zeros(x.shape, dtype=torch.bfloat16)
-    dx, dweight, dbias = _once(_backward_op, dout, x, weight, mean, rstd)
+    dx, dweight, dbias = _once("layer_norm", _backward_op, dout, x, weight, mean, rstd)
     return dx, dweight, dbias, None, None
 
 
-_register_autograd(_forward_op, _backward, _save_for_backward)
+_register_autograd(_LIBRARY, "layer_norm", _forward_op, _backward, _save_for_backward)
 
 
 def layer_norm(x, weight, bias, *, eps=1e-05):
@@ -530,8 +373,8 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("x weight bias", x, weight, bias)
-    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
+    _dense("layer_norm", "x weight bias", x, weight, bias)
+    x, weight, bias = _cast(torch.bfloat16, x, weight, bias)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError(f"layer_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
@@ -546,10 +389,10 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
         raise TypeError(f"layer_norm: bias must be a tensor of bfloat16, got {_dtype(bias)}")
     if bias.shape != x.shape[-1:] or bias.device != x.device:
         raise ValueError(f"layer_norm: bias must be {list(x.shape[-1:])} on {x.device}, got {list(bias.shape)} on {bias.device}")
-    eps = _real("eps", eps)
+    eps = _real("layer_norm", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"layer_norm: eps must not be negative, got {eps}")
-    _no_tangents(x, weight, bias)
-    save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, weight, bias,)))
+    _no_tangents("layer_norm", x, weight, bias)
+    save = torch.is_grad_enabled() and (_transformed() or x.requires_grad or weight.requires_grad or bias.requires_grad)
     out, mean, rstd = _forward_op(x, weight, bias, eps, save)
     return out

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a95040baeefe12dd
-# body: d69373bb8c4c0c67
+# inputs: c61bc607c7e2e6b7
+# body: 9094ef6ee34d8cf6
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

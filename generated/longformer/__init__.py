@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 81d012968a5ce0d2
-# body: 3812c63483500852
+# inputs: a97e284f5ee66ae6
+# body: e66757f23c9522c5
 """Attention to a symmetric window and to a few global tokens at the front.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

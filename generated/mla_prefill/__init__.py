@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5df172f36e4f1888
-# body: 108706662c1e03ec
+# inputs: 9b39ab915b227afb
+# body: 4a08a317ced6f3bd
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 604fe3cd8c566b24
-# body: 4fd4b814770aaabc
+# inputs: 7cd9995b64f832f4
+# body: 2b6eff531d500168
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import BLOCK_SIZE, COLUMNS, LOG2E, RADIUS, ROWS, WIDTH, _cdiv, _floor_div, _floor_mod, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import BLOCK_SIZE, COLUMNS, LOG2E, RADIUS, ROWS, WIDTH, _floor_div, _floor_mod, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

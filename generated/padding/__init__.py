@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 225375f9918479a8
-# body: 250e1eed95ba0a3b
+# inputs: 53283ad62ae54067
+# body: d77072fb1d933751
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9974487acd52b884
-# body: 9c572472ad0ab4ef
+# inputs: c0bb89c0f1dec596
+# body: ef59a826f14caffa
 """Attention with a learned bias for each head and each pair of positions.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c65a82b0b5ff1c55
-# body: ae2595bb209ebc4b
+# inputs: 186ca4dcca21109d
+# body: 53ff855ae6c00a7a
 """Full attention within a prefix whose length is given at launch, causal after it.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41f393649c8075aa
-# body: 2cc1379b63258410
+# inputs: df1a9fe6c5c1b767
+# body: 32a9252b7e7d2d09
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,12 +20,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import itertools
 import math
-import numbers
-import os
-import threading
-import importlib.util
 import warnings
 from typing import Optional
 
@@ -39,14 +34,19 @@ if TRITON < (3, 4):
     raise ImportError(f"prefix_lm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
+if not __package__:
+    raise ImportError("prefix_lm needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _integer, _launch, _layouts, _library,
+    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+)
 
 # Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0), of which the first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -447,87 +447,8 @@ def _dkdv_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"prefix_lm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _cdiv(a, b):
-    """a / b, rounded up. triton.cdiv, which is for kernels as well, takes the CPU fifteen times as long."""
-    return -(-a // b)
-
-
-def _tile(table, arch, *tensors):
-    """The first tile for a chip whose loads the tensors allow."""
-    by_tma = all(_by_tma(x) for x in tensors)
-    return next(tile for chips, tile in table if (arch in chips or not chips) and (by_tma or not tile.get("TMA")))
-
-
-@functools.cache
-def _multiprocessors(device):
-    """How many multiprocessors a device has; the interpreter counts as one."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@functools.lru_cache(maxsize=4096)
-def _kinds(*strides):
-    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
-    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
-
-
-def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
-    device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
-
-
-_COMPILED = {}
-_AHEAD = {}  # threads that compile
-_THREAD = threading.local()  # whether this one launches nothing
-
-
-def _compile(device, kernel, programs, args, meta):
-    with torch.cuda.device(device):
-        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
-        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
-
-
-def _launch(kernel, programs, layouts, *args, **meta):
-    """kernel[(programs,)](*args, **meta), for tensors of these layouts.
-
-    To find what it compiled for them, Triton looks at every argument, which takes longer than to launch it. What was
-    launched once for a kernel, layouts and constants is kept and called directly.
-    """
-    key = kernel, layouts, *meta.values()
-    if getattr(_THREAD, "only_compiles", False):
-        _AHEAD[key] = threading.Thread(target=_compile, args=(torch.cuda.current_device(), kernel, programs, args, meta))
-        _AHEAD[key].start()
-        return
-    if found := _COMPILED.get(key):
-        compiled, constants = found
-        compiled[programs, 1, 1](*args, *constants)
-        return
-    if thread := _AHEAD.pop(key, None):
-        thread.join()
-    # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
-
-
-def _by_tma(x):
-    """Whether TMA can load tiles of x: elements of a row are next to each other, rows begin at multiples of 16 bytes."""
-    b, h, s, d = x.stride()
-    aligned = (b | h | s) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
-    return d == 1 and aligned and min(b, h, s) > 0 and x.numel() > 0
+_arch = _arch_for("prefix_lm")
+_LIBRARY = _library("kgen_686212d032fb8b49", "prefix_lm")
 
 
 def _descriptors(tile, *blocks):
@@ -537,20 +458,11 @@ def _descriptors(tile, *blocks):
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
 
 
-def _empty(shape, like):
-    """An output in the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
-    b, h, s, d = shape
-    if like.stride(1) < like.stride(2):
-        return like.new_empty(b, s, h, d).transpose(1, 2)
-    return like.new_empty(shape)
-
-
 @functools.cache
 def _hopper():
-    """hopper.py beside this file; None where this is not a package, or the file is not there."""
-    if not __package__ or importlib.util.find_spec(f"{__package__}.hopper") is None:
-        return None
-    return importlib.import_module(".hopper", __package__)
+    """The kernels for Hopper. They are imported on a device that runs them."""
+    from . import hopper
+    return hopper
 
 
 @functools.cache
@@ -559,163 +471,21 @@ def _portable_because(device):
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in GLUON_TRITONS)
+        known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
         why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
-    elif _hopper() is None:
-        why = f"the faster ones for Hopper are in hopper.py, which was not found as part of the package of {__file__}"
     else:
-        return ""
-    # In the name of Triton, where Python keeps what it has said: once in a process for all files like this one.
-    said = vars(triton).setdefault("__warningregistry__", {})
-    warnings.warn_explicit(f"attention takes portable kernels: {why}", UserWarning, triton.__file__, 1, "triton", said)
+        try:
+            _hopper()
+            return ""
+        except ImportError as error:
+            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
     return why
 
 
 def _on_hopper(*tensors):
-    """Whether the kernels for Hopper serve: the device and Triton are theirs, and TMA can load the tensors."""
-    return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
-
-
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_96741f72eed624a9", "prefix_lm"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError("prefix_lm can be differentiated once: its gradients have no gradients")
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("prefix_lm has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"prefix_lm: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _register_autograd(operator, backward, setup_context):
-    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
-
-    def below(*args):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-
-    def forward(ctx, *args):
-        output = below(*args)
-        setup_context(ctx, args, output)
-        return output
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function = type("prefix_lm", (torch.autograd.Function,), methods)
-
-    def call(*args):
-        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-        return function.apply(*args) if derived else below(*args)
-
-    _LIBRARY.impl(operator, call, "Autograd")
-
-    def in_turn(info, in_dims, *args):
-        rows = (
-            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
-        )
-        outputs = [transformed.apply(*row) for row in rows]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs), 0
-        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
-
-    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
-    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
-    transformed = type("prefix_lm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
-    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
-
-
-def _once(operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
-    if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(operator, *args)
-    return operator(*args)
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"prefix_lm: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"prefix_lm: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _integer(label, x):
-    """An integer for kernels, which have int32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (int, numbers.Integral, torch.SymInt)):
-        raise TypeError(f"prefix_lm: {label} must be an integer, got a {type(x).__name__}")
-    if not -(2**31) <= x < 2**31:
-        raise ValueError(f"prefix_lm: {label} must be an int32, got {x}")
-    return x
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+    """True if the Hopper kernels can run: compute capability 9.0, a supported Triton, tensors that TMA can load."""
+    return not _portable_because(tensors[0].device) and all(map(_by_tma, tensors))
 
 
 def _forward(q, k, v, scale, prefix, store_lse):
@@ -741,62 +511,40 @@ def _forward(q, k, v, scale, prefix, store_lse):
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, prefix,
-                STORE_LSE=store_lse, GROUP=4, **tile,
+                B, HQ, SQ, SK, scale, prefix, STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
 
-@_operator("prefix_lm")
-def _out_op(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-) -> Tensor:
+@_operator(_LIBRARY, "prefix_lm")
+def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int) -> Tensor:
     return _forward(q, k, v, scale, prefix, False)[0]
 
 
 @torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q)
+def _(q, k, v, scale, prefix):
+    return _empty((*q.shape[:3], 128), q)
 
 
-def _compile_backward(q, k, v, scale, prefix):
-    """Start to compile what the backward pass launches, for the forward pass is about to compile as well."""
-    B, HQ, SQ, _ = q.shape
-    out, lse = _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
-    _THREAD.only_compiles = True
-    try:
-        _backward_op(out, None, out, lse, q, k, v, scale, prefix)
-    finally:
-        _THREAD.only_compiles = False
-
-
-@_operator("prefix_lm_lse")
-def _out_and_lse_op(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-) -> tuple[Tensor, Tensor]:
+@_operator(_LIBRARY, "prefix_lm_lse")
+def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int) -> tuple[Tensor, Tensor]:
     if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
-        _compile_backward(q, k, v, scale, prefix)
+        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
+        _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale, prefix)
     return _forward(q, k, v, scale, prefix, True)
 
 
 @torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-):
-    B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+def _(q, k, v, scale, prefix):
+    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@_operator("prefix_lm_backward")
-def _backward_op(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(dout, dlse, out, lse, q, k, v, scale, prefix):
+    """Gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
-        dq, dk, dv = _backward_op(dout, dlse, out, lse, q, k, v, scale, prefix)
+        dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, scale, prefix)
         return dq.bfloat16(), dk.bfloat16(), dv.bfloat16()
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
@@ -829,8 +577,7 @@ def _backward_op(
                     _dq_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    B, HQ, SQ, SK, scale, prefix,
-                    GROUP=4, **tile,
+                    B, HQ, SQ, SK, scale, prefix, GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
@@ -840,16 +587,21 @@ def _backward_op(
                     _dkdv_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale, prefix,
-                    GROUP=4, **tile,
+                    B, HQ, SQ, SK, scale, prefix, GROUP=4, **tile,
                 )
     return dq, dk, dv
 
 
+@_operator(_LIBRARY, "prefix_lm_backward")
+def _backward_op(
+    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    scale: float, prefix: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _gradients(dout, dlse, out, lse, q, k, v, scale, prefix)
+
+
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, dlse: Optional[Tensor], out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, prefix: int
-):
+def _(dout, dlse, out, lse, q, k, v, scale, prefix):
     return _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
 
 
@@ -865,11 +617,11 @@ def _backward(ctx, dout, dlse):
     scale, prefix, = ctx.scalars
     if dout is None:
         dout = torch.zeros_like(out)
-    dq, dk, dv = _once(_backward_op, dout, dlse, out, lse, q, k, v, scale, prefix)
+    dq, dk, dv = _once("prefix_lm", _backward_op, dout, dlse, out, lse, q, k, v, scale, prefix)
     return dq, dk, dv, None, None
 
 
-_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
+_register_autograd(_LIBRARY, "prefix_lm", _out_and_lse_op, _backward, _save_for_backward)
 
 
 def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
@@ -883,15 +635,17 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    _dense("q k v", q, k, v)
-    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(arg, Tensor) or arg.dim() != 4:
+        if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
+            _dense("prefix_lm", arg_name, arg)
             raise TypeError(f"prefix_lm: {arg_name} must be a 4-d tensor [B, H, S, D]")
-        if arg.dtype != torch.bfloat16:
-            raise TypeError(f"prefix_lm: {arg_name} must be bfloat16, got {arg.dtype}")
-        if arg.device != q.device:
-            raise ValueError(f"prefix_lm: {arg_name} is on {arg.device}, q on {q.device}")
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        q, k, v = _cast(torch.bfloat16, q, k, v)
+        for arg_name, arg in (("q", q), ("k", k), ("v", v)):
+            if arg.dtype != torch.bfloat16:
+                raise TypeError(f"prefix_lm: {arg_name} must be bfloat16, got {arg.dtype}")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"prefix_lm: k is on {k.device} and v on {v.device}, q on {q.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
@@ -899,7 +653,7 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
             "prefix_lm: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
-    prefix = _integer("prefix", prefix)
+    prefix = _integer("prefix_lm", "prefix", prefix)
     if HQ != HKV:
         raise ValueError(f"prefix_lm: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -908,8 +662,8 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
         raise ValueError(f"prefix_lm: prefix must lie within 2**30 of zero, got {prefix}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("prefix_lm: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
-    _no_tangents(q, k, v)
-    scale = 128 ** -0.5 if scale is None else _real("scale", scale)
+    _no_tangents("prefix_lm", q, k, v)
+    scale = 128 ** -0.5 if scale is None else _real("prefix_lm", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"prefix_lm: scale must be positive, and finite in float32 even times log2(e), got {scale}")
     if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
@@ -919,14 +673,11 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
 
 
 def prefix_lm_kernels(q, k, v):
-    """Which kernels a call with these tensors takes, by pass.
+    """The kernels that a call with these tensors uses, by pass.
 
     "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {
-        "forward": kernels,
-        "backward": kernels,
-    }
+    return {"forward": kernels, "backward": kernels}

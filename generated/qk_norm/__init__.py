@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a2d976875d952fa0
-# body: b85727e853476a8d
+# inputs: 96779f8cc051e943
+# body: 83ac875b4d56d7a9
 """RMS norm of queries or keys, with a weight for each head.
 
-The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
+Each file of this folder offers the same function. A call takes the first of them that can run on the device:
 
     cuda.py, on compute capability 8.0 or newer, with the package cuda.core
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """Whether a file beside this one is there for calls: not without the package that it needs."""
+    """True if a file in this folder can be imported: the file and the package that it needs are there."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -37,12 +37,13 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        warnings.warn(f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}", RuntimeWarning, stacklevel=2)
+        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
-# Programs that were exported name the operators of the file that a call took: all register theirs here.
+# An exported program names the operators of the file that a call took, so all files register theirs on import.
 _THERE = {
     "cuda": _imported("cuda", "cuda.core"),
 }
@@ -55,7 +56,7 @@ def _runs_cuda(device):
     return _THERE["cuda"] and _capability(device) >= (8, 0)
 
 
-# As torch.compiler.assume_constant_result has it, which first imports all of torch.compile.
+# The effect of torch.compiler.assume_constant_result, without its import of all of torch.compile.
 _runs_cuda._dynamo_marked_constant = True
 
 

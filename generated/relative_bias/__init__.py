@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7861ed6beae0543b
-# body: 236ef3649274e3f7
+# inputs: 862fc9b44aa961ed
+# body: af64664b1f39607e
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7031923b094aa5d
-# body: dde3fb223fd91545
+# inputs: 912b88385936c421
+# body: b3cff2e93a376a6d
 """The output step of chunked retention, where each head decays by a constant of its own.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

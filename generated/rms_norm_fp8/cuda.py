@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6f06ce130ce85ca9
-# body: 10e54be9487c607b
+# inputs: 932244eb1fc038d1
+# body: b6a7c6aea5d7f15d
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -40,7 +40,7 @@ _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster v
 
 @functools.cache
 def _arch(device):
-    """What a device's kernels are compiled for. Raises ValueError for a device that cannot run them."""
+    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"rms_norm_fp8 runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
@@ -58,7 +58,7 @@ def _source():
 
 @functools.cache
 def _compiled(name, arch):
-    """One kernel, compiled for an architecture: once in a process."""
+    """A kernel compiled for an architecture, once per process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
@@ -98,7 +98,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
 
 @functools.cache
 def _resident(name, arch, device_index, block, shared, cluster):
-    """How many groups of `cluster` blocks the device holds at once; 0 if it cannot hold one."""
+    """The number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
     with torch.cuda.device(device_index):
         device = Device(device_index)
         device.set_current()
@@ -166,7 +166,7 @@ def _plan(kernel, device, width, vector, loaded, stored):
 
 
 def _groups(rows, s, resident):
-    """How many groups of blocks take all rows: one for each, or fewer where they stay."""
+    """The number of groups of blocks for all rows: one per row, or fewer if blocks stay."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -176,100 +176,84 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
+def _library(code, operator):
+    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
+    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3686352027a06191", "rms_norm_fp8"), "FRAGMENT")
-
-
-def _operator(name):
+def _operator(library, name):
     """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
     def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
+        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
+        library.impl(name, function, "CompositeExplicitAutograd")
+        return getattr(getattr(torch.ops, library.ns), name).default
     return register
 
 
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
 _transformed = torch._C._are_functorch_transforms_active
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
     """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
     generate_vmap_rule = True
-
     @staticmethod
-    def forward(operator, *args):
+    def forward(name, operator, *args):
         return operator(*args)
-
     @staticmethod
     def setup_context(ctx, inputs, output):
-        pass
-
+        ctx.name = inputs[0]
     @staticmethod
     def jvp(ctx, *tangents):
-        raise NotImplementedError("rms_norm_fp8 has no forward-mode derivative, as torch.func.jvp asks for")
+        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
 
 
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
+def _dense(name, labels, *tensors):
     """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
+    for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
             kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
+            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
 
 
-def _no_tangents(*tensors):
+def _no_tangents(name, *tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
+        _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
-def _learns(x):
-    """True if a tensor requires grad at any level of torch.func."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
-
-
-def _no_gradients(why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient that it would not get."""
+def _no_gradients(name, why, /, **tensors):
+    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
-                raise RuntimeError(f"rms_norm_fp8: {label} requires grad, {why} pass {label}.detach()")
+            while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
+                x = torch._C._functorch.get_unwrapped(x)
+            if x is not None and x.requires_grad:
+                raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-def _real(label, x):
+def _real(name, label, x):
     """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"rms_norm_fp8: {label} must be a number, got a {type(x).__name__}")
+        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"rms_norm_fp8: {label} must be finite in float32, and not vanish there, got {x}")
+        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
 
 
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+_LIBRARY = _library("kgen_3af370e33743d89c", "rms_norm_fp8")
+
+
+def _cast(dtype, *tensors):
+    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    for x in tensors:
+        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
+            floats = (torch.float32, torch.bfloat16, torch.float16)
+            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
+    return tensors
 
 
 def _outputs(x):
@@ -280,7 +264,7 @@ def _outputs(x):
     )
 
 
-@_operator("rms_norm_fp8")
+@_operator(_LIBRARY, "rms_norm_fp8")
 def _forward_op(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     outputs = out, scale = _outputs(x)
     width = x.shape[-1]
@@ -313,8 +297,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by). Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
-    _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    _dense("rms_norm_fp8", "x weight", x, weight)
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:
@@ -327,10 +311,10 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
             raise TypeError(f"rms_norm_fp8: {label} must be a tensor of {dtype}, got {getattr(tensor, 'dtype', type(tensor))}")
         if tensor.shape != shape or tensor.device != x.device:
             raise ValueError(f"rms_norm_fp8: {label} must be {list(shape)} on {x.device}, got {list(tensor.shape)} on {tensor.device}")
-    eps = _real("eps", eps)
+    eps = _real("rms_norm_fp8", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"rms_norm_fp8: eps must not be negative, got {eps}")
-    _no_tangents(x, weight)
-    _no_gradients("but there is no backward pass:", x=x, weight=weight)
+    _no_tangents("rms_norm_fp8", x, weight)
+    _no_gradients("rms_norm_fp8", "but there is no backward pass:", x=x, weight=weight)
     out, scale = _forward_op(x, weight, eps)
     return out, scale

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a5aafd1e320e9a68
-# body: 975c7fbf89c32072
+# inputs: d9d64314708eca88
+# body: 15c14494a7f03469
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -19,11 +19,7 @@ Usage:
 Needs Triton 3.4 (torch 2.8) or newer.
 """
 
-import functools
-import itertools
 import math
-import numbers
-import os
 
 import torch
 import triton
@@ -33,6 +29,11 @@ from torch import Tensor
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+if not __package__:
+    raise ImportError("rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`")
+from ._launch import (
+    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator, _real,
+)
 
 FP8_MAX = tl.constexpr(448.0)
 TINY = tl.constexpr(2.0**-110)
@@ -143,33 +144,12 @@ def _forward_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _arch(device):
-    """Which row of the tile tables a device takes: its compute capability, 90 for 9.0; 0 for Triton's interpreter."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        if major * 10 + minor < 89:
-            raise ValueError(f"rms_norm_fp8 needs compute capability 8.9 for float8_e4m3fn, got {major}.{minor}")
-        return major * 10 + minor
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return 0
-    raise ValueError(
-        f"rms_norm_fp8 runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-        "if TRITON_INTERPRET=1 is set before triton is imported"
-    )
-
-
-def _cdiv(a, b):
-    """a / b, rounded up. Like _next_power_of_2 in Triton's place, whose own, for kernels as well, take the CPU far longer."""
-    return -(-a // b)
-
-
-def _next_power_of_2(n):
-    return 1 << max(n - 1, 0).bit_length()
+_arch = _arch_for("rms_norm_fp8", 89, "for float8_e4m3fn")
+_LIBRARY = _library("kgen_05c24f0aaa1ca679", "rms_norm_fp8")
 
 
 def _schedule(table, x):
-    """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
+    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -196,7 +176,7 @@ def _schedule(table, x):
 
 
 def _slots(groups, constants, device):
-    """Where the programs of a row leave what the others need."""
+    """Memory in which the programs of a row exchange their sums."""
     if constants["PARTS"] == 1:
         return None
     return torch.zeros(groups * 4 * constants["SLOTS"], dtype=torch.int64, device=device)
@@ -209,112 +189,11 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """What a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
-    in one process are numbered."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
-
-
-_LIBRARY = torch.library.Library(_namespace("kgen_35be5c758f37c849", "rms_norm_fp8"), "FRAGMENT")
-
-
-def _operator(name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
-
-    def register(function):
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
-
-    return register
-
-
-# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(operator, *args):
-        return operator(*args)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError("rms_norm_fp8 has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _look_for_tangents(*tensors):
-    _NoDerivative.apply(lambda *_: (), *tensors)
-
-
-# As torch.compiler.disable has it, which first imports all of torch.compile.
-_look_for_tangents._torchdynamo_disable = True
-
-
-def _dense(names, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for number, x in enumerate(tensors):
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(*tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _look_for_tangents(*tensors)
-
-
-def _learns(x):
-    """True if a tensor requires grad at any level of torch.func."""
-    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
-        x = torch._C._functorch.get_unwrapped(x)
-    return x.requires_grad
-
-
-def _no_gradients(why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient that it would not get."""
-    if torch.is_grad_enabled():
-        for label, x in tensors.items():
-            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
-                raise RuntimeError(f"rms_norm_fp8: {label} requires grad, {why} pass {label}.detach()")
-
-
-def _real(label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"rms_norm_fp8: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"rms_norm_fp8: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-def _cast(x, dtype):
-    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
-    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return x
-    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
-
-
-def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
-
-
-@_operator("rms_norm_fp8")
+@_operator(_LIBRARY, "rms_norm_fp8")
 def _forward_op(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.float8_e4m3fn, x.device))
     scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
@@ -350,8 +229,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
-    _dense("x weight", x, weight)
-    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
+    _dense("rms_norm_fp8", "x weight", x, weight)
+    x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm_fp8: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
@@ -362,11 +241,11 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
         raise TypeError(f"rms_norm_fp8: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"rms_norm_fp8: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
-    eps = _real("eps", eps)
+    eps = _real("rms_norm_fp8", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"rms_norm_fp8: eps must not be negative, got {eps}")
-    _no_tangents(x, weight)
-    _no_gradients("but there is no backward pass:", x=x, weight=weight)
+    _no_tangents("rms_norm_fp8", x, weight)
+    _no_gradients("rms_norm_fp8", "but there is no backward pass:", x=x, weight=weight)
     save = False
     out, scale = _forward_op(x, weight, eps, save)
     return out, scale

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75a88e2c76ec1b04
-# body: 0795193ac56409a8
+# inputs: 20d3d7bbaab9ee9a
+# body: 46d2023c46af0f8d
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

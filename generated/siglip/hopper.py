@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 57439382b8901c71
-# body: f1c605a9b5f7a569
+# inputs: 0e1f1b27f98dd9cd
+# body: 1de22b79a0184972
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import LOG2E, _cdiv, _launch, _multiprocessors, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import LOG2E, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7bba93a1dbb95646
-# body: 2e6a92b831db949e
+# inputs: bc38241af1e19e9f
+# body: 5b5a5ddba6edc8fe
 """Causal attention to the last 1024 positions.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c8d1f58efee344d7
-# body: 339045d88ac0a182
+# inputs: 4d187902ce7201f1
+# body: 4770722722fe1f6f
 """Causal attention whose scores saturate smoothly at 30.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 83cb0cf8af3a165c
-# body: f842c57fbfa28960
+# inputs: cd58032916ecd20a
+# body: 79448507baaee6af
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -20,7 +20,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import CAP, LOG2E, _cdiv, _launch, _multiprocessors, _tanh_approx, _tile_and_head
+from ._launch import _cdiv, _launch, _multiprocessors
+from .triton import CAP, LOG2E, _tanh_approx, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

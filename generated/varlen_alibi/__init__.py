@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d0b452acecd64277
-# body: 400ec21c4ad7857a
+# inputs: 777e31d8ccf3c8be
+# body: 0d01a3e8eff93e1a
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c9c325885475a830
-# body: 496c12e8b7f1ad9d
+# inputs: 8a9a48b13ac86297
+# body: fb85c96b2851c0f8
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -18,7 +18,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import FAR, LOG2E, WINDOW, _by_ends, _launch, _multiprocessors, _tile_and_head
+from ._launch import _launch, _multiprocessors
+from .triton import FAR, LOG2E, WINDOW, _by_ends, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

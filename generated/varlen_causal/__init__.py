@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ca8b3bdee3fc9186
-# body: 703d3c72208f5e83
+# inputs: 660fd1aab00f89a1
+# body: 8a5d5f18a996fb92
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
-triton.py has the function, and does without the other files here.
+triton.py has the function, and needs no other file of this folder.
 
 Usage:
 

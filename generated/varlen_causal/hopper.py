@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9d168e065d943a4d
-# body: 47e40071810af3e1
+# inputs: 1037bdc830468d3d
+# body: faf021f297de4427
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -19,7 +19,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .triton import FAR, LOG2E, _by_ends, _launch, _multiprocessors, _tile_and_head
+from ._launch import _launch, _multiprocessors
+from .triton import FAR, LOG2E, _by_ends, _tile_and_head
 
 # Names that changed, the first with Triton 3.7, the others with 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier

@@ -34,8 +34,9 @@ def imports_alone(subject: Subject) -> None:
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
             roots.add((node.module or "").split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and f"{node.module}.py" not in {path.name for path in own}:
-            roots.add(".")
+        elif isinstance(node, ast.ImportFrom):
+            beside = [node.module] if node.module else [alias.name for alias in node.names]
+            roots |= {"."} if {f"{name}.py" for name in beside} - {path.name for path in own} else set()
     allowed = family(subject.problem.kernel).targets[subject.target].runtime.imports
     foreign = sorted(roots - {*allowed} - set(sys.stdlib_module_names))
     assert not foreign, f"imports {', '.join(foreign)}"

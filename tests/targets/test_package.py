@@ -222,6 +222,15 @@ def test_one_file_has_all_kernels(tmp_path):
     assert "from ." not in text
 
 
+def test_packages_have_lines_of_at_most_120_columns() -> None:
+    lines = {
+        (p.parent.name, line)
+        for p in ROOT.glob("generated/*/__init__.py")
+        for line in p.read_text().splitlines()
+    }
+    assert not [one for one in lines if len(one[1]) > 120]
+
+
 LIMITS = {"_launch.py": 250, "triton.py": 705}
 
 
