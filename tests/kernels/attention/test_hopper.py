@@ -227,12 +227,14 @@ EARLY = {
         "            pass  # forward",
     ),
     "pairs read before they are there": (
-        "_consumer_load(pair_ring, i - item, SCORES)",
-        "(_slot(pair_ring.slots, (i - item) % 4).load(SCORES) + 0, _consumer_release(pair_ring, i - item))[0]",
+        "_consumer_load(fixed.pair_ring, i - fixed.item, SCORES)",
+        "(_slot(fixed.pair_ring.slots, (i - fixed.item) % 4).load(SCORES) + 0, "
+        "_consumer_release(fixed.pair_ring, i - fixed.item))[0]",
     ),
     "pairs overtaken by the next": (
-        "_consumer_load(pair_ring, i - item, SCORES)",
-        "(_consumer_tile(pair_ring, i - item).load(SCORES), _consumer_release(pair_ring, i - item))[0]",
+        "_consumer_load(fixed.pair_ring, i - fixed.item, SCORES)",
+        "(_consumer_tile(fixed.pair_ring, i - fixed.item).load(SCORES), "
+        "_consumer_release(fixed.pair_ring, i - fixed.item))[0]",
     ),
     "queries of few keys overtaken by the next": (
         "    fence_async_shared()\n    _consumer_release(ring",
