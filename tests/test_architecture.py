@@ -203,7 +203,7 @@ OF_ONE_CHIP = {
     "templates/attention/triton/_backward_launcher.j2": "the kernels of a chip in the backward pass",
     "templates/attention/triton/_shared_launcher.j2": "the kernels of a chip in the backward pass",
     "templates/chunk_output/cute/chunk_output_sm90.j2": "a module of CuTe",
-    "templates/norm/cuda/_ring.j2": "where accesses were timed",
+    "templates/norm/cuda/_chips.j2": "where accesses were timed",
 }
 """Files outside the folders of the schedule that name Hopper, and what they name. The list only shrinks."""
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d398e4b9e05f78f6
-# body: eabcf62b15e70a57
+# inputs: ffa9f53d3af67199
+# body: f07fbb626eb74b79
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -47,7 +47,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -79,14 +80,14 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _block_kind(q_start, kv_start, SQ, SK):
-    """What the mask leaves of a block, from all of its pairs: 0 nothing, 1 a part, 2 all of it."""
+    """The kind of a block, from all of its pairs: the mask leaves 0 none, 1 some, 2 all of them."""
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)
     counts = tl.zeros([32, BLOCK_SIZE], tl.int32)
     for start in range(q_start, q_start + BLOCK_SIZE, 32):
         q_idx = start + tl.arange(0, 32)
-        mask_q = q_idx < SQ
-        mask_kv = kv_idx < SK
-        mask = mask_q[:, None] & mask_kv[None, :] & (q_idx[:, None] >= kv_idx[None, :])
+        q_lt_sq = q_idx < SQ
+        kv_lt_sk = kv_idx < SK
+        mask = q_lt_sq[:, None] & kv_lt_sk[None, :] & (q_idx[:, None] >= kv_idx[None, :])
         counts += tl.broadcast_to(mask, [32, BLOCK_SIZE]).to(tl.int32)
     count = tl.sum(counts)
     return (count > 0).to(tl.int32) + (count == BLOCK_SIZE * BLOCK_SIZE).to(tl.int32)
@@ -99,7 +100,7 @@ def _block_kinds_kernel(
     stride_allowed_3, HQ, SQ, SK,
     GROUP: tl.constexpr,
 ):
-    """What the mask leaves of GROUP blocks of keys for one block of queries, as _block_kind says it."""
+    """The kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
     q_blocks, kv_blocks = tl.cdiv(SQ, BLOCK_SIZE), tl.cdiv(SK, BLOCK_SIZE)
     groups = tl.cdiv(kv_blocks, GROUP)
     row = tl.program_id(0) // groups
@@ -109,8 +110,8 @@ def _block_kinds_kernel(
     q_start = row % q_blocks * BLOCK_SIZE
     q_last = tl.minimum(q_start + BLOCK_SIZE, SQ) - 1
     q_idx = q_start + tl.arange(0, BLOCK_SIZE)
-    some = tl.minimum(q_last + 1, SK)
-    some_2 = q_start >> 7
+    some_least = tl.minimum(q_last + 1, SK)
+    q_start_div_128 = q_start >> 7
     side_0 = (q_idx < SQ).to(tl.int32)
     side_0_min, side_0_max = tl.min(side_0), tl.max(side_0)
     side_2_min, side_2_max = tl.min(q_idx), tl.max(q_idx)
@@ -119,18 +120,29 @@ def _block_kinds_kernel(
     blocks = first + tl.arange(0, GROUP)[:, None]
     kv_start = tl.minimum(blocks, kv_blocks - 1) * BLOCK_SIZE
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)[None, :]
-    allowed_at = tl.load(allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + some_2 * stride_allowed_2 + (kv_start >> 7) * stride_allowed_3, mask=(some_2 < 128) & (kv_start >> 7 < 128), other=0) != 0
+    allowed_at = tl.load(
+        (
+            allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + q_start_div_128 * stride_allowed_2
+            + (kv_start >> 7) * stride_allowed_3
+        ),
+        mask=(q_start_div_128 < 128) & (kv_start >> 7 < 128),
+        other=0,
+    ) != 0
     side_1 = (kv_idx < SK).to(tl.int32)
     side_1_min, side_1_max = tl.min(side_1, 1, keep_dims=True), tl.max(side_1, 1, keep_dims=True)
     side_3_min, side_3_max = tl.min(kv_idx, 1, keep_dims=True), tl.max(kv_idx, 1, keep_dims=True)
-    possible = ((kv_start < some) & allowed_at) & (blocks < kv_blocks) & (side_0_max != 0) & (side_1_max != 0) & (side_2_max >= side_3_min)
+    possible = (
+        ((kv_start < some_least) & allowed_at) & (blocks < kv_blocks) & (side_0_max != 0) & (side_1_max != 0)
+        & (side_2_max >= side_3_min)
+    )
     certain = possible & (side_0_min != 0) & (side_1_min != 0) & (side_2_min >= side_3_max)
     tl.store(kinds_ptr + blocks, certain.to(tl.int32) * 2, mask=(blocks < kv_blocks) & (certain | (possible == 0)))
     undecided = tl.sum((possible & (certain == 0)).to(tl.int32) << tl.arange(0, GROUP)[:, None])
 
     for i in range(0, GROUP):
         if (undecided >> i) & 1:
-            tl.store(kinds_ptr + first + i, _block_kind(q_start, (first + i) * BLOCK_SIZE, SQ, SK))
+            kind = _block_kind(q_start, (first + i) * BLOCK_SIZE, SQ, SK)
+            tl.store(kinds_ptr + first + i, kind)
 
 
 @triton.jit
@@ -161,10 +173,12 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
 
 @triton.jit(do_not_specialize=["planes", "q_blocks", "kv_blocks"])
 def _block_lists_kernel(
-    kinds_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    kinds_ptr,
+    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr,
+    q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
-    """The lists of blocks of keys, one for each block of queries, and those the other way round."""
+    """A list of blocks of keys for each block of queries, and the other way round."""
     row = tl.program_id(0)
     if row < planes * q_blocks:
         own = row.to(tl.int64) * kv_blocks
@@ -185,22 +199,31 @@ def _block_lists_kernel(
 def _forward_tiles(
     m_i, l_i, acc,
     q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx, qk_scale,
-    mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
+    q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of n_blocks listed blocks. m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of n_blocks listed blocks.
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = kv_idx >> 7
-            allowed_at = tl.load(allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + mask_q[:, None] * stride_allowed_2 + mask_kv[None, :] * stride_allowed_3, mask=(mask_q[:, None] < 128) & (mask_kv[None, :] < 128), other=0) != 0
+            kv_div_128 = kv_idx >> 7
+            allowed_at = tl.load(
+                (
+                    allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + q_div_128[:, None] * stride_allowed_2
+                    + kv_div_128[None, :] * stride_allowed_3
+                ),
+                mask=(q_div_128[:, None] < 128) & (kv_div_128[None, :] < 128),
+                other=0,
+            ) != 0
             kv_live = kv_idx < SK
             mask = kv_live[None, :] & allowed_at & (q_idx[:, None] >= kv_idx[None, :])
         if TMA:
@@ -231,7 +254,8 @@ def _forward_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, q_desc, k_desc, v_desc, o_ptr, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
+    q_ptr, k_ptr, v_ptr, q_desc, k_desc, v_desc, o_ptr, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr,
+    kv_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -249,7 +273,6 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -257,12 +280,14 @@ def _forward_kernel(
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_q = q_idx >> 7
+    q_div_128 = q_idx >> 7
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -273,21 +298,21 @@ def _forward_kernel(
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
-        qk_scale, mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3,
-        SK,
+        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+        stride_allowed_3, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h, q_idx,
-        qk_scale, mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2, stride_allowed_3,
-        SK,
+        qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+        stride_allowed_3, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -313,16 +338,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -331,23 +359,29 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-    q_idx, qk_scale, mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+    q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
     stride_allowed_3, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of n_blocks listed blocks, with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = kv_idx >> 7
-            allowed_at = tl.load(allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + mask_q[:, None] * stride_allowed_2 + mask_kv[None, :] * stride_allowed_3, mask=(mask_q[:, None] < 128) & (mask_kv[None, :] < 128), other=0) != 0
+            kv_div_128 = kv_idx >> 7
+            allowed_at = tl.load(
+                (
+                    allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + q_div_128[:, None] * stride_allowed_2
+                    + kv_div_128[None, :] * stride_allowed_3
+                ),
+                mask=(q_div_128[:, None] < 128) & (kv_div_128[None, :] < 128),
+                other=0,
+            ) != 0
             kv_live = kv_idx < SK
             mask = kv_live[None, :] & allowed_at & (q_idx[:, None] >= kv_idx[None, :])
         if TMA:
@@ -371,7 +405,8 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dq_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dq_ptr, kv_num_blocks_ptr,
+    full_kv_num_blocks_ptr, kv_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -390,7 +425,6 @@ def _dq_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -399,16 +433,20 @@ def _dq_kernel(
     dq_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_q = q_idx >> 7
+    q_div_128 = q_idx >> 7
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -419,14 +457,14 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-        q_idx, qk_scale, mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
         stride_allowed_3, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, h,
-        q_idx, qk_scale, mask_q, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+        q_idx, qk_scale, q_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
         stride_allowed_3, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
@@ -439,23 +477,32 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, mask_kv, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
+    kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
     stride_allowed_3, SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks; tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks.
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_M):
         q_start = i + (tl.load(q_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         q_idx = q_start + offs_m
         if MASKED:
-            mask_q = q_idx >> 7
-            allowed_at = tl.load(allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + mask_q[None, :] * stride_allowed_2 + mask_kv[:, None] * stride_allowed_3, mask=(mask_q[None, :] < 128) & (mask_kv[:, None] < 128), other=0) != 0
+            q_div_128 = q_idx >> 7
+            allowed_at = tl.load(
+                (
+                    allowed_ptr + b * stride_allowed_0 + h * stride_allowed_1 + q_div_128[None, :] * stride_allowed_2
+                    + kv_div_128[:, None] * stride_allowed_3
+                ),
+                mask=(q_div_128[None, :] < 128) & (kv_div_128[:, None] < 128),
+                other=0,
+            ) != 0
             q_live = q_idx < SQ
             mask = q_live[None, :] & allowed_at & (q_idx[None, :] >= kv_idx[:, None])
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
@@ -485,7 +532,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -505,7 +553,6 @@ def _dkdv_kernel(
     kv_start = tile * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h_kv * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h_kv * stride_vh + kv_start * stride_vs
@@ -513,16 +560,20 @@ def _dkdv_kernel(
     dv_ptr += b * stride_wb + h_kv * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_kv = kv_idx >> 7
+    kv_div_128 = kv_idx >> 7
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     # The query heads that share this KV head.
@@ -537,21 +588,21 @@ def _dkdv_kernel(
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, mask_kv, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-            stride_allowed_3, SQ,
+            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1,
+            stride_allowed_2, stride_allowed_3, SQ,
             q_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, mask_kv, allowed_ptr, stride_allowed_0, stride_allowed_1, stride_allowed_2,
-            stride_allowed_3, SQ,
+            stride_gd, kv_idx, qk_scale, kv_div_128, allowed_ptr, stride_allowed_0, stride_allowed_1,
+            stride_allowed_2, stride_allowed_3, SQ,
             q_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -559,7 +610,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("block_sparse")
-_LIBRARY = _library("kgen_9c7a9e4d54b0ae47", "block_sparse")
+_LIBRARY = _library("kgen_f73632f1a6741a97", "block_sparse")
 
 
 def _descriptors(tile, *blocks):

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 594ffcd505911eeb
-# body: 1db763587ce7aeb1
+# inputs: c28a08c818392233
+# body: 4cc6cf5ae9848752
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
 
     out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
 
-The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one. Usage:
+The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
+Usage:
 
     from causal_delta import causal_delta
     delta = causal_delta(out, dout)
@@ -30,32 +31,33 @@ from torch import Tensor
 
 @functools.cache
 def _arch(device):
-    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
+    """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"causal_delta runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
-        raise ValueError(f"causal_delta needs compute capability 8.0 or newer, {device} has {major}.{minor}")
+        least = "compute capability 8.0 or newer"
+        raise ValueError(f"causal_delta needs {least}, {device} has {major}.{minor}")
     return f"sm_{major}{minor}"
 
 
 @functools.cache
 def _source():
-    """The .cu file beside this one."""
+    """Return the text of the .cu file beside this one."""
     with open(os.path.splitext(os.path.abspath(__file__))[0] + ".cu", encoding="utf-8") as file:
         return file.read()
 
 
 @functools.cache
 def _compiled(name, arch):
-    """A kernel compiled for an architecture, once per process."""
+    """Compile one kernel for an architecture, once in a process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
 
 @functools.cache
 def _kernel(name, arch, device_index, shared):
-    """The kernel, loaded and allowed `shared` bytes of dynamic shared memory on one device."""
+    """Load a kernel on one device, where it may have `shared` bytes of dynamic shared memory."""
     Device(device_index).set_current()
     kernel = _compiled(name, arch).get_kernel(name)
     return kernel
@@ -76,7 +78,8 @@ def _launch(device, name, grid, block, args):
     with torch.cuda.device(device):
         kernel = _kernel(name, _arch(device), device.index, 0)
         Device(device.index).set_current()  # a thread of autograd's may not have a context yet
-        launch(_stream(torch.cuda.current_stream(device).cuda_stream), _config(grid, block), kernel, *args)
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        launch(stream, _config(grid, block), kernel, *args)
 
 
 # --- the operator ------------------------------------------------------------------------------------------------
@@ -140,9 +143,6 @@ def _no_gradients(name, why, /, **tensors):
                 raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-_LIBRARY = _library("kgen_2be7898f84a03013", "causal_delta")
-
-
 def _cast(dtype, *tensors):
     """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
     for x in tensors:
@@ -158,13 +158,13 @@ def _dtype(x):
 
 
 def _vectors(x):
-    """True if rows of a tensor can be read 16 bytes at a time."""
+    """Return True if rows of a tensor can be read 16 bytes at a time."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(
         s % 8 == 0 for n, s in zip(x.shape[:3], x.stride()) if n > 1
     )
 
 
-@_operator(_LIBRARY, "causal_delta")
+@_operator("causal_delta")
 def _delta_op(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
     B, H, S, _ = out.shape
     delta = torch.empty(B, H, S, dtype=torch.float32, device=out.device)
@@ -203,12 +203,14 @@ def causal_delta(out, dout, dlse=None):
         if x.dtype != torch.bfloat16:
             raise TypeError(f"causal_delta: {label} must be bfloat16, got {x.dtype}")
         if x.device != out.device or x.shape != out.shape or x.shape[3] != 128:
-            raise ValueError(f"causal_delta: {label} must be [B, H, S, 128] like out, got {list(x.shape)} on {x.device}")
+            got = f"{list(x.shape)} on {x.device}"
+            raise ValueError(f"causal_delta: {label} must be [B, H, S, 128] like out, got {got}")
     if dlse is not None:
         if not isinstance(dlse, Tensor) or dlse.dtype != torch.float32:
             raise TypeError(f"causal_delta: dlse must be a tensor of float32, got {_dtype(dlse)}")
         if dlse.device != out.device or dlse.shape != out.shape[:3]:
-            raise ValueError(f"causal_delta: dlse must be {list(out.shape[:3])}, got {list(dlse.shape)} on {dlse.device}")
+            got = f"{list(dlse.shape)} on {dlse.device}"
+            raise ValueError(f"causal_delta: dlse must be {list(out.shape[:3])}, got {got}")
     _no_tangents("causal_delta", out, dout, dlse)
     _no_gradients("causal_delta", "but there is no backward pass:", out=out, dout=dout, dlse=dlse)
     return _delta_op(out, dout, dlse)

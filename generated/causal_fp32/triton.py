@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77e0388302fb197d
-# body: 4c0f20da0ec14edc
+# inputs: 2df07257aa5c8628
+# body: 7063032b122303d8
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -40,7 +40,8 @@ from ._launch import (
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
 ]
@@ -68,12 +69,14 @@ def _forward_tiles(
     q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -132,7 +135,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -144,7 +146,9 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -164,7 +168,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i.to(tl.float64) + tl.log2(l_safe)
@@ -185,16 +189,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -209,9 +216,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -264,7 +270,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -277,11 +282,15 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 64], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     lse_low = tl.where(lse.to(tl.float32) == lse, 0.0, (lse - lse.to(tl.float32)).to(tl.float32))
@@ -314,12 +323,14 @@ def _dkdv_tiles(
     kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
@@ -378,7 +389,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -390,11 +400,15 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -421,7 +435,7 @@ def _dkdv_kernel(
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -429,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_3e135a951b7bad42", "causal_fp32")
+_LIBRARY = _library("kgen_638d89943d74cb6a", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: beb13bbb9be9bc8d
-# body: 25ef3936a03ef4bd
+# inputs: bf66cbf69bad6a04
+# body: 4297b64f9dea4310
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -48,7 +48,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -86,16 +87,18 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 @triton.jit
 def _forward_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_q,
-    bias_h, bias_kv, bias_2, SK,
+    q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -108,7 +111,7 @@ def _forward_tiles(
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+            mask = kv_live[None, :] & (sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         if TMA:
             k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -116,8 +119,8 @@ def _forward_tiles(
         else:
             k = tl.load(k_rows + kv_start * stride_ks)
         qk = tl.dot(q, tl.trans(k))
-        bias_kv_2 = bias_kv + bias_h * (bias_2 + kv_start)
-        s = qk * qk_scale + bias_kv_2[None, :]
+        bias_kv_sum = bias_kv + bias_h * (sq_minus_sk_minus_q_start + kv_start)
+        s = qk * qk_scale + bias_kv_sum[None, :]
         if MASKED:
             s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
@@ -157,7 +160,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -166,16 +168,18 @@ def _forward_kernel(
 
     offs_n = tl.arange(0, BLOCK_N)
     qk_scale = LOG2E * scale
-    mask_q = SK - SQ + q_idx
+    sk_minus_sq_plus_q = SK - SQ + q_idx
     slopes_h = tl.load(slopes_ptr + h * stride_slopes_0)
     bias_h = LOG2E * slopes_h
     bias_kv = bias_h * offs_n
-    bias_2 = SQ - SK - q_start
+    sq_minus_sk_minus_q_start = SQ - SK - q_start
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -184,20 +188,20 @@ def _forward_kernel(
     kv_full_hi = tl.maximum(tl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_q,
-        bias_h, bias_kv, bias_2, SK,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_q,
-        bias_h, bias_kv, bias_2, SK,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
@@ -218,22 +222,25 @@ def _live_tiles(
 @triton.jit
 def _decode_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_q, bias_q, bias_2, SK,
+    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, bias_q,
+    sq_minus_sk_minus_q_start, SK,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for kv_start in tl.range(kv_lo, kv_hi, BLOCK_N):
         kv_idx = kv_start + offs_n
         kv_live = kv_idx < SK
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+        mask = kv_live[None, :] & (sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         k = tl.load(k_rows + kv_start * stride_ks, mask=kv_live[:, None], other=0.0)
         qk = tl.dot(q, tl.trans(k))
-        bias_kv = bias_2 + kv_idx
+        bias_kv = sq_minus_sk_minus_q_start + kv_idx
         s = qk * qk_scale + bias_q[:, None] * bias_kv[None, :]
         s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
@@ -279,15 +286,14 @@ def _decode_kernel(
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_ptr += b * stride_kb + h_kv * stride_kh
     v_ptr += b * stride_vb + h_kv * stride_vh
 
     qk_scale = LOG2E * scale
-    mask_q = SK - SQ + q_idx
+    sk_minus_sq_plus_q = SK - SQ + q_idx
     slopes_h = tl.load(slopes_ptr + h * stride_slopes_0)
     bias_q = LOG2E * slopes_h
-    bias_2 = SQ - SK - q_start
+    sq_minus_sk_minus_q_start = SQ - SK - q_start
     q_live = q_idx < SQ
     q_rows = q_ptr + b * stride_qb + h[:, None] * stride_qh + q_idx[:, None] * stride_qs
     q = tl.load(q_rows + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
@@ -296,7 +302,8 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_q, bias_q, bias_2, SK,
+        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, sk_minus_sq_plus_q, bias_q,
+        sq_minus_sk_minus_q_start, SK,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
 
@@ -305,13 +312,13 @@ def _decode_kernel(
     lse = m_i + tl.log2(l_safe)
     if SPLIT:
         at = (slot * HQ + h).to(tl.int64) * SQ + q_idx
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         tl.store(part_rows, acc / l_safe[:, None], mask=q_live[:, None])
         tl.store(part_lse_ptr + at, lse, mask=q_live)
     else:
         o_rows = o_ptr + b * stride_ob + h[:, None] * stride_oh + q_idx[:, None] * stride_os
         out = (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty)
-        tl.store(o_rows + offs_e[None, :] * stride_od, out, mask=q_live[:, None])
+        tl.store(o_rows + offs_d[None, :] * stride_od, out, mask=q_live[:, None])
         if STORE_LSE:
             lse_rows = lse_ptr + (b * HQ + h).to(tl.int64) * SQ + q_idx
             tl.store(lse_rows, lse + tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * slopes_h)), mask=q_live)
@@ -330,7 +337,7 @@ def _combine_kernel(
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     # The tile that _decode_kernel had this row in.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
@@ -349,15 +356,17 @@ def _combine_kernel(
         weight = tl.exp2(part_lse - m_ref)
         l_i = l_i * alpha + tl.sum(weight, 0)
         m_i = m_new
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         part = tl.load(part_rows, mask=(weight > 0.0)[:, None], other=0.0)
         acc = acc * alpha + tl.sum(weight[:, None] * part, 0)
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_row = o_ptr + b * stride_ob + h * stride_oh + q_idx * stride_os
     out = (acc / l_safe).to(o_ptr.dtype.element_ty)
-    tl.store(o_row + offs_e * stride_od, out)
+    tl.store(o_row + offs_d * stride_od, out)
     if STORE_LSE:
-        tl.store(lse_ptr + row.to(tl.int64), m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * tl.load(slopes_ptr + h * stride_slopes_0))))
+        lse = m_i + tl.log2(l_safe)
+        lse += tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * tl.load(slopes_ptr + h * stride_slopes_0)))
+        tl.store(lse_ptr + row.to(tl.int64), lse)
 
 
 @triton.jit(do_not_specialize=["HQ", "SQ"])
@@ -379,16 +388,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -397,15 +409,14 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
-    qk_scale, mask_q, bias_h, bias_kv, bias_2, SK,
+    qk_scale, sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -418,7 +429,7 @@ def _dq_tiles(
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+            mask = kv_live[None, :] & (sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         if TMA:
             k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
@@ -429,8 +440,8 @@ def _dq_tiles(
             k = tl.load(k_rows + kv_start * stride_ks)
             v = tl.load(v_rows + kv_start * stride_vs)
         qk = tl.dot(q, tl.trans(k))
-        bias_kv_2 = bias_kv + bias_h * (bias_2 + kv_start)
-        s = qk * qk_scale + bias_kv_2[None, :]
+        bias_kv_sum = bias_kv + bias_h * (sq_minus_sk_minus_q_start + kv_start)
+        s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
             p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
@@ -461,7 +472,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -471,20 +481,24 @@ def _dq_kernel(
 
     offs_n = tl.arange(0, BLOCK_N)
     qk_scale = LOG2E * scale
-    mask_q = SK - SQ + q_idx
+    sk_minus_sq_plus_q = SK - SQ + q_idx
     slopes_h = tl.load(slopes_ptr + h * stride_slopes_0)
     bias_h = LOG2E * slopes_h
     bias_kv = bias_h * offs_n
-    bias_2 = SQ - SK - q_start
+    sq_minus_sk_minus_q_start = SQ - SK - q_start
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     lse = lse - bias_h * (q_start - q_idx)
@@ -495,13 +509,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, mask_q, bias_h, bias_kv, bias_2, SK,
+        qk_scale, sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, mask_q, bias_h, bias_kv, bias_2, SK,
+        qk_scale, sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -513,24 +527,26 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, mask_2, bias_h, bias_kv, SQ,
+    kv_idx, qk_scale, sk_minus_sq, bias_h, sq_minus_sk_plus_kv, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
             q_start += tl.where(q_start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
-            mask_q = mask_2 + q_idx
+            sk_minus_sq_plus_q = sk_minus_sq + q_idx
             q_live = q_idx < SQ
-            mask = q_live[None, :] & (mask_q[None, :] >= kv_idx[:, None])
+            mask = q_live[None, :] & (sk_minus_sq_plus_q[None, :] >= kv_idx[:, None])
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
             delta = tl.load(delta_ptr + q_idx, mask=q_live, other=0.0)
         else:
@@ -547,8 +563,8 @@ def _dkdv_tiles(
             do = tl.load(do_rows + q_start * stride_gs)
         dp = tl.dot(v, tl.trans(do))
         qk = tl.dot(k, tl.trans(q))
-        bias_kv_2 = bias_h * (bias_kv - q_start)
-        s = qk * qk_scale + bias_kv_2[:, None]
+        bias_kv = bias_h * (sq_minus_sk_plus_kv - q_start)
+        s = qk * qk_scale + bias_kv[:, None]
         lse = lse - bias_h * (q_start - q_idx)
         p = tl.exp2(s - lse[None, :])
         if MASKED:
@@ -581,7 +597,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h_kv * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h_kv * stride_vh + kv_start * stride_vs
@@ -589,17 +604,21 @@ def _dkdv_kernel(
     dv_ptr += b * stride_wb + h_kv * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_2 = SK - SQ
-    bias_kv = SQ - SK + kv_idx
+    sk_minus_sq = SK - SQ
+    sq_minus_sk_plus_kv = SQ - SK + kv_idx
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     # The query heads that share this KV head.
@@ -618,19 +637,19 @@ def _dkdv_kernel(
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, mask_2, bias_h, bias_kv, SQ,
+            stride_gd, kv_idx, qk_scale, sk_minus_sq, bias_h, sq_minus_sk_plus_kv, SQ,
             q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-            stride_gd, kv_idx, qk_scale, mask_2, bias_h, bias_kv, SQ,
+            stride_gd, kv_idx, qk_scale, sk_minus_sq, bias_h, sq_minus_sk_plus_kv, SQ,
             q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -638,7 +657,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_f6b4926d1732d57a", "decode_alibi")
+_LIBRARY = _library("kgen_5d43c1ff64316b2b", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):

@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d7cbbc13149e5e31
-# body: 15eb3073c4575a1e
+# inputs: 34fa5e575481a949
+# body: a761cafbce1d1f6a
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_wait
 
@@ -27,9 +29,12 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup, and of four partial sums of each row, of the columns that each of four threads has.
+# Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-SUMS = tl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
+# The layout of four partial sums of each row, over the columns that each of four threads has.
+SUMS = tl.constexpr(
+    gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+)
 
 # Layouts of what TMA moves, in shared memory.
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -37,19 +42,25 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", [
+    "kv_lens_ptr", "stride_kv_lens_0", "B", "HQ", "SQ", "SK", "scale",
+])
 
 
 @gluon.jit
@@ -128,12 +139,14 @@ def _store_tile(desc, at, slots, i, tile):
     async_store(desc, at, slots.index(i))
 
 
+KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
+
+
 @gluon.jit
-def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.constexpr):
-    """As `_producer_acquire` for K (OF 0) or V (OF 1), with the slot, in a ring where V may have fewer slots than K. A full barrier
-    waits for both. If no tile is wanted, its arrival is made at once."""
+def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
+    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
+    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    slots = kv_ring.slots[OF]
     # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -145,19 +158,20 @@ def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.conste
 @gluon.jit
 def _keys(kv_ring, i):
     """The i-th keys in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[0], i % kv_ring.slots[0].shape[0])
+    return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
     """The i-th values in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[1], i % kv_ring.slots[1].shape[0])
+    return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -174,7 +188,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -188,7 +202,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, the last one first."""
+    """The start of the i-th tile, the last one first."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -199,14 +213,17 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# Of acc 64 elements of a thread at a time, pairs of two rows in turn, and as many of alpha.
+# For 64 elements of acc of a thread at a time, pairs of two rows in turn, and as many of alpha.
 _RESCALE = tl.constexpr(
-    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; setp.neu.or.f32 p, $130, 0f3F800000, p; "
+    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
+    "setp.neu.or.f32 p, $130, 0f3F800000, p; "
     "vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; "
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
+_RESCALED = tl.constexpr(
+    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
+)
 
 
 @gluon.jit
@@ -225,57 +242,74 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 # --- forward on Hopper -----------------------------------------------------------------------------------------
 
 
+QueryProducer = collections.namedtuple("QueryProducer", [
+    "scheduler", "q_descs", "k_desc", "v_desc", "q_rings", "kv_ring", "counter_ptr",
+])
+ForwardConsumer = collections.namedtuple("ForwardConsumer", [
+    "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
+])
+ForwardFixed = collections.namedtuple("ForwardFixed", [
+    "qk_scale", "kv_lens_b", "kv_lens_b_minus_sq_plus_q", "SK",
+])
+
+
 @gluon.jit
-def _hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_producer(
+    args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """Publish tiles of queries, and load K, V and what the consumers hold of the queries."""
-    scheduler, q_descs, k_desc, v_desc, q_rings, kv_ring, counter_ptr, problem = operands
-    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale = problem
-    NBYTES: tl.constexpr = k_desc.block_type.nbytes
+    scheduler, kv_ring = args.scheduler, args.kv_ring
+    NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
+    KEY_BYTES: tl.constexpr = NBYTES
     LAG: tl.constexpr = 1
-    n_q_tiles = gl.cdiv(SQ, BLOCK_M)
+    n_q_tiles = gl.cdiv(problem.SQ, BLOCK_M)
     n_fetched = 0
     i = 0
     number = gl.program_id(0)
-    while number < n_q_tiles * B * HQ:
-        tile, b_h = _tile_and_head(number, n_q_tiles, B * HQ, GROUP)
-        b, h = b_h // HQ, b_h % HQ
+    while number < n_q_tiles * problem.B * problem.HQ:
+        tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
         # The last query tiles see the most keys, so they go first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        q_last = gl.minimum(q_start + BLOCK_M, SQ) - 1
-        kv_lens_b = gl.load(kv_lens_ptr + b * stride_kv_lens_0)
-        kv_hi = gl.minimum(gl.minimum(kv_lens_b, q_last + kv_lens_b + 1 - SQ), SK)
-        kv_full_hi = gl.maximum(gl.minimum(gl.minimum(kv_lens_b, q_start + kv_lens_b + 1 - SQ), SK), 0) // BLOCK_N * BLOCK_N
+        q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
+        kv_lens_b = gl.load(problem.kv_lens_ptr + b * problem.stride_kv_lens_0)
+        kv_hi = gl.minimum(gl.minimum(kv_lens_b, q_last + kv_lens_b + 1 - problem.SQ), problem.SK)
+        kv_full_hi = (
+            gl.maximum(gl.minimum(gl.minimum(kv_lens_b, q_start + kv_lens_b + 1 - problem.SQ), problem.SK), 0)
+            // BLOCK_N
+        ) * BLOCK_N
         # A tile of queries that sees no key meets one tile, all of it masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):
             kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
-            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, n_fetched, NBYTES, 0)
+            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, kv_ring.slots.k, n_fetched, KEY_BYTES)
             if j < n_tiles:
-                async_load(k_desc, [b, h_kv, kv_start, 0], full, k_slot)
+                async_load(args.k_desc, [b, h_kv, kv_start, 0], full, k_slot)
             if j == 0:
                 for half in gl.static_range(2):
-                    for operand in gl.static_range(len(q_descs)):
+                    for operand in gl.static_range(len(args.q_descs)):
                         first = q_start + half * (BLOCK_M // 2)
-                        _producer_load(q_rings[operand], 2 * i + half, q_descs[operand], [b, h, first, 0])
-            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, n_fetched, NBYTES, 1)
+                        at = [b, h, first, 0]
+                        _producer_load(args.q_rings[operand], 2 * i + half, args.q_descs[operand], at)
+            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, kv_ring.slots.v, n_fetched, NBYTES)
             if j >= LAG:
                 v_start = kv_start + LAG * BLOCK_N
-                async_load(v_desc, [b, h_kv, v_start, 0], full, v_slot)
+                async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
         gdc_wait()  # this kernel begins beside what sets the counter to zero
         # Tiles differ in length: who is done first takes the next one.
-        number = gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+        number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
 
 @gluon.jit
 def _clear_hidden(rows, kv_start, kv_lens_b, SK, BLOCK_N: tl.constexpr):
-    """Make zeros of a tile's rows of keys that only the mask hides: they may be NaN, and so would be 0 * NaN. Every consumer
-    that reads them does; two that read the same tile write the same."""
+    """Make zeros of a tile's rows of keys that only the mask hides: they may be NaN, and so would be 0 * NaN. Every
+    consumer that reads them does; two that read the same tile write the same."""
     kv_last = kv_start + BLOCK_N - 1
     last_live = (kv_last < SK) & (kv_last < kv_lens_b)
     if not last_live:
@@ -289,52 +323,54 @@ def _clear_hidden(rows, kv_start, kv_lens_b, SK, BLOCK_N: tl.constexpr):
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Of each row four sums, of the columns that each of four threads has: they meet after the last tile."""
+    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _hopper_softmax(
-    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and the new m_i, l_i and alpha."""
-    qk_scale, kv_lens_b, mask_q, SK = fixed
+    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
-        kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+        kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
+        mask = kv_live[None, :] & (fixed.kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         qk = gl.where(mask, qk, float("-inf"))
     # Any m_i near the maximum will do: it stays where it is until it is 8 below, so that acc is seldom rescaled.
-    m_top = gl.maximum(m_i, gl.max(qk, 1) * qk_scale)
+    m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
     # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
-    p = gl.exp2(qk * qk_scale - m_ref[:, None])
+    p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
     l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None] + _own_sums(p, SUMS)
     return p, m_new, l_i, alpha
 
 
 @gluon.jit
 def _hopper_tiles(
-    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi, n_tiles, fixed,
+    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi,
+    n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while the softmax runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it would have
-        # ahead of the softmax.
+        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it
+        # would have ahead of the softmax.
         _consumer_wait(kv_ring, n_used)
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -345,10 +381,12 @@ def _hopper_tiles(
 
 
 @gluon.jit
-def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """out and base-2 log-sum-exp of one half of every tile of queries."""
-    scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem = operands
-    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -357,35 +395,39 @@ def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_
     q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        kv_lens_b = gl.load(kv_lens_ptr + b * stride_kv_lens_0)
-        mask_q = kv_lens_b - SQ + q_idx
-        fixed = qk_scale, kv_lens_b, mask_q, SK
+        qk_scale = LOG2E * problem.scale
+        kv_lens_b = gl.load(problem.kv_lens_ptr + b * problem.stride_kv_lens_0)
+        kv_lens_b_minus_sq_plus_q = kv_lens_b - problem.SQ + q_idx
+        fixed = ForwardFixed(qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q, problem.SK)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
-        q = _consumer_tile(q_ring, 2 * i + CONSUMER)
+        q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         _consumer_wait(kv_ring, n_used)
-        _clear_hidden(_values(kv_ring, n_used), _last_first(0, 0, n_tiles, BLOCK_N), kv_lens_b, SK, BLOCK_N=BLOCK_N)
+        v_start = _last_first(0, 0, n_tiles, BLOCK_N)
+        _clear_hidden(_values(kv_ring, n_used), v_start, kv_lens_b, problem.SK, BLOCK_N=BLOCK_N)
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked,
+            n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles,
+            n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        _consumer_release(q_ring, 2 * i + CONSUMER)
+        _consumer_release(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
@@ -393,14 +435,14 @@ def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
-            gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
+            gl.store(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, lse, mask=q_idx < problem.SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
         out = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, OUT))[:, None]
         tma.store_wait(0)
         barrier()
-        _store_tile(o_desc, [b, h, q_start, 0], out_slots, CONSUMER, out)
+        _store_tile(args.o_desc, [b, h, q_start, 0], args.out_slots, CONSUMER, out)
         i += 1
         q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, i, 4)
     tma.store_wait(0)
@@ -413,21 +455,23 @@ def _forward_hopper_kernel(
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
-    problem = kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale
+    problem = Problem(kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1)), SLOTS, 2, 2)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     out_slots = _slots(o_desc, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem
-    producer = scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, counter_ptr, problem
+    consumer = ForwardConsumer(scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr)
+    producer = QueryProducer(scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
-            (_hopper_consumer, (consumer, GQA, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, GQA, GROUP, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, GQA, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

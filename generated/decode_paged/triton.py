@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7241976e0859ec00
-# body: ae7ba07466c906a0
+# inputs: cbe4bf880d4167ee
+# body: 38dee162397e91f0
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -43,7 +43,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _DECODE_TILES = [
     ((100, 90, 80), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=3)),
     ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=2)),
@@ -65,7 +66,12 @@ def _live_tiles(
     b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
 ):
     """The KV tiles that some query of [q_start, q_last] sees: the first, and the one after the last."""
-    kv_hi = tl.minimum(tl.minimum(tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ), SK)
+    kv_hi = tl.minimum(
+        tl.minimum(
+            tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
+        ),
+        SK,
+    )
     first = 0
     end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
     return first, end
@@ -95,20 +101,23 @@ def _splits_by_batch(
 @triton.jit
 def _decode_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, mask_q, SK,
+    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q,
+    SK,
     block_table_ptr, stride_tp, stride_kp, stride_vp,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for kv_start in tl.range(kv_lo, kv_hi, BLOCK_N):
         kv_idx = kv_start + offs_n
         kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+        mask = kv_live[None, :] & (kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         page = tl.load(block_table_ptr + kv_start // 64 * stride_tp).to(tl.int64)
         k_page = page * stride_kp + kv_start % 64 * stride_ks
         v_page = page * stride_vp + kv_start % 64 * stride_vs
@@ -155,7 +164,9 @@ def _decode_kernel(
     b, split = slot, 0
     if SPLIT:
         # The slots go to the sequences in order, as many to each as it has splits.
-        counts = _splits_by_batch(q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
+        counts = _splits_by_batch(
+            q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
+        )
         b = tl.sum((tl.cumsum(counts, 0) <= slot).to(tl.int32), 0)
         if b >= B:
             return
@@ -168,14 +179,13 @@ def _decode_kernel(
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_ptr += h_kv * stride_kh
     v_ptr += h_kv * stride_vh
     block_table_ptr += b * stride_tb
 
     qk_scale = LOG2E * scale
     kv_lens_b = tl.load(kv_lens_ptr + b * stride_kv_lens_0)
-    mask_q = kv_lens_b - SQ + q_idx
+    kv_lens_b_minus_sq_plus_q = kv_lens_b - SQ + q_idx
     q_live = q_idx < SQ
     q_rows = q_ptr + b * stride_qb + h[:, None] * stride_qh + q_idx[:, None] * stride_qs
     q = tl.load(q_rows + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
@@ -184,7 +194,8 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, mask_q, SK,
+        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+        kv_lens_b_minus_sq_plus_q, SK,
         block_table_ptr, stride_tp, stride_kp, stride_vp,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
@@ -194,13 +205,13 @@ def _decode_kernel(
     lse = m_i + tl.log2(l_safe)
     if SPLIT:
         at = (slot * HQ + h).to(tl.int64) * SQ + q_idx
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         tl.store(part_rows, acc / l_safe[:, None], mask=q_live[:, None])
         tl.store(part_lse_ptr + at, lse, mask=q_live)
     else:
         o_rows = o_ptr + b * stride_ob + h[:, None] * stride_oh + q_idx[:, None] * stride_os
         out = (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty)
-        tl.store(o_rows + offs_e[None, :] * stride_od, out, mask=q_live[:, None])
+        tl.store(o_rows + offs_d[None, :] * stride_od, out, mask=q_live[:, None])
         if STORE_LSE:
             lse_rows = lse_ptr + (b * HQ + h).to(tl.int64) * SQ + q_idx
             tl.store(lse_rows, lse, mask=q_live)
@@ -219,7 +230,7 @@ def _combine_kernel(
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     # The tile that _decode_kernel had this row in.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
@@ -242,22 +253,23 @@ def _combine_kernel(
         weight = tl.exp2(part_lse - m_ref)
         l_i = l_i * alpha + tl.sum(weight, 0)
         m_i = m_new
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         part = tl.load(part_rows, mask=(weight > 0.0)[:, None], other=0.0)
         acc = acc * alpha + tl.sum(weight[:, None] * part, 0)
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_row = o_ptr + b * stride_ob + h * stride_oh + q_idx * stride_os
     out = (acc / l_safe).to(o_ptr.dtype.element_ty)
-    tl.store(o_row + offs_e * stride_od, out)
+    tl.store(o_row + offs_d * stride_od, out)
     if STORE_LSE:
-        tl.store(lse_ptr + row.to(tl.int64), m_i + tl.log2(l_safe))
+        lse = m_i + tl.log2(l_safe)
+        tl.store(lse_ptr + row.to(tl.int64), lse)
 
 
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_71d603dd46ec964a", "decode_paged")
+_LIBRARY = _library("kgen_38684301ac7ea7b9", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)

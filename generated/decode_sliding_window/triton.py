@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 646035c732eb8b6b
-# body: 90f59d41698672d7
+# inputs: 5a617f31288a7e95
+# body: 0d1740bcec02f6fe
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -45,7 +45,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(1024)
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -73,15 +74,17 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 def _forward_tiles(
     m_i, l_i, acc,
     q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
-    mask_q, SK,
+    kv_lens_b_minus_sq_plus_q, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
@@ -89,7 +92,10 @@ def _forward_tiles(
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
-            mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :]) & (mask_q[:, None] - kv_idx[None, :] < WINDOW)
+            mask = (
+                kv_live[None, :] & (kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
+                & (kv_lens_b_minus_sq_plus_q[:, None] - kv_idx[None, :] < WINDOW)
+            )
         if TMA and not MASKED:
             k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -136,7 +142,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h_kv * stride_kh
@@ -145,12 +150,14 @@ def _forward_kernel(
 
     qk_scale = LOG2E * scale
     kv_lens_b = tl.load(kv_lens_ptr + b * stride_kv_lens_0)
-    mask_q = kv_lens_b - SQ + q_idx
+    kv_lens_b_minus_sq_plus_q = kv_lens_b - SQ + q_idx
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -163,19 +170,19 @@ def _forward_kernel(
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        kv_lens_b, mask_q, SK,
+        kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        kv_lens_b, mask_q, SK,
+        kv_lens_b, kv_lens_b_minus_sq_plus_q, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -188,7 +195,12 @@ def _live_tiles(
 ):
     """The KV tiles that some query of [q_start, q_last] sees: the first, and the one after the last."""
     kv_lo = tl.maximum(q_start + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ - WINDOW, 0)
-    kv_hi = tl.minimum(tl.minimum(tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ), SK)
+    kv_hi = tl.minimum(
+        tl.minimum(
+            tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
+        ),
+        SK,
+    )
     first = kv_lo // BLOCK_N
     end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
     return first, end
@@ -218,19 +230,25 @@ def _splits_by_batch(
 @triton.jit
 def _decode_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, mask_q, SK,
+    q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, kv_lens_b_minus_sq_plus_q,
+    SK,
     kv_lo, kv_hi, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for kv_start in tl.range(kv_lo, kv_hi, BLOCK_N):
         kv_idx = kv_start + offs_n
         kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :]) & (mask_q[:, None] - kv_idx[None, :] < WINDOW)
+        mask = (
+            kv_live[None, :] & (kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
+            & (kv_lens_b_minus_sq_plus_q[:, None] - kv_idx[None, :] < WINDOW)
+        )
         k = tl.load(k_rows + kv_start * stride_ks, mask=kv_live[:, None], other=0.0)
         qk = tl.dot(q, tl.trans(k))
         qk = tl.where(mask, qk, float("-inf"))
@@ -273,7 +291,9 @@ def _decode_kernel(
     b, split = slot, 0
     if SPLIT:
         # The slots go to the sequences in order, as many to each as it has splits.
-        counts = _splits_by_batch(q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
+        counts = _splits_by_batch(
+            q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
+        )
         b = tl.sum((tl.cumsum(counts, 0) <= slot).to(tl.int32), 0)
         if b >= B:
             return
@@ -286,13 +306,12 @@ def _decode_kernel(
     begin = split * share
     stop = tl.minimum(begin + share, n_tiles)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_ptr += b * stride_kb + h_kv * stride_kh
     v_ptr += b * stride_vb + h_kv * stride_vh
 
     qk_scale = LOG2E * scale
     kv_lens_b = tl.load(kv_lens_ptr + b * stride_kv_lens_0)
-    mask_q = kv_lens_b - SQ + q_idx
+    kv_lens_b_minus_sq_plus_q = kv_lens_b - SQ + q_idx
     q_live = q_idx < SQ
     q_rows = q_ptr + b * stride_qb + h[:, None] * stride_qh + q_idx[:, None] * stride_qs
     q = tl.load(q_rows + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
@@ -301,7 +320,8 @@ def _decode_kernel(
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i, l_i, acc = _decode_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b, mask_q, SK,
+        q, k_ptr, v_ptr, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, kv_lens_b,
+        kv_lens_b_minus_sq_plus_q, SK,
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
 
@@ -310,13 +330,13 @@ def _decode_kernel(
     lse = m_i + tl.log2(l_safe)
     if SPLIT:
         at = (slot * HQ + h).to(tl.int64) * SQ + q_idx
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         tl.store(part_rows, acc / l_safe[:, None], mask=q_live[:, None])
         tl.store(part_lse_ptr + at, lse, mask=q_live)
     else:
         o_rows = o_ptr + b * stride_ob + h[:, None] * stride_oh + q_idx[:, None] * stride_os
         out = (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty)
-        tl.store(o_rows + offs_e[None, :] * stride_od, out, mask=q_live[:, None])
+        tl.store(o_rows + offs_d[None, :] * stride_od, out, mask=q_live[:, None])
         if STORE_LSE:
             lse_rows = lse_ptr + (b * HQ + h).to(tl.int64) * SQ + q_idx
             tl.store(lse_rows, lse, mask=q_live)
@@ -335,7 +355,7 @@ def _combine_kernel(
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     # The tile that _decode_kernel had this row in.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
@@ -358,22 +378,23 @@ def _combine_kernel(
         weight = tl.exp2(part_lse - m_ref)
         l_i = l_i * alpha + tl.sum(weight, 0)
         m_i = m_new
-        part_rows = part_ptr + at[:, None] * 128 + offs_e[None, :]
+        part_rows = part_ptr + at[:, None] * 128 + offs_d[None, :]
         part = tl.load(part_rows, mask=(weight > 0.0)[:, None], other=0.0)
         acc = acc * alpha + tl.sum(weight[:, None] * part, 0)
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     o_row = o_ptr + b * stride_ob + h * stride_oh + q_idx * stride_os
     out = (acc / l_safe).to(o_ptr.dtype.element_ty)
-    tl.store(o_row + offs_e * stride_od, out)
+    tl.store(o_row + offs_d * stride_od, out)
     if STORE_LSE:
-        tl.store(lse_ptr + row.to(tl.int64), m_i + tl.log2(l_safe))
+        lse = m_i + tl.log2(l_safe)
+        tl.store(lse_ptr + row.to(tl.int64), lse)
 
 
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_1aecdc29363136e1", "decode_sliding_window")
+_LIBRARY = _library("kgen_b895fcd795f50be7", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):

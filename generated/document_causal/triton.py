@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b6572cc042a4b2cf
-# body: eb0bc6a021941c6a
+# inputs: f0139c2151fce6c8
+# body: f48f938a1cb3f760
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -46,7 +46,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -77,7 +78,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _first_at_least(ptr, stride, size, a, b):
-    """The first positions of an ascending array whose elements are not smaller than a and b; size where there is none."""
+    """The first positions in an ascending array of elements that are at least a and b; size if there are none."""
     lanes = tl.arange(0, 256)
     first_a = tl.zeros([], tl.int32)
     first_b = first_a
@@ -102,12 +103,14 @@ def _forward_tiles(
     doc_ptr, stride_doc_0, SQ, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
@@ -162,7 +165,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -172,11 +174,15 @@ def _forward_kernel(
     qk_scale = LOG2E * scale
     doc_q = tl.load(doc_ptr + q_idx * stride_doc_0, mask=q_idx < SQ, other=0)
     q_live = q_idx < SQ
-    doc_first_0, doc_first_1 = _first_at_least(doc_ptr, stride_doc_0, SQ, tl.load(doc_ptr + q_start * stride_doc_0), tl.load(doc_ptr + q_last * stride_doc_0))
+    doc_first_0, doc_first_1 = _first_at_least(
+        doc_ptr, stride_doc_0, SQ, tl.load(doc_ptr + q_start * stride_doc_0), tl.load(doc_ptr + q_last * stride_doc_0)
+    )
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -201,7 +207,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -227,16 +233,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -251,9 +260,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
@@ -302,7 +310,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -313,15 +320,21 @@ def _dq_kernel(
     qk_scale = LOG2E * scale
     doc_q = tl.load(doc_ptr + q_idx * stride_doc_0, mask=q_idx < SQ, other=0)
     q_live = q_idx < SQ
-    doc_first_0, doc_first_1 = _first_at_least(doc_ptr, stride_doc_0, SQ, tl.load(doc_ptr + q_start * stride_doc_0), tl.load(doc_ptr + q_last * stride_doc_0))
+    doc_first_0, doc_first_1 = _first_at_least(
+        doc_ptr, stride_doc_0, SQ, tl.load(doc_ptr + q_start * stride_doc_0), tl.load(doc_ptr + q_last * stride_doc_0)
+    )
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -355,12 +368,14 @@ def _dkdv_tiles(
     kv_idx, qk_scale, doc_kv, doc_ptr, stride_doc_0, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
@@ -416,7 +431,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -429,18 +443,28 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
     do_head = do_ptr + b * stride_gb + h * stride_gh
     lse_head = lse_ptr + (b * HQ + h).to(tl.int64) * SQ
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
-    doc_first_0, doc_first_1 = _first_at_least(doc_ptr, stride_doc_0, SQ, tl.load(doc_ptr + kv_last * stride_doc_0, mask=kv_last < SQ, other=0) + 1, tl.load(doc_ptr + kv_start * stride_doc_0, mask=kv_start < SQ, other=0) + 1)
+    doc_first_0, doc_first_1 = _first_at_least(
+        doc_ptr,
+        stride_doc_0,
+        SQ,
+        tl.load(doc_ptr + kv_last * stride_doc_0, mask=kv_last < SQ, other=0) + 1,
+        tl.load(doc_ptr + kv_start * stride_doc_0, mask=kv_start < SQ, other=0) + 1,
+    )
     q_lo = kv_start // BLOCK_M * BLOCK_M
     q_hi = tl.minimum(doc_first_0, SQ)
     q_full_lo = tl.maximum(tl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
@@ -461,7 +485,7 @@ def _dkdv_kernel(
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -469,7 +493,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("document_causal")
-_LIBRARY = _library("kgen_7fd4ae9675969f0d", "document_causal")
+_LIBRARY = _library("kgen_b344c5f7ab9a9512", "document_causal")
 
 
 def _descriptors(tile, *blocks):

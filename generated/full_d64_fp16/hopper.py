@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 148afea6f5c1b414
-# body: 3ccfa2276d32e5f0
+# inputs: b3f0fa52a95fd764
+# body: 3dd941f1de26ec4d
 """Attention of every query to every key, heads of 64 in fp16.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -27,9 +29,12 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup, and of four partial sums of each row, of the columns that each of four threads has.
+# Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-SUMS = tl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
+# The layout of four partial sums of each row, over the columns that each of four threads has.
+SUMS = tl.constexpr(
+    gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+)
 
 # Layouts of what TMA moves, in shared memory.
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -38,19 +43,23 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; the others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; the others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", ["B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -129,12 +138,14 @@ def _store_tile(desc, at, slots, i, tile):
     async_store(desc, at, slots.index(i))
 
 
+KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
+
+
 @gluon.jit
-def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.constexpr):
-    """As `_producer_acquire` for K (OF 0) or V (OF 1), with the slot, in a ring where V may have fewer slots than K. A full barrier
-    waits for both. If no tile is wanted, its arrival is made at once."""
+def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
+    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
+    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    slots = kv_ring.slots[OF]
     # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -146,19 +157,19 @@ def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.conste
 @gluon.jit
 def _keys(kv_ring, i):
     """The i-th keys in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[0], i % kv_ring.slots[0].shape[0])
+    return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
     """The i-th values in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[1], i % kv_ring.slots[1].shape[0])
+    return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _consumer_load(ring, i, LAYOUT: tl.constexpr):
-    """The i-th tile in registers, released. What TMA writes there may overtake these loads unless a fence holds it back: its
-    accesses are of another proxy, for which a barrier is no order."""
+    """The i-th tile in registers, released. A write there by TMA may overtake these loads unless a fence holds it back:
+    its accesses are of another proxy, for which a barrier is no order."""
     tile = _consumer_tile(ring, i).load(LAYOUT)
     fence_async_shared()
     _consumer_release(ring, i)
@@ -168,7 +179,8 @@ def _consumer_load(ring, i, LAYOUT: tl.constexpr):
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -185,7 +197,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -199,7 +211,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, the last one first."""
+    """The start of the i-th tile, the last one first."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -220,42 +232,52 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 # --- forward on Hopper -----------------------------------------------------------------------------------------
 
 
+QueryProducer = collections.namedtuple("QueryProducer", [
+    "scheduler", "q_descs", "k_desc", "v_desc", "q_rings", "kv_ring",
+])
+ForwardConsumer = collections.namedtuple("ForwardConsumer", [
+    "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
+])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "SK"])
+
+
 @gluon.jit
-def _hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Publish tiles of queries, and load K, V and what the consumers hold of the queries."""
-    scheduler, q_descs, k_desc, v_desc, q_rings, kv_ring, problem = operands
-    B, HQ, SQ, SK, scale = problem
-    NBYTES: tl.constexpr = k_desc.block_type.nbytes
+    scheduler, kv_ring = args.scheduler, args.kv_ring
+    NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
+    KEY_BYTES: tl.constexpr = NBYTES
     LAG: tl.constexpr = 0
-    n_q_tiles = gl.cdiv(SQ, BLOCK_M)
+    n_q_tiles = gl.cdiv(problem.SQ, BLOCK_M)
     n_fetched = 0
     i = 0
     number = gl.program_id(0)
-    while number < n_q_tiles * B * HQ:
-        tile, b_h = _tile_and_head(number, n_q_tiles, B * HQ, GROUP)
-        b, h = b_h // HQ, b_h % HQ
+    while number < n_q_tiles * problem.B * problem.HQ:
+        tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         # The last query tiles see the most keys, so they go first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        kv_hi = SK
-        kv_full_hi = SK // BLOCK_N * BLOCK_N
+        kv_hi = problem.SK
+        kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
         # A tile of queries that sees no key meets one tile, all of it masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):
             kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
-            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, n_fetched, NBYTES, 0)
+            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, kv_ring.slots.k, n_fetched, KEY_BYTES)
             if j < n_tiles:
-                async_load(k_desc, [b, h, kv_start, 0], full, k_slot)
+                async_load(args.k_desc, [b, h, kv_start, 0], full, k_slot)
             if j == 0:
                 for third in gl.static_range(3):
-                    for operand in gl.static_range(len(q_descs)):
+                    for operand in gl.static_range(len(args.q_descs)):
                         first = q_start + third * (BLOCK_M // 3)
-                        _producer_load(q_rings[operand], 3 * i + third, q_descs[operand], [b, h, first, 0])
-            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, n_fetched, NBYTES, 1)
+                        at = [b, h, first, 0]
+                        _producer_load(args.q_rings[operand], 3 * i + third, args.q_descs[operand], at)
+            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, kv_ring.slots.v, n_fetched, NBYTES)
             if j >= LAG:
                 v_start = kv_start + LAG * BLOCK_N
-                async_load(v_desc, [b, h, v_start, 0], full, v_slot)
+                async_load(args.v_desc, [b, h, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
         number += gl.num_programs(0)
@@ -264,7 +286,7 @@ def _hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Of each row four sums, of the columns that each of four threads has: they meet after the last tile."""
+    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -274,11 +296,10 @@ def _hopper_logits(
     qk_async, kv_start, fixed, MASKED: tl.constexpr, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """The logits of half a tile, whose product is in flight with PENDING younger ones."""
-    qk_scale, SK = fixed
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if MASKED:
-        kv_live = kv_idx < SK
+        kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
         qk = gl.where(mask, qk, float("-inf"))
     return qk
@@ -286,11 +307,11 @@ def _hopper_logits(
 
 @gluon.jit
 def _hopper_tiles(
-    m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi, n_tiles, fixed,
+    m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi,
+    n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Online softmax over the tiles of keys [j_lo, j_hi); a tile's first values meet p_a while p_b is computed."""
-    qk_scale, SK = fixed
     PART: tl.constexpr = BLOCK_N // 2
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
@@ -298,19 +319,25 @@ def _hopper_tiles(
         k, v = _keys(kv_ring, n_used), _values(kv_ring, n_used)
         qk_a_async = _async_dot_nt(q, k.slice(0, PART), SCORES)
         qk_b_async = _async_dot_nt(q, k.slice(PART, PART), SCORES)
-        s_a = _hopper_logits(qk_a_async, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=PART)
+        s_a = _hopper_logits(
+            qk_a_async, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=PART,
+        )
         most = gl.max(s_a, 1)
-        s_b = _hopper_logits(qk_b_async, kv_start + PART, fixed, MASKED, PENDING=0, SCORES=SCORES, BLOCK_N=PART)
-        m_new = gl.maximum(m_i, gl.maximum(most, gl.max(s_b, 1)) * qk_scale)
+        s_b = _hopper_logits(
+            qk_b_async, kv_start + PART, fixed, MASKED, PENDING=0, SCORES=SCORES, BLOCK_N=PART,
+        )
+        m_new = gl.maximum(m_i, gl.maximum(most, gl.max(s_b, 1)) * fixed.qk_scale)
         # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
         m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
         alpha = gl.exp2(m_i - m_ref)
-        p_a = gl.exp2(s_a * qk_scale - m_ref[:, None])
+        p_a = gl.exp2(s_a * fixed.qk_scale - m_ref[:, None])
         acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None]
         acc_async = _async_dot(acc, p_a, v.slice(0, PART), OUT)
-        p_b = gl.exp2(s_b * qk_scale - m_ref[:, None])
+        p_b = gl.exp2(s_b * fixed.qk_scale - m_ref[:, None])
         acc_async = _async_dot(acc_async, p_b, v.slice(PART, PART), OUT)
-        l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None] + _own_sums(p_a, SUMS) + _own_sums(p_b, SUMS)
+        l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
+        l_i += _own_sums(p_a, SUMS)
+        l_i += _own_sums(p_b, SUMS)
         m_i = m_new
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
@@ -319,10 +346,12 @@ def _hopper_tiles(
 
 
 @gluon.jit
-def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_consumer(
+    args, problem, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """out and base-2 log-sum-exp of one third of every tile of queries."""
-    scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 3
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N // 2, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -331,21 +360,23 @@ def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, 
     q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        fixed = qk_scale, SK
+        qk_scale = LOG2E * problem.scale
+        fixed = ForwardFixed(qk_scale, problem.SK)
         acc = gl.full([OWN_M, 64], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
         # The scores of few keys take as long to read as to multiply; of q in registers, half of that is read.
-        q = _consumer_load(q_ring, 3 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
+        q = _consumer_load(args.q_ring, 3 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
         m_i, l_i, acc, n_used = _hopper_tiles(
-            m_i, l_i, acc, n_used, q, kv_ring, 0, gl.maximum(n_last_masked, 1), n_tiles, fixed,
+            m_i, l_i, acc, n_used, q, kv_ring, 0, gl.maximum(n_last_masked, 1),
+            n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         m_i, l_i, acc, n_used = _hopper_tiles(
-            m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles, n_tiles, fixed,
+            m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles,
+            n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
@@ -353,11 +384,11 @@ def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, 
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
-            gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
+            gl.store(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, lse, mask=q_idx < problem.SQ)
         out = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, OUT))[:, None]
         tma.store_wait(0)
         barrier()
-        _store_tile(o_desc, [b, h, q_start, 0], out_slots, CONSUMER, out)
+        _store_tile(args.o_desc, [b, h, q_start, 0], args.out_slots, CONSUMER, out)
         i += 1
         q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, i, 4)
     tma.store_wait(0)
@@ -370,22 +401,24 @@ def _forward_hopper_kernel(
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 3), 3, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS)), SLOTS, 2, 3)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 3)
     out_slots = _slots(o_desc, 3)
     scheduler = _tile_scheduler(3)
     fence_async_shared()
-    consumer = scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem
-    producer = scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, problem
+    consumer = ForwardConsumer(scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr)
+    producer = QueryProducer(scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring)
     gl.warp_specialize(
         [
-            (_hopper_consumer, (consumer, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, 2, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, GROUP, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, 2, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the other consumers and the producer; the first consumer has the rest of 512.
+        # Warps, and registers a thread, of the other consumers and the producer.
+        # The first consumer has the rest of 512 registers.
         [4, 4, 4], [160, 160, 32],
     )
 
@@ -395,56 +428,71 @@ def _forward_hopper_kernel(
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, those that need masking first: n_first_masked at the start of the range, the rest at its end."""
-    tile = gl.where(i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked))
+    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
+    its end."""
+    tile = gl.where(
+        i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
+    )
     return lo + tile * BLOCK
 
 
+QuerySlots = collections.namedtuple("QuerySlots", ["q", "do", "lse", "delta"])
+KeyProducer = collections.namedtuple("KeyProducer", [
+    "scheduler", "k_desc", "v_desc", "q_desc", "do_desc", "lse_desc", "delta_desc", "kv_ring", "q_ring",
+])
+
+
 @gluon.jit
-def _dkdv_hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Publish tiles of keys, and load what they need."""
-    scheduler, k_desc, v_desc, q_descs, kv_ring, q_ring, problem = operands
-    B, HQ, SQ, SK, scale = problem
-    q_desc, do_desc, lse_desc, delta_desc = q_descs
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    NBYTES: tl.constexpr = 2 * q_desc.block_type.nbytes + 2 * lse_desc.block_type.nbytes
-    n_kv_tiles = gl.cdiv(SK, BLOCK_N)
+    q_slots = q_ring.slots
+    NBYTES: tl.constexpr = 2 * args.q_desc.block_type.nbytes + 2 * args.lse_desc.block_type.nbytes
+    n_kv_tiles = gl.cdiv(problem.SK, BLOCK_N)
     n_fetched = 0
     i = 0
     done = 0
     number = gl.program_id(0)
-    while number < n_kv_tiles * B * HQ:
+    while number < n_kv_tiles * problem.B * problem.HQ:
         # The first keys are seen by the most queries, so they go first.
-        tile, head = _tile_and_head(number, n_kv_tiles, B * HQ, GROUP)
-        b, h = head // HQ, head % HQ
+        tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
+        b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
-        q_hi = SQ
-        q_full_hi = SQ // BLOCK_M * BLOCK_M
+        q_hi = problem.SQ
+        q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi, BLOCK_M), 0)
-        # At least one tile, if there is one, counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+        # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
+        # first sets up.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-        _publish_tile(scheduler, i, (kv_start, b * HQ + h, n_masked, n_tiles))
+        _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, n_masked, n_tiles))
         i += 1
         for half in gl.static_range(2):
             first = kv_start + half * (BLOCK_N // 2)
-            _producer_load(kv_ring, 4 * done + 2 * half, k_desc, [b, h, first, 0])
-            _producer_load(kv_ring, 4 * done + 2 * half + 1, v_desc, [b, h, first, 0])
+            _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
+            _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
         gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
             full = _producer_acquire(q_ring, n_fetched, NBYTES)
             slot = n_fetched % SLOTS
-            async_load(q_desc, [b, h, q_start, 0], full, q_slots.index(slot))
-            async_load(lse_desc, [b * HQ + h, q_start], full, lse_slots.index(slot))
-            async_load(do_desc, [b, h, q_start, 0], full, do_slots.index(slot))
-            async_load(delta_desc, [b * HQ + h, q_start], full, delta_slots.index(slot))
+            at = [b, h, q_start, 0]
+            async_load(args.q_desc, at, full, q_slots.q.index(slot))
+            async_load(args.lse_desc, [b * problem.HQ + h, q_start], full, q_slots.lse.index(slot))
+            async_load(args.do_desc, [b, h, q_start, 0], full, q_slots.do.index(slot))
+            async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
             n_fetched += 1
         done += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
+
+
+DkdvFixed = collections.namedtuple("DkdvFixed", ["qk_scale", "SQ"])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", [
+    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
+])
 
 
 @gluon.jit
@@ -452,15 +500,15 @@ def _dkdv_hopper_half(
     qk_async, dp_async, dk, dv, q, do, lse_rows, delta_rows, q_start, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight; of S, dP, dv and dk of both halves, three are younger than each."""
-    qk_scale, SQ = fixed
+    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight. Of the products of both halves, S, dP, dv and dk,
+    three are younger than each."""
     offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
     q_idx = q_start + offs_m
     lse = lse_rows.load(gl.SliceLayout(0, SCORES))
     if MASKED:
-        q_live = q_idx < SQ
+        q_live = q_idx < fixed.SQ
     qk = warpgroup_mma_wait(3, deps=[qk_async])
-    p = gl.exp2(qk * qk_scale - lse[None, :])
+    p = gl.exp2(qk * fixed.qk_scale - lse[None, :])
     if MASKED:
         mask = q_live[None, :]
         p = gl.where(mask, p, 0.0)
@@ -474,11 +522,12 @@ def _dkdv_hopper_half(
 
 @gluon.jit
 def _dkdv_hopper_tiles(
-    dk, dv, n_used, k, v, q_ring, j_lo, j_hi, n_masked, n_tiles, fixed,
+    dk, dv, n_used, k, v, q_ring, j_lo, j_hi,
+    n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi); tiles are transposed, keys along rows."""
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
+    rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     # The first half's softmax runs beside the second's scores, and the second's beside the first's dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
@@ -486,8 +535,9 @@ def _dkdv_hopper_tiles(
         q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
         slot = n_used % SLOTS
         _consumer_wait(q_ring, n_used)
-        q, do = _slot(q_slots, slot), _slot(do_slots, slot)
-        lse, delta = lse_slots.index(slot).reshape([BLOCK_M]), delta_slots.index(slot).reshape([BLOCK_M])
+        q, do = _slot(q_ring.slots.q, slot), _slot(q_ring.slots.do, slot)
+        lse = q_ring.slots.lse.index(slot).reshape([BLOCK_M])
+        delta = q_ring.slots.delta.index(slot).reshape([BLOCK_M])
         q_a, do_a, q_b, do_b = q.slice(0, PART), do.slice(0, PART), q.slice(PART, PART), do.slice(PART, PART)
         qk_a_async = _async_dot_nt(k, q_a, SCORES)
         dp_a_async = _async_dot_nt(v, do_a, SCORES)
@@ -498,7 +548,8 @@ def _dkdv_hopper_tiles(
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         dk_async, dv_async = _dkdv_hopper_half(
-            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART), q_start + PART, fixed,
+            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART),
+            q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
@@ -509,10 +560,11 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_consumer(
+    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dk and dv of one half of every tile of keys."""
-    scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])
     n_used = 0
@@ -521,8 +573,8 @@ def _dkdv_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexp
     kv_start, b_h, n_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while kv_start >= 0:
         kv_start += CONSUMER * OWN_N
-        b, h = b_h // HQ, b_h % HQ
-        qk_scale = LOG2E * scale
+        b, h = b_h // problem.HQ, b_h % problem.HQ
+        qk_scale = LOG2E * problem.scale
         at_k = 4 * done + 2 * CONSUMER
         at_v = at_k + 1
         k, v = _consumer_tile(kv_ring, at_k), _consumer_tile(kv_ring, at_v)
@@ -531,20 +583,22 @@ def _dkdv_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexp
         dk = gl.full([OWN_N, 64], 0.0, gl.float32, layout=OUT)
         dv = gl.full([OWN_N, 64], 0.0, gl.float32, layout=OUT)
         next_start = kv_start
-        fixed = qk_scale, SQ
+        fixed = DkdvFixed(qk_scale, problem.SQ)
         dk, dv, n_used = _dkdv_hopper_tiles(
-            dk, dv, n_used, k_held, v_held, q_ring, 0, n_masked, n_masked, n_tiles, fixed,
+            dk, dv, n_used, k_held, v_held, q_ring, 0, n_masked,
+            n_masked, n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_M=BLOCK_M,
         )
         dk, dv, n_used = _dkdv_hopper_tiles(
-            dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles, n_masked, n_tiles, fixed,
+            dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles,
+            n_masked, n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_M=BLOCK_M,
         )
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
         # K and V are not needed any more: dk and dv leave from their places.
-        _store_tile(dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, dk * scale)
-        _store_tile(dv_desc, [b, h, kv_start, 0], kv_ring.slots, at_v % 8, dv)
+        _store_tile(args.dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
+        _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
         _consumer_release(kv_ring, at_v)
@@ -559,21 +613,24 @@ def _dkdv_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
-    q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS)
+    q_slots = QuerySlots(
+        _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS),
+    )
     q_ring = _ring(q_slots, SLOTS, 1, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem
-    producer = scheduler, k_desc, v_desc, (q_desc, do_desc, lse_desc, delta_desc), kv_ring, q_ring, problem
+    consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
+    producer = KeyProducer(scheduler, k_desc, v_desc, q_desc, do_desc, lse_desc, delta_desc, kv_ring, q_ring)
     gl.warp_specialize(
         [
-            (_dkdv_hopper_consumer, (consumer, 0, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_consumer, (consumer, 1, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_producer, (producer, GROUP, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, 1, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

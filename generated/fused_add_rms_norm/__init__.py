@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be9583caca798f7c
-# body: 223c591a1415877a
+# inputs: 241a59695b37502f
+# body: fcb0df9b27fe2292
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,7 +69,8 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16). Raises ValueError or TypeError for arguments that do not fit,
+    Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16).
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

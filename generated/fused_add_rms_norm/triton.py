@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 31a7e16300c6bb1d
-# body: 18999178be8d10db
+# inputs: 9e668caa00aa9589
+# body: 761625300e3ba055
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -37,7 +37,7 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90), (
@@ -148,7 +148,9 @@ def _forward_kernel(
         row_live = rows < n_rows
         live = row_live[:, None] & (cols < WIDTH)[None, :]
         x = tl.load(x_ptr + rows[:, None] * stride_x + cols[None, :], mask=live, other=0).to(tl.float32)
-        residual = tl.load(residual_ptr + rows[:, None] * stride_residual + cols[None, :], mask=live, other=0).to(tl.float32)
+        residual = tl.load(
+            residual_ptr + rows[:, None] * stride_residual + cols[None, :], mask=live, other=0
+        ).to(tl.float32)
         weight = tl.load(weight_ptr + cols, mask=cols < WIDTH, other=0).to(tl.float32)
         h = (x + residual).to(tl.bfloat16).to(tl.float32)
         squares = tl.sum(h * h, 1)
@@ -192,7 +194,9 @@ def _backward_kernel(
         dout = tl.load(dout_ptr + rows[:, None] * stride_dout + cols[None, :], mask=live, other=0).to(tl.float32)
         dh_out = 0.0
         if dh_out_ptr is not None:
-            dh_out = tl.load(dh_out_ptr + rows[:, None] * stride_dh_out + cols[None, :], mask=live, other=0).to(tl.float32)
+            dh_out = tl.load(
+                dh_out_ptr + rows[:, None] * stride_dh_out + cols[None, :], mask=live, other=0
+            ).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=row_live, other=0.0)
         x_hat = h * rstd[:, None]
         dy = dout
@@ -210,7 +214,9 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _finalize_kernel(
+    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
     """Sums over the programs of the backward kernel, in one order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -226,7 +232,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("fused_add_rms_norm")
-_LIBRARY = _library("kgen_88d6cedf27c5351b", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_51a95130ec8b6831", "fused_add_rms_norm")
 
 
 def _schedule(table, x):
@@ -270,7 +276,7 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
+    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -366,7 +372,8 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16). Raises ValueError or TypeError for arguments that do not fit,
+    Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16).
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("fused_add_rms_norm", "x residual weight", x, residual, weight)

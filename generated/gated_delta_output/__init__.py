@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 18ab0207a6ec3670
-# body: cf1ddf4ccc2792ff
+# inputs: c7ae1f62cb6e0b82
+# body: 95beebfe17394aaf
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -72,7 +72,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is wanted.

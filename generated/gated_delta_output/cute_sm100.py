@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 58df65bfdead8dcc
-# body: 34d0d7c1164c3e87
+# inputs: 397d0468421346d0
+# body: b37639452ed91a54
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -88,7 +88,7 @@ def _mma(b_major, columns):
 
 
 def _mmas():
-    """Of q @ k^T, q @ h and p @ v."""
+    """The MMAs of q @ k^T, q @ h and p @ v."""
     return (
         _mma(OperandMajorMode.K, BT),
         _mma(OperandMajorMode.K, V),
@@ -97,7 +97,7 @@ def _mmas():
 
 
 def _operand_layouts():
-    """Of q, k, h, v and p, swizzled and cut as the tensor cores and TMA want them."""
+    """The layouts of q, k, h, v and p, swizzled and tiled for the tensor cores and TMA."""
     qk, qh, pv = _mmas()
     return (
         sm100.make_smem_layout_a(qk, (BT, BT, K), BFloat16, QK_STAGES),
@@ -153,18 +153,18 @@ def _tma_store(tma, shared, tile):
 
 
 def _before_thread_sync():
-    """What this thread did in tensor memory comes before the barrier at which it arrives next."""
+    """Order this thread's accesses to tensor memory before the barrier at which it arrives next."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 def _after_thread_sync():
-    """What this thread does in tensor memory comes after the barrier that it waited for."""
+    """Order this thread's accesses to tensor memory after the barrier that it waited for."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start

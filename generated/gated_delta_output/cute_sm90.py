@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 04418a07379bc2b1
-# body: 80ed4a17bf8396c5
+# inputs: 78c4605cc837ed09
+# body: 225bb7c8c0a9c137
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -72,7 +72,7 @@ class Shared:
 
 
 def _shared_layouts():
-    """Of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled as wgmma and TMA want them."""
+    """The layouts of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled for wgmma and TMA."""
     return (
         sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
         sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
@@ -116,7 +116,7 @@ def _tma_store(tma, shared, tile):
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start

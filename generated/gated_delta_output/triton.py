@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3de42937ef2d6a37
-# body: d4f4e3d1532f6675
+# inputs: 4c6e5945f3b7d4a2
+# body: 19444223ed5d7ee4
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -316,7 +316,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("gated_delta_output", "q k v h g", q, k, v, h, g)

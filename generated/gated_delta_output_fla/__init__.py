@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2eb97c6b436c61f4
-# body: f28cb197a49b693e
+# inputs: 3fcf61e2aabbef6d
+# body: a2910775b3042f3a
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,14 +69,15 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     v: [B, T, HV, V] bfloat16, any strides.
     h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-    give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
-    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
-    nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
+    Tokens after it give zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
+    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
+    results that mean nothing, but read and write nothing outside of the tensors.
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is wanted.

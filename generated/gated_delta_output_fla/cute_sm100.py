@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea7dc90ea502c621
-# body: d590427d037526a9
+# inputs: 92b6117867bdf6f9
+# body: e8da5e4522e79177
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -91,7 +91,7 @@ def _mma(b_major, columns):
 
 
 def _mmas():
-    """Of q @ k^T, q @ h and p @ v."""
+    """The MMAs of q @ k^T, q @ h and p @ v."""
     return (
         _mma(OperandMajorMode.K, BT),
         _mma(OperandMajorMode.MN, V),
@@ -100,7 +100,7 @@ def _mmas():
 
 
 def _operand_layouts():
-    """Of q, k, h, v and p, swizzled and cut as the tensor cores and TMA want them."""
+    """The layouts of q, k, h, v and p, swizzled and tiled for the tensor cores and TMA."""
     qk, qh, pv = _mmas()
     return (
         sm100.make_smem_layout_a(qk, (BT, BT, K), BFloat16, QK_STAGES),
@@ -156,12 +156,12 @@ def _tma_store(tma, shared, tile):
 
 
 def _before_thread_sync():
-    """What this thread did in tensor memory comes before the barrier at which it arrives next."""
+    """Order this thread's accesses to tensor memory before the barrier at which it arrives next."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 def _after_thread_sync():
-    """What this thread does in tensor memory comes after the barrier that it waited for."""
+    """Order this thread's accesses to tensor memory after the barrier that it waited for."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
@@ -173,8 +173,8 @@ def _within(x: Int32, most: Int32):
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
-    # What lies outside of the tokens is no sequence.
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    # Offsets outside of the tokens give no sequence.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -650,7 +650,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_7c5b4b14d8d878dc", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_37eb0572ea971c15", "gated_delta_output_fla")
 
 
 def _cast(dtype, *tensors):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 72075cb050452b6c
-# body: e727c7553a6e6ef0
+# inputs: c1a423ead3374f51
+# body: 6a0dac4ae091480d
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -98,7 +98,7 @@ def _forward_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -130,11 +130,13 @@ def _forward_kernel(
     o_rows = o_ptr + b * stride_ob + first * stride_ot + h * stride_oh + i[:, None] * stride_ot
     tl.store(o_rows + offs_v[None, :] * stride_od, out.to(o_ptr.dtype.element_ty), mask=live[:, None])
     # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
-    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+    tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
+    for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
         left = token < T
         o_rest = o_ptr + h * stride_oh + token[:, None] * stride_ot
-        tl.store(o_rest + offs_v[None, :] * stride_od, tl.zeros([BT, BLOCK_V], o_ptr.dtype.element_ty), mask=left[:, None])
+        zeros = tl.zeros([BT, BLOCK_V], o_ptr.dtype.element_ty)
+        tl.store(o_rest + offs_v[None, :] * stride_od, zeros, mask=left[:, None])
 
 
 @triton.jit(do_not_specialize=["N", "T", "NT"])
@@ -157,7 +159,7 @@ def _dvdh_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -188,11 +190,13 @@ def _dvdh_kernel(
     # Rows of dv that hold no token get zeros where they exist.
     tl.store(dv_rows + offs_v[None, :] * stride_vd, dv.to(dv_ptr.dtype.element_ty), mask=live[:, None])
     # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
-    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+    tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
+    for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
         left = token < T
         dv_rest = dv_ptr + h * stride_vh + token[:, None] * stride_vt
-        tl.store(dv_rest + offs_v[None, :] * stride_vd, tl.zeros([BT, BLOCK_V], dv_ptr.dtype.element_ty), mask=left[:, None])
+        zeros = tl.zeros([BT, BLOCK_V], dv_ptr.dtype.element_ty)
+        tl.store(dv_rest + offs_v[None, :] * stride_vd, zeros, mask=left[:, None])
 
 
 @triton.jit(do_not_specialize=["N", "T", "NT"])
@@ -220,7 +224,7 @@ def _dqdk_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -266,7 +270,8 @@ def _dqdk_kernel(
     tl.store(dq_rows + offs_k[None, :] * stride_xd, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(dk_rows + offs_k[None, :] * stride_yd, dk.to(dk_ptr.dtype.element_ty), mask=live[:, None])
     # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
-    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+    tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
+    for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
         left = token < T
         dq_rest = dq_ptr + h_qk * stride_xh + token[:, None] * stride_xt
@@ -283,7 +288,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_fla")
-_LIBRARY = _library("kgen_5af3836a6bbbcc6d", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_da5fbb449a68210a", "gated_delta_output_fla")
 
 
 def _chunk_indices(cu_seqlens, NT):
@@ -392,14 +397,15 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     v: [B, T, HV, V] bfloat16, any strides.
     h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-    give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
-    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
-    nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
+    Tokens after it give zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
+    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
+    results that mean nothing, but read and write nothing outside of the tensors.
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("gated_delta_output_fla", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c6872ca53e668c7a
-# body: 18f2a987eccbc9ab
+# inputs: a6e1ac8748347844
+# body: eec48d466e9e0295
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,14 +69,15 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
     h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-    give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
-    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
-    nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
+    Tokens after it give zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
+    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
+    results that mean nothing, but read and write nothing outside of the tensors.
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is wanted.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9515845203db0bfa
-# body: f9bda8b77c148097
+# inputs: 1d29d2f352184d30
+# body: d9784b07d67d3019
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -78,7 +78,7 @@ class Shared:
 
 
 def _shared_layouts():
-    """Of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled as wgmma and TMA want them."""
+    """The layouts of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled for wgmma and TMA."""
     return (
         sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
         sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
@@ -128,8 +128,8 @@ def _within(x: Int32, most: Int32):
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
-    # What lies outside of the tokens is no sequence.
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    # Offsets outside of the tokens give no sequence.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -534,7 +534,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_e69ae51875b67ced", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_f095e8691f1a9b72", "gated_delta_output_varlen")
 
 
 def _cast(dtype, *tensors):

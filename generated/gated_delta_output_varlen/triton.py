@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 13926abcbed7e8cd
-# body: 1256175044611514
+# inputs: 031893653324e54a
+# body: f0fea6fa6963130a
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -100,7 +100,7 @@ def _forward_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -132,11 +132,13 @@ def _forward_kernel(
     o_rows = o_ptr + b * stride_ob + first * stride_ot + h * stride_oh + i[:, None] * stride_ot
     tl.store(o_rows + offs_v[None, :] * stride_od, out.to(o_ptr.dtype.element_ty), mask=live[:, None])
     # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
-    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+    tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
+    for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
         left = token < T
         o_rest = o_ptr + h * stride_oh + token[:, None] * stride_ot
-        tl.store(o_rest + offs_v[None, :] * stride_od, tl.zeros([BT, BLOCK_V], o_ptr.dtype.element_ty), mask=left[:, None])
+        zeros = tl.zeros([BT, BLOCK_V], o_ptr.dtype.element_ty)
+        tl.store(o_rest + offs_v[None, :] * stride_od, zeros, mask=left[:, None])
 
 
 @triton.jit(do_not_specialize=["N", "T", "NT"])
@@ -159,7 +161,7 @@ def _dvdh_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -216,7 +218,7 @@ def _dqdk_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # What lies outside of the tokens is no sequence.
+    # Offsets outside of the tokens give no sequence.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -262,7 +264,8 @@ def _dqdk_kernel(
     tl.store(dq_rows + offs_k[None, :] * stride_xd, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(dk_rows + offs_k[None, :] * stride_yd, dk.to(dk_ptr.dtype.element_ty), mask=live[:, None])
     # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
-    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+    tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
+    for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
         left = token < T
         dq_rest = dq_ptr + h_qk * stride_xh + token[:, None] * stride_xt
@@ -279,7 +282,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_varlen")
-_LIBRARY = _library("kgen_a0f7741bdfafc2e9", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_58b6e57464a36245", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):
@@ -388,14 +391,15 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
     h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-    give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
-    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
-    nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
+    Tokens after it give zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
+    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
+    results that mean nothing, but read and write nothing outside of the tensors.
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("gated_delta_output_varlen", "q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)

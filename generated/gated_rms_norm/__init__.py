@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a5ff8463ee6d9dc0
-# body: bde27e8343af4e95
+# inputs: 7381e85820ee4b9d
+# body: 9e50cd1d75d76137
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,7 +69,8 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 07755c4d90ac3f91
-# body: 10526ddd74b5743d
+# inputs: 2dc29e7f41b22016
+# body: e5b71d5bdad48a03
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -37,19 +39,23 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", ["B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -141,7 +147,8 @@ def _consumer_skip(ring, i, n):
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -158,7 +165,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -189,66 +196,84 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, those that need masking first: n_first_masked at the start of the range, the rest at its end."""
-    tile = gl.where(i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked))
+    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
+    its end."""
+    tile = gl.where(
+        i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
+    )
     return lo + tile * BLOCK
 
 
+QuerySlots = collections.namedtuple("QuerySlots", ["q", "do", "lse", "delta"])
+KeyProducer = collections.namedtuple("KeyProducer", [
+    "scheduler", "k_desc", "v_desc", "q_desc", "do_desc", "lse_desc", "delta_desc", "kv_ring", "q_ring",
+    "counter_ptr",
+])
+
+
 @gluon.jit
-def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_producer(
+    args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """Publish tiles of keys, one query head of the group after the other, and load what they need."""
-    scheduler, k_desc, v_desc, q_descs, kv_ring, q_ring, counter_ptr, problem = operands
-    B, HQ, SQ, SK, scale = problem
-    q_desc, do_desc, lse_desc, delta_desc = q_descs
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    NBYTES: tl.constexpr = 2 * q_desc.block_type.nbytes + 2 * lse_desc.block_type.nbytes
-    HKV = HQ // GQA
-    n_kv_tiles = gl.cdiv(SK, BLOCK_N)
+    q_slots = q_ring.slots
+    NBYTES: tl.constexpr = 2 * args.q_desc.block_type.nbytes + 2 * args.lse_desc.block_type.nbytes
+    HKV = problem.HQ // GQA
+    n_kv_tiles = gl.cdiv(problem.SK, BLOCK_N)
     n_fetched = 0
     i = 0
     done = 0
     number = gl.program_id(0)
-    while number < n_kv_tiles * B * HKV:
+    while number < n_kv_tiles * problem.B * HKV:
         # The first keys are seen by the most queries, so they go first.
-        tile, head = _tile_and_head(number, n_kv_tiles, B * HKV, GROUP)
+        tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N
-        kv_last = gl.minimum(kv_start + BLOCK_N, SK) - 1
+        kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
         # The query heads that share this KV head.
         for g in range(GQA):
             h = h_kv * GQA + g
             q_lo = kv_start // BLOCK_M * BLOCK_M
-            q_hi = gl.minimum(kv_last + WINDOW, SQ)
+            q_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
             q_full_lo = gl.maximum(gl.cdiv(kv_last, BLOCK_M) * BLOCK_M, q_lo)
-            q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
+            q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
             n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
             n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-            # At least one tile, if there is one, counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+            # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
+            # first sets up.
             n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
             n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-            _publish_tile(scheduler, i, (kv_start, b * HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
+            _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
             i += 1
             if g == 0:
                 for half in gl.static_range(2):
                     first = kv_start + half * (BLOCK_N // 2)
-                    _producer_load(kv_ring, 4 * done + 2 * half, k_desc, [b, h_kv, first, 0])
-                    _producer_load(kv_ring, 4 * done + 2 * half + 1, v_desc, [b, h_kv, first, 0])
+                    _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
+                    _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
             gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
                 full = _producer_acquire(q_ring, n_fetched, NBYTES)
                 slot = n_fetched % SLOTS
-                async_load(q_desc, [b, h, q_start, 0], full, q_slots.index(slot))
-                async_load(lse_desc, [b * HQ + h, q_start], full, lse_slots.index(slot))
-                async_load(do_desc, [b, h, q_start, 0], full, do_slots.index(slot))
-                async_load(delta_desc, [b * HQ + h, q_start], full, delta_slots.index(slot))
+                at = [b, h, q_start, 0]
+                async_load(args.q_desc, at, full, q_slots.q.index(slot))
+                async_load(args.lse_desc, [b * problem.HQ + h, q_start], full, q_slots.lse.index(slot))
+                async_load(args.do_desc, [b, h, q_start, 0], full, q_slots.do.index(slot))
+                async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
                 n_fetched += 1
         done += 1
         # Tiles differ in length: who is done first takes the next one.
-        number = gl.atomic_add(counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
+        number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
+
+
+DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "SQ"])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", [
+    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
+])
 
 
 @gluon.jit
@@ -256,17 +281,20 @@ def _dkdv_hopper_half(
     qk_async, dp_async, dk, dv, q, do, lse_rows, delta_rows, q_start, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight; of S, dP, dv and dk of both halves, three are younger than each."""
-    kv_idx, qk_scale, SQ = fixed
+    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight. Of the products of both halves, S, dP, dv and dk,
+    three are younger than each."""
     offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
     q_idx = q_start + offs_m
     lse = lse_rows.load(gl.SliceLayout(0, SCORES))
     if MASKED:
-        q_live = q_idx < SQ
+        q_live = q_idx < fixed.SQ
     qk = warpgroup_mma_wait(3, deps=[qk_async])
-    p = gl.exp2(qk * qk_scale - lse[None, :])
+    p = gl.exp2(qk * fixed.qk_scale - lse[None, :])
     if MASKED:
-        mask = q_live[None, :] & (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < WINDOW)
+        mask = (
+            q_live[None, :] & (q_idx[None, :] >= fixed.kv_idx[:, None])
+            & (q_idx[None, :] - fixed.kv_idx[:, None] < WINDOW)
+        )
         p = gl.where(mask, p, 0.0)
     dv_async = _async_dot(dv, p, do, OUT)
     delta = delta_rows.load(gl.SliceLayout(0, SCORES))
@@ -278,11 +306,12 @@ def _dkdv_hopper_half(
 
 @gluon.jit
 def _dkdv_hopper_tiles(
-    dk, dv, n_used, k, v, q_ring, j_lo, j_hi, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+    dk, dv, n_used, k, v, q_ring, j_lo, j_hi,
+    q_lo, n_first_masked, n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi); tiles are transposed, keys along rows."""
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
+    rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     # The first half's softmax runs beside the second's scores, and the second's beside the first's dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
@@ -290,8 +319,9 @@ def _dkdv_hopper_tiles(
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
         slot = n_used % SLOTS
         _consumer_wait(q_ring, n_used)
-        q, do = _slot(q_slots, slot), _slot(do_slots, slot)
-        lse, delta = lse_slots.index(slot).reshape([BLOCK_M]), delta_slots.index(slot).reshape([BLOCK_M])
+        q, do = _slot(q_ring.slots.q, slot), _slot(q_ring.slots.do, slot)
+        lse = q_ring.slots.lse.index(slot).reshape([BLOCK_M])
+        delta = q_ring.slots.delta.index(slot).reshape([BLOCK_M])
         q_a, do_a, q_b, do_b = q.slice(0, PART), do.slice(0, PART), q.slice(PART, PART), do.slice(PART, PART)
         qk_a_async = _async_dot_nt(k, q_a, SCORES)
         dp_a_async = _async_dot_nt(v, do_a, SCORES)
@@ -302,7 +332,8 @@ def _dkdv_hopper_tiles(
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         dk_async, dv_async = _dkdv_hopper_half(
-            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART), q_start + PART, fixed,
+            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART),
+            q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
@@ -313,10 +344,11 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dk and dv of one half of every tile of keys."""
-    scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
@@ -326,10 +358,10 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
     kv_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, 0, 6)
     while kv_start >= 0:
         kv_start += CONSUMER * OWN_N
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
         kv_idx = kv_start + offs_n
-        qk_scale = LOG2E * scale
+        qk_scale = LOG2E * problem.scale
         at_k = 4 * done + 2 * CONSUMER
         at_v = at_k + 1
         k, v = _consumer_tile(kv_ring, at_k), _consumer_tile(kv_ring, at_v)
@@ -341,28 +373,32 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
         # The query heads that share this KV head.
         for g in range(GQA):
             h = h_kv * GQA + g
-            fixed = kv_idx, qk_scale, SQ
+            fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ)
             # Tiles ahead of the first query that sees this half, or past the last, are the other half's alone.
-            kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
+            kv_last = gl.minimum(kv_start + OWN_N, problem.SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
-            own_hi = gl.minimum(kv_last + WINDOW, SQ)
+            own_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
-            n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead)
+            n_past = gl.minimum(
+                n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead
+            )
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=True, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             n_used = _consumer_skip(q_ring, n_used, n_past)
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=False, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
         # K and V are not needed any more: dk and dv leave from their places.
-        _store_tile(dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_k % 8, dk * scale)
-        _store_tile(dv_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_v % 8, dv)
+        _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
+        _store_tile(args.dv_desc, [b, h_kv, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
         _consumer_release(kv_ring, at_v)
@@ -377,21 +413,26 @@ def _dkdv_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
-    q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS)
+    q_slots = QuerySlots(
+        _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS),
+    )
     q_ring = _ring(q_slots, SLOTS, 1, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem
-    producer = scheduler, k_desc, v_desc, (q_desc, do_desc, lse_desc, delta_desc), kv_ring, q_ring, counter_ptr, problem
+    consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
+    producer = KeyProducer(
+        scheduler, k_desc, v_desc, q_desc, do_desc, lse_desc, delta_desc, kv_ring, q_ring, counter_ptr,
+    )
     gl.warp_specialize(
         [
-            (_dkdv_hopper_consumer, (consumer, GQA, 0, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_consumer, (consumer, GQA, 1, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_producer, (producer, GQA, GROUP, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c71b680c78f249fe
-# body: 3808711200e31537
+# inputs: c7070f30129fdbb5
+# body: 64130d0bd177aaae
 """Layer norm over the last dimension, with weight and bias.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,7 +69,8 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcb7197b5bbd6d65
-# body: a67d9d6bbf2d2fda
+# inputs: f1d282c8f8bd6619
+# body: a19ec3ad28ae39ea
 """Layer norm of rows of 65536.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -69,7 +69,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2feff874f5032def
-# body: 8b12e3ae28c50676
+# inputs: df041ab4955ecdcc
+# body: ddc8332e397c4b24
 """Layer norm of rows of 65536.
 
     h = x
@@ -25,47 +25,59 @@ import functools
 import itertools
 import numbers
 import os
-import re
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-# A row of the tables of launch shapes in the .cu file, which says what they mean.
-_Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns")
+# The launch shapes of each kernel, narrowest first, the last for rows of any width. The .cu file says what they mean.
+_Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
+_SHAPES = {
+    "forward": (
+        _Shape(65536, 256, 1, 32, 8, 8, 2, 4, 0, 32768),  _Shape(65536, 256, 1, 32, 8, 1, 2, 1, 0, 49248),
+        _Shape(73728, 288, 1, 32, 8, 8, 2, 3, 0, 36864),  _Shape(131072, 512, 1, 32, 8, 1, 2, 1, 0, 98400),
+        _Shape(262144, 1024, 1, 0, 1, 8, 0, 1, 0, 0),     _Shape(262144, 1024, 1, 0, 1, 1, 0, 1, 0, 0),
+    ),
+    "backward": (
+        _Shape(65536, 256, 1, 32, 8, 8, 2, 2, 0, 65536),    _Shape(65536, 512, 1, 16, 8, 1, 3, 1, 0, 114912),
+        _Shape(131072, 512, 1, 32, 8, 8, 2, 1, 0, 131072),  _Shape(131072, 512, 1, 16, 16, 1, 3, 1, 0, 114912),
+        _Shape(262144, 1024, 1, 0, 1, 8, 0, 1, 0, 0),       _Shape(262144, 1024, 1, 0, 1, 1, 0, 1, 0, 0),
+    ),
+}
 
 # --- loading and launching -------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _arch(device):
-    """The architecture that kernels of a device are compiled for. Raises ValueError for a device that cannot run them."""
+    """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
         raise ValueError(f"layer_norm_wide runs on CUDA devices, got tensors on {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
-        raise ValueError(f"layer_norm_wide needs compute capability 8.0 or newer, {device} has {major}.{minor}")
+        least = "compute capability 8.0 or newer"
+        raise ValueError(f"layer_norm_wide needs {least}, {device} has {major}.{minor}")
     return f"sm_{major}{minor}"
 
 
 @functools.cache
 def _source():
-    """The .cu file beside this one."""
+    """Return the text of the .cu file beside this one."""
     with open(os.path.splitext(os.path.abspath(__file__))[0] + ".cu", encoding="utf-8") as file:
         return file.read()
 
 
 @functools.cache
 def _compiled(name, arch):
-    """A kernel compiled for an architecture, once per process."""
+    """Compile one kernel for an architecture, once in a process."""
     program = Program(_source(), "c++", ProgramOptions(arch=arch, std="c++17"))
     return program.compile("cubin", name_expressions=(name,))
 
 
 @functools.cache
 def _kernel(name, arch, device_index, shared):
-    """The kernel, loaded and allowed `shared` bytes of dynamic shared memory on one device."""
+    """Load a kernel on one device, where it may have `shared` bytes of dynamic shared memory."""
     Device(device_index).set_current()
     kernel = _compiled(name, arch).get_kernel(name)
     wanted = {driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: shared}
@@ -93,12 +105,13 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
     with torch.cuda.device(device):
         kernel = _kernel(name, _arch(device), device.index, shared)
         Device(device.index).set_current()  # a thread of autograd's may not have a context yet
-        launch(_stream(torch.cuda.current_stream(device).cuda_stream), _config(grid, block, shared, cluster), kernel, *args)
+        stream = _stream(torch.cuda.current_stream(device).cuda_stream)
+        launch(stream, _config(grid, block, shared, cluster), kernel, *args)
 
 
 @functools.cache
 def _resident(name, arch, device_index, block, shared, cluster):
-    """The number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
+    """Return the number of groups of `cluster` blocks that the device holds at once; 0 if it cannot hold one."""
     with torch.cuda.device(device_index):
         device = Device(device_index)
         device.set_current()
@@ -112,61 +125,50 @@ def _resident(name, arch, device_index, block, shared, cluster):
 
 @functools.cache
 def _shared_limit(device):
-    """Bytes of dynamic shared memory that a block may have; what kernels declare themselves is small."""
+    """Return the bytes of dynamic shared memory that a block may have, less what kernels declare themselves."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 8192
 
 
 def _rows(x):
-    """A pointer to the rows of a tensor, and the elements from one to the next."""
+    """Return a pointer to the rows of a tensor, and the elements from one to the next."""
     return x.data_ptr(), x.stride(0)
 
 
 def _flat(x):
-    """The tensor as [rows, width] with neighbouring elements in a row, without a copy where its strides allow."""
+    """Return the tensor as [rows, width] with neighbouring elements in a row, without a copy if its strides allow."""
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 def _vector(tensors, vectors):
-    """Elements of an access: 8, or 1 where some row is not whole accesses."""
+    """Return the elements of an access: 8, or 1 if some row is not whole accesses."""
     misaligned = any(x.data_ptr() % 16 for x in (*tensors, *vectors))
     return 1 if misaligned or any(n % 8 for x in tensors for n in (x.shape[1], x.stride(0))) else 8
 
 
-@functools.cache
-def _shapes():
-    """The launch shapes of each kernel, narrowest first, the last for rows of any width."""
-    tables = re.findall(r"constexpr Shape (\w+)_SHAPES\[\] = {((?:\s*{[^}]*},?)+)", _source())
-    return {name.lower(): [_Shape(*map(int, row.split(","))) for row in re.findall(r"{([^}]*)}", table)] for name, table in tables}
-
-
 def _name(kernel, s):
-    """A kernel of the .cu file for a shape."""
+    """Return the name of a kernel of the .cu file for a shape."""
     arguments = f"{s.threads}, {s.rows}, {s.elements}, {s.cluster}, {s.vector}, {s.stages}, {s.blocks}"
     return f"layer_norm_wide_kernels::{kernel}_kernel<{arguments}>"
 
 
-def _shared(s, loaded, stored):
-    """Shared memory of a block, in bytes, for tensors with that many bytes an element. Single elements need room for what is around them."""
-    elements, stages = s.threads * s.elements, s.stages * loaded
-    return s.rows * ((elements + 16) * (stages + stored) if s.vector == 1 and stages else elements * stages)
-
-
 @functools.cache
-def _plan(kernel, device, width, vector, loaded, stored):
-    """The name of a kernel for some width, its shape, shared memory in bytes, and how many groups of blocks stay (0: each ends with its rows)."""
+def _plan(kernel, device, width, vector):
+    """Return the name of a kernel for rows of a width, its shape, and the number of groups of blocks that go on to
+    further rows (0: each ends with its rows)."""
     arch = _arch(device)
-    for s in _shapes()[kernel]:
-        shared, stay = _shared(s, loaded, stored), s.stages > 1 or s.cluster > 1
-        if s.vector != vector or s.width < width or shared > _shared_limit(device) or (s.cluster > 1 and int(arch[3:]) < 90):
+    for s in _SHAPES[kernel]:
+        if s.vector != vector or s.width < width:
             continue
-        name = _name(kernel, s)
-        resident = _resident(name, arch, device.index, s.threads * s.rows, shared, s.cluster) if stay else 0
-        if resident or not stay:
-            return name, s, shared, resident
+        if s.shared > _shared_limit(device) or (s.cluster > 1 and int(arch[3:]) < 90):
+            continue
+        name, stays = _name(kernel, s), s.stages > 1 or s.cluster > 1
+        resident = _resident(name, arch, device.index, s.threads * s.rows, s.shared, s.cluster) if stays else 0
+        if resident or not stays:
+            return name, s, resident
 
 
 def _groups(rows, s, resident):
-    """The number of groups of blocks for all rows: one per row, or fewer if blocks stay."""
+    """Return the number of groups of blocks for all rows, fewer if they go on to further rows."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -274,7 +276,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_771ff918c9ea2c1a", "layer_norm_wide")
+_LIBRARY = _library("kgen_edc5780b174e5bf9", "layer_norm_wide")
 
 
 def _cast(dtype, *tensors):
@@ -305,13 +307,13 @@ def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool)
         bias = bias.contiguous()
         rows = x.shape[0]
         vector = _vector((x,), (out, weight, bias))
-        kernel, shape, shared, resident = _plan("forward", x.device, width, vector, 2, 2)
+        kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
         arguments = (
             *_rows(x), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), mean.data_ptr(), rstd.data_ptr(),
             rows, width, ctypes.c_float(eps),
         )
-        _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shared, shape.cluster)
+        _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs
 
 
@@ -343,7 +345,7 @@ def _backward_op(dout: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, weight: Te
     weight = weight.contiguous()
     rows = dout.shape[0]
     vector = _vector((dout, x), (weight,))
-    kernel, shape, shared, resident = _plan("backward", device, width, vector, 4, 2)
+    kernel, shape, resident = _plan("backward", device, width, vector)
     groups = _groups(rows, shape, resident)
     shares = min(-(-rows // 64), 64)
     parts = groups if shape.stages else shares
@@ -352,17 +354,19 @@ def _backward_op(dout: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, weight: Te
         *_rows(dout), *_rows(x), weight.data_ptr(), mean.data_ptr(), rstd.data_ptr(), d_x.data_ptr(),
         d_weight_part.data_ptr(), d_bias_part.data_ptr(), rows, width,
     )
-    _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shared, shape.cluster)
+    _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:
         arguments = (
             *_rows(dout), *_rows(x), mean.data_ptr(), rstd.data_ptr(), d_weight_part.data_ptr(),
             d_bias_part.data_ptr(), rows, width,
         )
-        _launch(device, "layer_norm_wide_kernels::columns_kernel", (-(-width // 32), shares, 1), 256, arguments)
+        grid = (-(-width // 32), shares, 1)
+        _launch(device, "layer_norm_wide_kernels::columns_kernel", grid, 256, arguments)
     arguments = (
         d_weight_part.data_ptr(), d_bias_part.data_ptr(), d_weight.data_ptr(), d_bias.data_ptr(), parts, width,
     )
-    _launch(device, "layer_norm_wide_kernels::finalize_kernel", (-(-width // 32), 1, 2), 1024, arguments)
+    grid = (-(-width // 32), 1, 2)
+    _launch(device, "layer_norm_wide_kernels::finalize_kernel", grid, 1024, arguments)
     return gradients
 
 
@@ -412,9 +416,11 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
         ("bias", bias, torch.bfloat16, x.shape[-1:]),
     ):
         if not isinstance(tensor, Tensor) or tensor.dtype != dtype:
-            raise TypeError(f"layer_norm_wide: {label} must be a tensor of {dtype}, got {getattr(tensor, 'dtype', type(tensor))}")
+            got = getattr(tensor, "dtype", type(tensor))
+            raise TypeError(f"layer_norm_wide: {label} must be a tensor of {dtype}, got {got}")
         if tensor.shape != shape or tensor.device != x.device:
-            raise ValueError(f"layer_norm_wide: {label} must be {list(shape)} on {x.device}, got {list(tensor.shape)} on {tensor.device}")
+            got = f"{list(tensor.shape)} on {tensor.device}"
+            raise ValueError(f"layer_norm_wide: {label} must be {list(shape)} on {x.device}, got {got}")
     eps = _real("layer_norm_wide", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"layer_norm_wide: eps must not be negative, got {eps}")

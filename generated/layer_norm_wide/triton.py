@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 498fe91429b1790f
-# body: 1c82a897d6c5d026
+# inputs: 3553fcfd8027ce61
+# body: 25e5843cf1fc4958
 """Layer norm of rows of 65536.
 
     h = x
@@ -36,7 +36,7 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
@@ -185,7 +185,9 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(dweight_parts_ptr, dbias_parts_ptr, dweight_ptr, dbias_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _finalize_kernel(
+    dweight_parts_ptr, dbias_parts_ptr, dweight_ptr, dbias_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
     """Sums over the programs of the backward kernel, in one order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -204,7 +206,7 @@ def _finalize_kernel(dweight_parts_ptr, dbias_parts_ptr, dweight_ptr, dbias_ptr,
 
 
 _arch = _arch_for("layer_norm_wide")
-_LIBRARY = _library("kgen_8d7139afa37b79c1", "layer_norm_wide")
+_LIBRARY = _library("kgen_d6133f403d33b6a0", "layer_norm_wide")
 
 
 def _schedule(table, x):
@@ -248,7 +250,7 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
+    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -346,7 +348,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2589db3ebeb37abb
-# body: ad745f0a1da9f0bf
+# inputs: 0052d3a93299148c
+# body: 87d004ba3b4171f5
 """The output step of chunked linear attention without decay.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -71,7 +71,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is wanted.

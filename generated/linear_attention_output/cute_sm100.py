@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4926cb9f77767baa
-# body: 84a8f79e78b7fcc2
+# inputs: d2a41ff251580d31
+# body: 683bcfb6d870641b
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -83,7 +83,7 @@ def _mma(b_major, columns):
 
 
 def _mmas():
-    """Of q @ k^T, q @ h and p @ v."""
+    """The MMAs of q @ k^T, q @ h and p @ v."""
     return (
         _mma(OperandMajorMode.K, BT),
         _mma(OperandMajorMode.MN, V),
@@ -92,7 +92,7 @@ def _mmas():
 
 
 def _operand_layouts():
-    """Of q, k, h, v and p, swizzled and cut as the tensor cores and TMA want them."""
+    """The layouts of q, k, h, v and p, swizzled and tiled for the tensor cores and TMA."""
     qk, qh, pv = _mmas()
     return (
         sm100.make_smem_layout_a(qk, (BT, BT, K), BFloat16, QK_STAGES),
@@ -148,18 +148,18 @@ def _tma_store(tma, shared, tile):
 
 
 def _before_thread_sync():
-    """What this thread did in tensor memory comes before the barrier at which it arrives next."""
+    """Order this thread's accesses to tensor memory before the barrier at which it arrives next."""
     cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 def _after_thread_sync():
-    """What this thread does in tensor memory comes after the barrier that it waited for."""
+    """Order this thread's accesses to tensor memory after the barrier that it waited for."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5e1b3df7b0dc49de
-# body: 103f38df84d8a4d9
+# inputs: 7deff6a0ef3d6a91
+# body: e1c17bad07e836e9
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -67,7 +67,7 @@ class Shared:
 
 
 def _shared_layouts():
-    """Of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled as wgmma and TMA want them."""
+    """The layouts of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled for wgmma and TMA."""
     return (
         sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
         sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
@@ -111,7 +111,7 @@ def _tma_store(tma, shared, tile):
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Of the n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
+    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b0e8d730062c3e16
-# body: 000bf562f53df31e
+# inputs: 36ce0d703c1ce2b2
+# body: 9afa11ba3b2d8b1f
 """The output step of chunked linear attention without decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -293,7 +293,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("linear_attention_output", "q k v h", q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: edb17604a27aeda6
-# body: 8bee8135d87f8ea5
+# inputs: 6e3a016b9fe8b252
+# body: 40ca97aa9d0bb928
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -42,7 +42,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
 GLOBAL_TOKENS = tl.constexpr(16)
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -74,26 +75,31 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 @triton.jit
 def _forward_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale, mask_3,
-    SK,
+    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
+    minus_window, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
             kv_start += tl.where(kv_start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_2 = q_idx[:, None] - kv_idx[None, :]
-            mask_kv = kv_idx < GLOBAL_TOKENS
+            q_minus_kv = q_idx[:, None] - kv_idx[None, :]
+            kv_lt_global_tokens = kv_idx < GLOBAL_TOKENS
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & ((mask_2 <= WINDOW) & (mask_2 >= mask_3) | mask_kv[None, :])
+            mask = (
+                kv_live[None, :]
+                & ((q_minus_kv <= WINDOW) & (q_minus_kv >= minus_window) | kv_lt_global_tokens[None, :])
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -139,7 +145,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -147,12 +152,14 @@ def _forward_kernel(
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_3 = -WINDOW
+    minus_window = -WINDOW
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -163,13 +170,13 @@ def _forward_kernel(
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        mask_3, SK,
+        minus_window, SK,
         0, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        mask_3, SK,
+        minus_window, SK,
         kv_full_hi, kv_hi, 0, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -181,19 +188,19 @@ def _forward_kernel(
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        mask_3, SK,
+        minus_window, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, qk_scale,
-        mask_3, SK,
+        minus_window, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -214,16 +221,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -232,25 +242,27 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
-    qk_scale, mask_3, SK,
+    qk_scale, minus_window, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
             kv_start += tl.where(kv_start < gap_lo, 0, gap)
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_2 = q_idx[:, None] - kv_idx[None, :]
-            mask_kv = kv_idx < GLOBAL_TOKENS
+            q_minus_kv = q_idx[:, None] - kv_idx[None, :]
+            kv_lt_global_tokens = kv_idx < GLOBAL_TOKENS
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & ((mask_2 <= WINDOW) & (mask_2 >= mask_3) | mask_kv[None, :])
+            mask = (
+                kv_live[None, :]
+                & ((q_minus_kv <= WINDOW) & (q_minus_kv >= minus_window) | kv_lt_global_tokens[None, :])
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
@@ -290,7 +302,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -299,16 +310,20 @@ def _dq_kernel(
     dq_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_3 = -WINDOW
+    minus_window = -WINDOW
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -319,13 +334,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, mask_3, SK,
+        q_idx, qk_scale, minus_window, SK,
         0, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, mask_3, SK,
+        q_idx, qk_scale, minus_window, SK,
         kv_full_hi, kv_hi, 0, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -337,13 +352,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, mask_3, SK,
+        q_idx, qk_scale, minus_window, SK,
         kv_lo, kv_hi, kv_full_lo, kv_gap, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, mask_3, SK,
+        q_idx, qk_scale, minus_window, SK,
         kv_full_lo, kv_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -355,24 +370,28 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, mask_3, mask_kv, SQ,
+    kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
             q_start += tl.where(q_start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
-            mask_2 = q_idx[None, :] - kv_idx[:, None]
+            q_minus_kv = q_idx[None, :] - kv_idx[:, None]
             q_live = q_idx < SQ
-            mask = q_live[None, :] & ((mask_2 <= WINDOW) & (mask_2 >= mask_3) | mask_kv[:, None])
+            mask = (
+                q_live[None, :] & ((q_minus_kv <= WINDOW) & (q_minus_kv >= minus_window) | kv_lt_global_tokens[:, None])
+            )
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
             delta = tl.load(delta_ptr + q_idx, mask=q_live, other=0.0)
         else:
@@ -419,7 +438,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -427,17 +445,21 @@ def _dkdv_kernel(
     dv_ptr += b * stride_wb + h * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_3 = -WINDOW
-    mask_kv = kv_idx < GLOBAL_TOKENS
+    minus_window = -WINDOW
+    kv_lt_global_tokens = kv_idx < GLOBAL_TOKENS
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -446,25 +468,29 @@ def _dkdv_kernel(
     delta_head = delta_ptr + (b * HQ + h).to(tl.int64) * SQ
     q_lo = tl.where(kv_start + 1 - GLOBAL_TOKENS <= 0, 0, tl.maximum(kv_start - WINDOW, 0)) // BLOCK_M * BLOCK_M
     q_hi = tl.where(kv_start + 1 - GLOBAL_TOKENS <= 0, SQ, tl.minimum(kv_last + WINDOW + 1, SQ))
-    q_full_lo = tl.maximum(tl.cdiv(tl.where(kv_last + 1 - GLOBAL_TOKENS <= 0, 0, tl.maximum(kv_last - WINDOW, 0)), BLOCK_M) * BLOCK_M, q_lo)
-    q_full_hi = tl.where(kv_last + 1 - GLOBAL_TOKENS <= 0, SQ, tl.minimum(kv_start + WINDOW + 1, SQ)) // BLOCK_M * BLOCK_M
+    q_full_lo = tl.maximum(
+        tl.cdiv(tl.where(kv_last + 1 - GLOBAL_TOKENS <= 0, 0, tl.maximum(kv_last - WINDOW, 0)), BLOCK_M) * BLOCK_M, q_lo
+    )
+    q_full_hi = (
+        tl.where(kv_last + 1 - GLOBAL_TOKENS <= 0, SQ, tl.minimum(kv_start + WINDOW + 1, SQ)) // BLOCK_M * BLOCK_M
+    )
     q_gap = tl.maximum(q_full_hi - q_full_lo, 0)
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, qk_scale, mask_3, mask_kv, SQ,
+        stride_gd, kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
         q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, qk_scale, mask_3, mask_kv, SQ,
+        stride_gd, kv_idx, qk_scale, minus_window, kv_lt_global_tokens, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -472,7 +498,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("longformer")
-_LIBRARY = _library("kgen_9d8940a680c13455", "longformer")
+_LIBRARY = _library("kgen_3526e92f70ddb45b", "longformer")
 
 
 def _descriptors(tile, *blocks):

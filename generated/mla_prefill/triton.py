@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 105b2df2f3be8c85
-# body: 3efa67cd2c0d1bf6
+# inputs: 82f71ab9ec0ca7f7
+# body: d219cbb0b9832425
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -46,7 +46,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=False)),
     ((80,), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=False)),
@@ -81,7 +82,10 @@ def _forward_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 128)
     offs_d_1 = 128 + tl.arange(0, 64)
@@ -165,8 +169,12 @@ def _forward_kernel(
         q_0 = q_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
         q_1 = q_desc_1.load([b, h, q_start, 128]).reshape(BLOCK_M, 64)
     else:
-        q_0 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        q_1 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q_0 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
+        q_1 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -219,11 +227,14 @@ def _delta_kernel(
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -282,7 +293,8 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc, do_desc, lse_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc, do_desc, lse_ptr, delta_ptr,
+    dq_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -315,12 +327,18 @@ def _dq_kernel(
         q_0 = q_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
         q_1 = q_desc_1.load([b, h, q_start, 128]).reshape(BLOCK_M, 64)
     else:
-        q_0 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        q_1 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q_0 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
+        q_1 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq_0 = tl.zeros([BLOCK_M, 128], tl.float32)
     dq_1 = tl.zeros([BLOCK_M, 64], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -354,7 +372,10 @@ def _dkdv_tiles(
     stride_gs, stride_gd, kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d_0 = tl.arange(0, 128)
     offs_d_1 = 128 + tl.arange(0, 64)
@@ -402,7 +423,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc, do_desc, lse_ptr, delta_ptr,
+    dk_ptr, dv_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -435,12 +457,18 @@ def _dkdv_kernel(
         k_0 = k_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
         k_1 = k_desc_1.load([b, h, kv_start, 128]).reshape(BLOCK_N, 64)
     else:
-        k_0 = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-        k_1 = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d_1[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k_0 = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
+        k_1 = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d_1[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk_0 = tl.zeros([BLOCK_N, 128], tl.float32)
     dk_1 = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
@@ -478,7 +506,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("mla_prefill")
-_LIBRARY = _library("kgen_25a890a52337faca", "mla_prefill")
+_LIBRARY = _library("kgen_1f67a2c5c777d816", "mla_prefill")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3659165ef2a591f3
-# body: 97032bdd24af70af
+# inputs: 6be787f5765b6227
+# body: 2f951869469bec85
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -58,7 +58,8 @@ ROWS = tl.constexpr(8)
 COLUMNS = tl.constexpr(16)
 RADIUS = tl.constexpr(6)
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -105,27 +106,30 @@ def _floor_div(a, b):
 
 @triton.jit
 def _block_kind(q_start, kv_start, SQ, SK):
-    """What the mask leaves of a block, from all of its pairs: 0 nothing, 1 a part, 2 all of it."""
+    """The kind of a block, from all of its pairs: the mask leaves 0 none, 1 some, 2 all of them."""
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)
     counts = tl.zeros([32, BLOCK_SIZE], tl.int32)
     for start in range(q_start, q_start + BLOCK_SIZE, 32):
         q_idx = start + tl.arange(0, 32)
-        mask_q = q_idx < SQ
-        mask_kv = kv_idx < SK
-        mask_2 = ROWS * COLUMNS
-        mask_3 = _floor_div(q_start, mask_2)
-        mask_4 = _floor_div(WIDTH, COLUMNS)
-        mask_q_2 = _floor_mod(mask_3, mask_4) * COLUMNS + _floor_mod(q_idx, COLUMNS)
-        mask_5 = _floor_div(kv_start, mask_2)
-        mask_q_3 = mask_q_2 - COLUMNS * _floor_mod(mask_5, mask_4)
-        mask_kv_2 = _floor_mod(kv_idx, COLUMNS)
-        mask_6 = mask_q_3[:, None] - mask_kv_2[None, :]
-        mask_7 = -RADIUS
-        mask_q_4 = _floor_div(mask_3, mask_4) * ROWS + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
-        mask_q_5 = mask_q_4 - ROWS * _floor_div(mask_5, mask_4)
-        mask_kv_3 = _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
-        mask_8 = mask_q_5[:, None] - mask_kv_3[None, :]
-        mask = mask_q[:, None] & mask_kv[None, :] & (mask_6 <= RADIUS) & (mask_6 >= mask_7) & (mask_8 <= RADIUS) & (mask_8 >= mask_7)
+        q_lt_sq = q_idx < SQ
+        kv_lt_sk = kv_idx < SK
+        rows_times_columns = ROWS * COLUMNS
+        q_tile = _floor_div(q_start, rows_times_columns)
+        width_div_columns = _floor_div(WIDTH, COLUMNS)
+        q_x = _floor_mod(q_tile, width_div_columns) * COLUMNS + _floor_mod(q_idx, COLUMNS)
+        kv_tile = _floor_div(kv_start, rows_times_columns)
+        mask_q = q_x - COLUMNS * _floor_mod(kv_tile, width_div_columns)
+        kv_mod_columns = _floor_mod(kv_idx, COLUMNS)
+        mask_q_minus_kv_mod_columns = mask_q[:, None] - kv_mod_columns[None, :]
+        minus_radius = -RADIUS
+        q_y = _floor_div(q_tile, width_div_columns) * ROWS + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
+        mask_q_sum = q_y - ROWS * _floor_div(kv_tile, width_div_columns)
+        kv_div_columns_mod_rows = _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
+        mask_sum = mask_q_sum[:, None] - kv_div_columns_mod_rows[None, :]
+        mask = (
+            q_lt_sq[:, None] & kv_lt_sk[None, :] & (mask_q_minus_kv_mod_columns <= RADIUS)
+            & (mask_q_minus_kv_mod_columns >= minus_radius) & (mask_sum <= RADIUS) & (mask_sum >= minus_radius)
+        )
         counts += tl.broadcast_to(mask, [32, BLOCK_SIZE]).to(tl.int32)
     count = tl.sum(counts)
     return (count > 0).to(tl.int32) + (count == BLOCK_SIZE * BLOCK_SIZE).to(tl.int32)
@@ -137,7 +141,7 @@ def _block_kinds_kernel(
     SQ, SK,
     GROUP: tl.constexpr,
 ):
-    """What the mask leaves of GROUP blocks of keys for one block of queries, as _block_kind says it."""
+    """The kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
     q_blocks, kv_blocks = tl.cdiv(SQ, BLOCK_SIZE), tl.cdiv(SK, BLOCK_SIZE)
     groups = tl.cdiv(kv_blocks, GROUP)
     row = tl.program_id(0) // groups
@@ -145,36 +149,47 @@ def _block_kinds_kernel(
     kinds_ptr += row.to(tl.int64) * kv_blocks
     q_start = row % q_blocks * BLOCK_SIZE
     q_idx = q_start + tl.arange(0, BLOCK_SIZE)
-    side_2_2 = ROWS * COLUMNS
-    side_2_3 = _floor_div(q_start, side_2_2)
-    side_2_4 = _floor_div(WIDTH, COLUMNS)
-    side_7_q = _floor_div(side_2_3, side_2_4) * ROWS + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
+    rows_times_columns = ROWS * COLUMNS
+    q_tile = _floor_div(q_start, rows_times_columns)
+    width_div_columns = _floor_div(WIDTH, COLUMNS)
+    q_y = _floor_div(q_tile, width_div_columns) * ROWS + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
     side_0 = (q_idx < SQ).to(tl.int32)
     side_0_min, side_0_max = tl.min(side_0), tl.max(side_0)
-    side_2 = _floor_mod(side_2_3, side_2_4) * COLUMNS + _floor_mod(q_idx, COLUMNS)
+    side_2 = _floor_mod(q_tile, width_div_columns) * COLUMNS + _floor_mod(q_idx, COLUMNS)
     side_2_min, side_2_max = tl.min(side_2), tl.max(side_2)
 
     # The least and greatest values of both sides decide on most blocks: scalars of the queries, columns of the keys.
     blocks = first + tl.arange(0, GROUP)[:, None]
     kv_start = tl.minimum(blocks, kv_blocks - 1) * BLOCK_SIZE
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)[None, :]
-    side_4_2 = _floor_div(kv_start, side_2_2)
+    kv_tile = _floor_div(kv_start, rows_times_columns)
     side_1 = (kv_idx < SK).to(tl.int32)
     side_1_min, side_1_max = tl.min(side_1, 1, keep_dims=True), tl.max(side_1, 1, keep_dims=True)
     side_3 = _floor_mod(kv_idx, COLUMNS)
     side_3_min, side_3_max = tl.min(side_3, 1, keep_dims=True), tl.max(side_3, 1, keep_dims=True)
-    side_7 = side_7_q - ROWS * _floor_div(side_4_2, side_2_4)
+    side_7 = q_y - ROWS * _floor_div(kv_tile, width_div_columns)
     side_7_min, side_7_max = tl.min(side_7, 1, keep_dims=True), tl.max(side_7, 1, keep_dims=True)
     side_8 = _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
     side_8_min, side_8_max = tl.min(side_8, 1, keep_dims=True), tl.max(side_8, 1, keep_dims=True)
-    possible = (blocks < kv_blocks) & (side_0_max != 0) & (side_1_max != 0) & (((side_2_min - side_3_max) - (COLUMNS * _floor_mod(side_4_2, side_2_4))) <= RADIUS) & (((side_2_max - side_3_min) - (COLUMNS * _floor_mod(side_4_2, side_2_4))) >= (-RADIUS)) & ((side_7_min - side_8_max) <= RADIUS) & ((side_7_max - side_8_min) >= (-RADIUS))
-    certain = possible & (side_0_min != 0) & (side_1_min != 0) & (((side_2_max - side_3_min) - (COLUMNS * _floor_mod(side_4_2, side_2_4))) <= RADIUS) & (((side_2_min - side_3_max) - (COLUMNS * _floor_mod(side_4_2, side_2_4))) >= (-RADIUS)) & ((side_7_max - side_8_min) <= RADIUS) & ((side_7_min - side_8_max) >= (-RADIUS))
+    possible = (
+        (blocks < kv_blocks) & (side_0_max != 0) & (side_1_max != 0)
+        & (((side_2_min - side_3_max) - (COLUMNS * _floor_mod(kv_tile, width_div_columns))) <= RADIUS)
+        & (((side_2_max - side_3_min) - (COLUMNS * _floor_mod(kv_tile, width_div_columns))) >= (-RADIUS))
+        & ((side_7_min - side_8_max) <= RADIUS) & ((side_7_max - side_8_min) >= (-RADIUS))
+    )
+    certain = (
+        possible & (side_0_min != 0) & (side_1_min != 0)
+        & (((side_2_max - side_3_min) - (COLUMNS * _floor_mod(kv_tile, width_div_columns))) <= RADIUS)
+        & (((side_2_min - side_3_max) - (COLUMNS * _floor_mod(kv_tile, width_div_columns))) >= (-RADIUS))
+        & ((side_7_max - side_8_min) <= RADIUS) & ((side_7_min - side_8_max) >= (-RADIUS))
+    )
     tl.store(kinds_ptr + blocks, certain.to(tl.int32) * 2, mask=(blocks < kv_blocks) & (certain | (possible == 0)))
     undecided = tl.sum((possible & (certain == 0)).to(tl.int32) << tl.arange(0, GROUP)[:, None])
 
     for i in range(0, GROUP):
         if (undecided >> i) & 1:
-            tl.store(kinds_ptr + first + i, _block_kind(q_start, (first + i) * BLOCK_SIZE, SQ, SK))
+            kind = _block_kind(q_start, (first + i) * BLOCK_SIZE, SQ, SK)
+            tl.store(kinds_ptr + first + i, kind)
 
 
 @triton.jit
@@ -205,10 +220,12 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
 
 @triton.jit(do_not_specialize=["planes", "q_blocks", "kv_blocks"])
 def _block_lists_kernel(
-    kinds_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    kinds_ptr,
+    kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr,
+    q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
-    """The lists of blocks of keys, one for each block of queries, and those the other way round."""
+    """A list of blocks of keys for each block of queries, and the other way round."""
     row = tl.program_id(0)
     if row < planes * q_blocks:
         own = row.to(tl.int64) * kv_blocks
@@ -228,28 +245,33 @@ def _block_lists_kernel(
 @triton.jit
 def _forward_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_2, mask_3,
-    mask_q_2, mask_5, mask_q_3, SK,
+    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+    rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of n_blocks listed blocks. m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of n_blocks listed blocks.
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = _floor_div(kv_idx, mask_2)
-            mask_kv_2 = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(mask_kv, mask_3)
-            mask_4 = mask_q_2[:, None] - mask_kv_2[None, :]
-            mask_kv_3 = ROWS * _floor_div(mask_kv, mask_3) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
-            mask_6 = mask_q_3[:, None] - mask_kv_3[None, :]
+            kv_tile = _floor_div(kv_idx, rows_times_columns)
+            kv_x = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(kv_tile, width_div_columns)
+            q_x_minus_kv_x = q_x[:, None] - kv_x[None, :]
+            kv_y = ROWS * _floor_div(kv_tile, width_div_columns) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
+            q_y_minus_kv_y = q_y[:, None] - kv_y[None, :]
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_4 <= RADIUS) & (mask_4 >= mask_5) & (mask_6 <= RADIUS) & (mask_6 >= mask_5)
+            mask = (
+                kv_live[None, :] & (q_x_minus_kv_x <= RADIUS) & (q_x_minus_kv_x >= minus_radius)
+                & (q_y_minus_kv_y <= RADIUS) & (q_y_minus_kv_y >= minus_radius)
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -278,7 +300,8 @@ def _forward_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, q_desc, k_desc, v_desc, o_ptr, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
+    q_ptr, k_ptr, v_ptr, q_desc, k_desc, v_desc, o_ptr, lse_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr,
+    kv_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -294,7 +317,6 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -302,17 +324,19 @@ def _forward_kernel(
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_2 = ROWS * COLUMNS
-    mask_q = _floor_div(q_idx, mask_2)
-    mask_3 = _floor_div(WIDTH, COLUMNS)
-    mask_q_2 = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(mask_q, mask_3)
-    mask_5 = -RADIUS
-    mask_q_3 = ROWS * _floor_div(mask_q, mask_3) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
+    rows_times_columns = ROWS * COLUMNS
+    q_tile = _floor_div(q_idx, rows_times_columns)
+    width_div_columns = _floor_div(WIDTH, COLUMNS)
+    q_x = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(q_tile, width_div_columns)
+    minus_radius = -RADIUS
+    q_y = ROWS * _floor_div(q_tile, width_div_columns) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -322,20 +346,20 @@ def _forward_kernel(
     kv_blocks = kv_indices_ptr + row.to(tl.int64) * tl.cdiv(SK, BLOCK_SIZE)
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_2,
-        mask_3, mask_q_2, mask_5, mask_q_3, SK,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale, mask_2,
-        mask_3, mask_q_2, mask_5, mask_q_3, SK,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
+        rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -361,16 +385,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -379,27 +406,29 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-    mask_2, mask_3, mask_q_2, mask_5, mask_q_3, SK,
+    rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of n_blocks listed blocks, with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = _floor_div(kv_idx, mask_2)
-            mask_kv_2 = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(mask_kv, mask_3)
-            mask_4 = mask_q_2[:, None] - mask_kv_2[None, :]
-            mask_kv_3 = ROWS * _floor_div(mask_kv, mask_3) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
-            mask_6 = mask_q_3[:, None] - mask_kv_3[None, :]
+            kv_tile = _floor_div(kv_idx, rows_times_columns)
+            kv_x = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(kv_tile, width_div_columns)
+            q_x_minus_kv_x = q_x[:, None] - kv_x[None, :]
+            kv_y = ROWS * _floor_div(kv_tile, width_div_columns) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
+            q_y_minus_kv_y = q_y[:, None] - kv_y[None, :]
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_4 <= RADIUS) & (mask_4 >= mask_5) & (mask_6 <= RADIUS) & (mask_6 >= mask_5)
+            mask = (
+                kv_live[None, :] & (q_x_minus_kv_x <= RADIUS) & (q_x_minus_kv_x >= minus_radius)
+                & (q_y_minus_kv_y <= RADIUS) & (q_y_minus_kv_y >= minus_radius)
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
@@ -421,7 +450,8 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dq_ptr, kv_num_blocks_ptr, full_kv_num_blocks_ptr, kv_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dq_ptr, kv_num_blocks_ptr,
+    full_kv_num_blocks_ptr, kv_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -438,7 +468,6 @@ def _dq_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -447,21 +476,25 @@ def _dq_kernel(
     dq_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_2 = ROWS * COLUMNS
-    mask_q = _floor_div(q_idx, mask_2)
-    mask_3 = _floor_div(WIDTH, COLUMNS)
-    mask_q_2 = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(mask_q, mask_3)
-    mask_5 = -RADIUS
-    mask_q_3 = ROWS * _floor_div(mask_q, mask_3) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
+    rows_times_columns = ROWS * COLUMNS
+    q_tile = _floor_div(q_idx, rows_times_columns)
+    width_div_columns = _floor_div(WIDTH, COLUMNS)
+    q_x = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(q_tile, width_div_columns)
+    minus_radius = -RADIUS
+    q_y = ROWS * _floor_div(q_tile, width_div_columns) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -472,13 +505,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, mask_2, mask_3, mask_q_2, mask_5, mask_q_3, SK,
+        qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        qk_scale, mask_2, mask_3, mask_q_2, mask_5, mask_q_3, SK,
+        qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
         kv_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -490,27 +523,32 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    qk_scale, mask_2, mask_3, mask_kv_2, mask_5, mask_kv_3, SQ,
+    qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks; tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks.
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     # The listed blocks as one row of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_M):
         q_start = i + (tl.load(q_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         q_idx = q_start + offs_m
         if MASKED:
-            mask_q = _floor_div(q_idx, mask_2)
-            mask_q_2 = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(mask_q, mask_3)
-            mask_4 = mask_q_2[None, :] - mask_kv_2[:, None]
-            mask_q_3 = ROWS * _floor_div(mask_q, mask_3) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
-            mask_6 = mask_q_3[None, :] - mask_kv_3[:, None]
+            q_tile = _floor_div(q_idx, rows_times_columns)
+            q_x = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(q_tile, width_div_columns)
+            q_x_minus_kv_x = q_x[None, :] - kv_x[:, None]
+            q_y = ROWS * _floor_div(q_tile, width_div_columns) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
+            q_y_minus_kv_y = q_y[None, :] - kv_y[:, None]
             q_live = q_idx < SQ
-            mask = q_live[None, :] & (mask_4 <= RADIUS) & (mask_4 >= mask_5) & (mask_6 <= RADIUS) & (mask_6 >= mask_5)
+            mask = (
+                q_live[None, :] & (q_x_minus_kv_x <= RADIUS) & (q_x_minus_kv_x >= minus_radius)
+                & (q_y_minus_kv_y <= RADIUS) & (q_y_minus_kv_y >= minus_radius)
+            )
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
             delta = tl.load(delta_ptr + q_idx, mask=q_live, other=0.0)
         else:
@@ -538,7 +576,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr, q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc, k_desc, v_desc, do_desc, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_num_blocks_ptr, full_q_num_blocks_ptr, q_indices_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -556,7 +595,6 @@ def _dkdv_kernel(
     kv_start = tile * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -564,21 +602,25 @@ def _dkdv_kernel(
     dv_ptr += b * stride_wb + h * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_2 = ROWS * COLUMNS
-    mask_3 = _floor_div(WIDTH, COLUMNS)
-    mask_kv = _floor_div(kv_idx, mask_2)
-    mask_kv_2 = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(mask_kv, mask_3)
-    mask_5 = -RADIUS
-    mask_kv_3 = ROWS * _floor_div(mask_kv, mask_3) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
+    rows_times_columns = ROWS * COLUMNS
+    width_div_columns = _floor_div(WIDTH, COLUMNS)
+    kv_tile = _floor_div(kv_idx, rows_times_columns)
+    kv_x = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(kv_tile, width_div_columns)
+    minus_radius = -RADIUS
+    kv_y = ROWS * _floor_div(kv_tile, width_div_columns) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -591,19 +633,19 @@ def _dkdv_kernel(
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, qk_scale, mask_2, mask_3, mask_kv_2, mask_5, mask_kv_3, SQ,
+        stride_gd, qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
         q_blocks, n_partial, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, qk_scale, mask_2, mask_3, mask_kv_2, mask_5, mask_kv_3, SQ,
+        stride_gd, qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
         q_blocks + n_partial, n_full, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -611,7 +653,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("natten_2d")
-_LIBRARY = _library("kgen_776df5c0d2c2a9d3", "natten_2d")
+_LIBRARY = _library("kgen_a6e2ee3bfc14146e", "natten_2d")
 
 
 def _descriptors(tile, *blocks):

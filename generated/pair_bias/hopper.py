@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3779a2d8233f502
-# body: 5da3ef0bb121dafd
+# inputs: a186e3ddd65dd724
+# body: 08c6f20d75da2b54
 """Attention with a learned bias for each head and each pair of positions.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from ._launch import _cdiv, _launch, _multiprocessors
@@ -26,9 +28,12 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup, and of four partial sums of each row, of the columns that each of four threads has.
+# Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-SUMS = tl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
+# The layout of four partial sums of each row, over the columns that each of four threads has.
+SUMS = tl.constexpr(
+    gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+)
 
 # Layouts of what TMA moves, in shared memory.
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -37,19 +42,25 @@ PAIR = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", [
+    "bias_ptr", "stride_bias_0", "stride_bias_1", "stride_bias_2", "B", "HQ", "SQ", "SK", "scale",
+])
 
 
 @gluon.jit
@@ -128,12 +139,14 @@ def _store_tile(desc, at, slots, i, tile):
     async_store(desc, at, slots.index(i))
 
 
+KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
+
+
 @gluon.jit
-def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.constexpr):
-    """As `_producer_acquire` for K (OF 0) or V (OF 1), with the slot, in a ring where V may have fewer slots than K. A full barrier
-    waits for both. If no tile is wanted, its arrival is made at once."""
+def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
+    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
+    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    slots = kv_ring.slots[OF]
     # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -145,19 +158,19 @@ def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.conste
 @gluon.jit
 def _keys(kv_ring, i):
     """The i-th keys in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[0], i % kv_ring.slots[0].shape[0])
+    return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
     """The i-th values in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[1], i % kv_ring.slots[1].shape[0])
+    return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _consumer_load(ring, i, LAYOUT: tl.constexpr):
-    """The i-th tile in registers, released. What TMA writes there may overtake these loads unless a fence holds it back: its
-    accesses are of another proxy, for which a barrier is no order."""
+    """The i-th tile in registers, released. A write there by TMA may overtake these loads unless a fence holds it back:
+    its accesses are of another proxy, for which a barrier is no order."""
     tile = _consumer_tile(ring, i).load(LAYOUT)
     fence_async_shared()
     _consumer_release(ring, i)
@@ -167,7 +180,8 @@ def _consumer_load(ring, i, LAYOUT: tl.constexpr):
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -184,7 +198,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -198,7 +212,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, the last one first."""
+    """The start of the i-th tile, the last one first."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -209,14 +223,17 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# Of acc 64 elements of a thread at a time, pairs of two rows in turn, and as many of alpha.
+# For 64 elements of acc of a thread at a time, pairs of two rows in turn, and as many of alpha.
 _RESCALE = tl.constexpr(
-    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; setp.neu.or.f32 p, $130, 0f3F800000, p; "
+    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
+    "setp.neu.or.f32 p, $130, 0f3F800000, p; "
     "vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; "
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
+_RESCALED = tl.constexpr(
+    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
+)
 
 
 @gluon.jit
@@ -235,48 +252,59 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 # --- forward on Hopper -----------------------------------------------------------------------------------------
 
 
+QueryProducer = collections.namedtuple("QueryProducer", [
+    "scheduler", "q_descs", "k_desc", "v_desc", "q_rings", "kv_ring", "pair_desc", "pair_rings",
+])
+ForwardConsumer = collections.namedtuple("ForwardConsumer", [
+    "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
+])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["item", "qk_scale", "SK", "pair_ring"])
+
+
 @gluon.jit
-def _hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Publish tiles of queries, and load K, V and what the consumers hold of the queries."""
-    scheduler, q_descs, k_desc, v_desc, q_rings, kv_ring, pair_desc, pair_rings, problem = operands
-    bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, B, HQ, SQ, SK, scale = problem
-    NBYTES: tl.constexpr = k_desc.block_type.nbytes
+    scheduler, kv_ring = args.scheduler, args.kv_ring
+    NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
+    KEY_BYTES: tl.constexpr = NBYTES
     LAG: tl.constexpr = 1
-    n_q_tiles = gl.cdiv(SQ, BLOCK_M)
+    n_q_tiles = gl.cdiv(problem.SQ, BLOCK_M)
     n_fetched = 0
     i = 0
     number = gl.program_id(0)
-    while number < n_q_tiles * B * HQ:
+    while number < n_q_tiles * problem.B * problem.HQ:
         # Batches of one head come one after the other: L2 has what they read beside K and V.
-        tile, h_b = _tile_and_head(number, n_q_tiles, B * HQ, GROUP)
-        b, h = h_b % B, h_b // B
-        b_h = b * HQ + h
+        tile, h_b = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
+        b, h = h_b % problem.B, h_b // problem.B
+        b_h = b * problem.HQ + h
         # The last query tiles see the most keys, so they go first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        kv_hi = SK
-        kv_full_hi = SK // BLOCK_N * BLOCK_N
+        kv_hi = problem.SK
+        kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
         # A tile of queries that sees no key meets one tile, all of it masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):
             kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
-            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, n_fetched, NBYTES, 0)
+            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, kv_ring.slots.k, n_fetched, KEY_BYTES)
             if j < n_tiles:
-                async_load(k_desc, [b, h, kv_start, 0], full, k_slot)
+                async_load(args.k_desc, [b, h, kv_start, 0], full, k_slot)
             if j == 0:
                 for half in gl.static_range(2):
-                    for operand in gl.static_range(len(q_descs)):
+                    for operand in gl.static_range(len(args.q_descs)):
                         first = q_start + half * (BLOCK_M // 2)
-                        _producer_load(q_rings[operand], 2 * i + half, q_descs[operand], [b, h, first, 0])
+                        at = [b, h, first, 0]
+                        _producer_load(args.q_rings[operand], 2 * i + half, args.q_descs[operand], at)
             if j < n_tiles:
                 for half in gl.static_range(2):
-                    # Of each item of work K and V have a slot more than this.
-                    _producer_load(pair_rings[half], n_fetched - i, pair_desc, [0, h, q_start + half * (BLOCK_M // 2), kv_start])
-            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, n_fetched, NBYTES, 1)
+                    # K and V have a slot more than this for each item of work.
+                    at = [0, h, q_start + half * (BLOCK_M // 2), kv_start]
+                    _producer_load(args.pair_rings[half], n_fetched - i, args.pair_desc, at)
+            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, kv_ring.slots.v, n_fetched, NBYTES)
             if j >= LAG:
                 v_start = kv_start + LAG * BLOCK_N
-                async_load(v_desc, [b, h, v_start, 0], full, v_slot)
+                async_load(args.v_desc, [b, h, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
         number += gl.num_programs(0)
@@ -285,25 +313,25 @@ def _hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Of each row four sums, of the columns that each of four threads has: they meet after the last tile."""
+    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _hopper_softmax(
-    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and the new m_i, l_i and alpha."""
-    item, qk_scale, SK, pair_ring = fixed
+    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
-    bias_h_q_kv = _consumer_load(pair_ring, i - item, SCORES)
-    s = qk * qk_scale + LOG2E * bias_h_q_kv
+    bias_h_q_kv = _consumer_load(fixed.pair_ring, i - fixed.item, SCORES)
+    s = qk * fixed.qk_scale + LOG2E * bias_h_q_kv
     if MASKED:
-        kv_live = kv_idx < SK
+        kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
         s = gl.where(mask, s, float("-inf"))
     # Any m_i near the maximum will do: it stays where it is until it is 8 below, so that acc is seldom rescaled.
@@ -319,20 +347,22 @@ def _hopper_softmax(
 
 @gluon.jit
 def _hopper_tiles(
-    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi, n_tiles, fixed,
+    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi,
+    n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while the softmax runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it would have
-        # ahead of the softmax.
+        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it
+        # would have ahead of the softmax.
         _consumer_wait(kv_ring, n_used)
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -343,10 +373,12 @@ def _hopper_tiles(
 
 
 @gluon.jit
-def _hopper_consumer(operands, pair_ring, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_consumer(
+    args, problem, pair_ring, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """out and base-2 log-sum-exp of one half of every tile of queries."""
-    scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem = operands
-    bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -356,29 +388,32 @@ def _hopper_consumer(operands, pair_ring, CONSUMER: tl.constexpr, STORE_LSE: tl.
     while q_start >= 0:
         item = i
         q_start += CONSUMER * OWN_M
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        fixed = item, qk_scale, SK, pair_ring
+        qk_scale = LOG2E * problem.scale
+        fixed = ForwardFixed(item, qk_scale, problem.SK, pair_ring)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         # The scores of few keys take as long to read as to multiply; of q in registers, half of that is read.
-        q = _consumer_load(q_ring, 2 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
+        q = _consumer_load(args.q_ring, 2 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
         _consumer_wait(kv_ring, n_used)
         # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked,
+            n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles,
+            n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         _consumer_wait(kv_ring, n_used)
@@ -388,14 +423,14 @@ def _hopper_consumer(operands, pair_ring, CONSUMER: tl.constexpr, STORE_LSE: tl.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
-            gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
+            gl.store(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, lse, mask=q_idx < problem.SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
         out = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, OUT))[:, None]
         tma.store_wait(0)
         barrier()
-        _store_tile(o_desc, [b, h, q_start, 0], out_slots, CONSUMER, out)
+        _store_tile(args.o_desc, [b, h, q_start, 0], args.out_slots, CONSUMER, out)
         i += 1
         q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, i, 4)
     tma.store_wait(0)
@@ -408,24 +443,28 @@ def _forward_hopper_kernel(
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
-    problem = bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, B, HQ, SQ, SK, scale
+    problem = Problem(bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS)), SLOTS, 2, 2)
-    # Of each half of a tile's rows: its consumer alone reads it.
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
+    # Each half of a tile's rows has a ring, which its consumer alone reads.
     pair_ring_a = _ring(_slots(pair_desc, 2), 2, 1, 1)
     pair_ring_b = _ring(_slots(pair_desc, 2), 2, 1, 1)
     out_slots = _slots(o_desc, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem
-    producer = scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, pair_desc, (pair_ring_a, pair_ring_b), problem
+    consumer = ForwardConsumer(scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr)
+    producer = QueryProducer(
+        scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, pair_desc, (pair_ring_a, pair_ring_b),
+    )
     gl.warp_specialize(
         [
-            (_hopper_consumer, (consumer, pair_ring_a, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, pair_ring_b, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, GROUP, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, pair_ring_a, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, pair_ring_b, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

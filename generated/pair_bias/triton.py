@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c33677d0e8d2468d
-# body: 14d22c638e4edbe1
+# inputs: c0cef44c967dfd8b
+# body: 0d6b5f80b28566bc
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -45,7 +45,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -85,12 +86,14 @@ def _forward_tiles(
     bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, SQ, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + offs_n[None, :] * stride_bias_2
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
@@ -106,7 +109,11 @@ def _forward_tiles(
             kv_live = kv_idx < SK
             mask = kv_live[None, :]
         if MASKED:
-            bias_h_q_kv = tl.load(bias_h_q_kv_rows + kv_start * stride_bias_2, mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK), other=0)
+            bias_h_q_kv = tl.load(
+                bias_h_q_kv_rows + kv_start * stride_bias_2,
+                mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK),
+                other=0,
+            )
         else:
             bias_h_q_kv = tl.load(bias_h_q_kv_rows + kv_start * stride_bias_2, mask=q_idx[:, None] < SQ, other=0)
         if TMA:
@@ -154,7 +161,6 @@ def _forward_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -166,7 +172,9 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -188,7 +196,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -209,16 +217,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -233,9 +244,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + offs_n[None, :] * stride_bias_2
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
@@ -251,7 +261,11 @@ def _dq_tiles(
             kv_live = kv_idx < SK
             mask = kv_live[None, :]
         if MASKED:
-            bias_h_q_kv = tl.load(bias_h_q_kv_rows + kv_start * stride_bias_2, mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK), other=0)
+            bias_h_q_kv = tl.load(
+                bias_h_q_kv_rows + kv_start * stride_bias_2,
+                mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK),
+                other=0,
+            )
         else:
             bias_h_q_kv = tl.load(bias_h_q_kv_rows + kv_start * stride_bias_2, mask=q_idx[:, None] < SQ, other=0)
         if TMA:
@@ -293,7 +307,6 @@ def _dq_kernel(
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -306,11 +319,15 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
@@ -342,12 +359,14 @@ def _dkdv_tiles(
     kv_idx, qk_scale, bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, SQ, SK,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + offs_m[None, :] * stride_bias_1 + kv_idx[:, None] * stride_bias_2
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
@@ -368,7 +387,9 @@ def _dkdv_tiles(
             lse = tl.load(lse_ptr + q_idx)
             delta = tl.load(delta_ptr + q_idx)
         if MASKED:
-            bias_h_q_kv = tl.load(bias_h_q_kv_rows + q_start * stride_bias_1, mask=(q_idx[None, :] < SQ) & (kv_idx[:, None] < SK), other=0)
+            bias_h_q_kv = tl.load(
+                bias_h_q_kv_rows + q_start * stride_bias_1, mask=(q_idx[None, :] < SQ) & (kv_idx[:, None] < SK), other=0
+            )
         else:
             bias_h_q_kv = tl.load(bias_h_q_kv_rows + q_start * stride_bias_1, mask=kv_idx[:, None] < SK, other=0)
         if TMA:
@@ -413,7 +434,6 @@ def _dkdv_kernel(
     kv_start = tile * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -425,11 +445,15 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -453,7 +477,7 @@ def _dkdv_kernel(
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -478,16 +502,21 @@ def _d_bias_kernel(
     h = outer
     offs_m, offs_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx, kv_idx = q_start + offs_m, kv_start + offs_n
-    # A tile inside of both tensors needs no mask for each element, which would keep it from being moved 16 bytes at a time.
+    # A tile inside of both tensors needs no mask for each element: with one it is not moved 16 bytes at a time.
     whole = (q_start + BLOCK_M <= SQ) & (kv_start + BLOCK_N <= SK)
     qk_scale = LOG2E * scale
     if whole:
-        bias_h_q_kv = tl.load(bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + kv_idx[None, :] * stride_bias_2)
+        bias_h_q_kv = tl.load(
+            bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + kv_idx[None, :] * stride_bias_2
+        )
     else:
-        bias_h_q_kv = tl.load(bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + kv_idx[None, :] * stride_bias_2, mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK), other=0)
-    bias_2 = LOG2E * bias_h_q_kv
+        bias_h_q_kv = tl.load(
+            bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + kv_idx[None, :] * stride_bias_2,
+            mask=(q_idx[:, None] < SQ) & (kv_idx[None, :] < SK),
+            other=0,
+        )
+    bias_product = LOG2E * bias_h_q_kv
     q_live = q_idx < SQ
     kv_live = kv_idx < SK
     mask = kv_live[None, :]
@@ -499,21 +528,27 @@ def _d_bias_kernel(
         v_head = v_ptr + b * stride_vb + h * stride_vh + kv_start * stride_vs
         do_head = do_ptr + b * stride_gb + h * stride_gh + q_start * stride_gs
         rows = (b * HQ + h).to(tl.int64) * SQ + q_idx
-        q = tl.load(q_head + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        k = tl.load(k_head + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-        v = tl.load(v_head + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
-        do = tl.load(do_head + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        q_rows = q_head + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
+        q = tl.load(q_rows, mask=q_live[:, None], other=0.0)
+        k_rows = k_head + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
+        k = tl.load(k_rows, mask=kv_live[:, None], other=0.0)
+        v_rows = v_head + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
+        v = tl.load(v_rows, mask=kv_live[:, None], other=0.0)
+        do_rows = do_head + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+        do = tl.load(do_rows, mask=q_live[:, None], other=0.0)
         lse = tl.load(lse_ptr + rows, mask=q_live, other=0.0)
         delta = tl.load(delta_ptr + rows, mask=q_live, other=0.0)
         qk = tl.dot(q, tl.trans(k))
-        s = qk * qk_scale + bias_2
+        s = qk * qk_scale + bias_product
         lse = tl.where(q_live, tl.where(lse == float("-inf"), float("inf"), lse), float("inf"))
         p = tl.exp2(s - lse[:, None])
         p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         d_bias += ds
-    d_bias_tile = d_bias_ptr + outer * stride_d_bias_0 + q_idx[:, None] * stride_d_bias_1 + kv_idx[None, :] * stride_d_bias_2
+    d_bias_tile = (
+        d_bias_ptr + outer * stride_d_bias_0 + q_idx[:, None] * stride_d_bias_1 + kv_idx[None, :] * stride_d_bias_2
+    )
     d_bias = d_bias.to(d_bias_ptr.dtype.element_ty)
     if whole:
         tl.store(d_bias_tile, d_bias)
@@ -525,7 +560,7 @@ def _d_bias_kernel(
 
 
 _arch = _arch_for("pair_bias")
-_LIBRARY = _library("kgen_fab19c22a76b1325", "pair_bias")
+_LIBRARY = _library("kgen_493f7999b99161dd", "pair_bias")
 
 
 def _descriptors(tile, *blocks):

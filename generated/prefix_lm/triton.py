@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df1a9fe6c5c1b767
-# body: 32a9252b7e7d2d09
+# inputs: 5412133d5cfdb651
+# body: c76cc9363cb040f5
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -46,7 +46,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -83,12 +84,14 @@ def _forward_tiles(
     prefix,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -100,9 +103,9 @@ def _forward_tiles(
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = kv_idx < prefix
+            kv_lt_prefix = kv_idx < prefix
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_kv[None, :] | (q_idx[:, None] >= kv_idx[None, :]))
+            mask = kv_live[None, :] & (kv_lt_prefix[None, :] | (q_idx[:, None] >= kv_idx[None, :]))
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -148,7 +151,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -160,7 +162,9 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -182,7 +186,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -208,16 +212,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -232,9 +239,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -246,9 +252,9 @@ def _dq_tiles(
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
-            mask_kv = kv_idx < prefix
+            kv_lt_prefix = kv_idx < prefix
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_kv[None, :] | (q_idx[:, None] >= kv_idx[None, :]))
+            mask = kv_live[None, :] & (kv_lt_prefix[None, :] | (q_idx[:, None] >= kv_idx[None, :]))
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
@@ -288,7 +294,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -301,11 +306,15 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -333,15 +342,17 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, qk_scale, mask_kv, SQ,
+    kv_idx, qk_scale, kv_lt_prefix, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
@@ -349,7 +360,7 @@ def _dkdv_tiles(
         q_idx = q_start + offs_m
         if MASKED:
             q_live = q_idx < SQ
-            mask = q_live[None, :] & (mask_kv[:, None] | (q_idx[None, :] >= kv_idx[:, None]))
+            mask = q_live[None, :] & (kv_lt_prefix[:, None] | (q_idx[None, :] >= kv_idx[:, None]))
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
             delta = tl.load(delta_ptr + q_idx, mask=q_live, other=0.0)
         else:
@@ -396,7 +407,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -404,16 +414,20 @@ def _dkdv_kernel(
     dv_ptr += b * stride_wb + h * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_kv = kv_idx < prefix
+    kv_lt_prefix = kv_idx < prefix
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -428,19 +442,19 @@ def _dkdv_kernel(
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, qk_scale, mask_kv, SQ,
+        stride_gd, kv_idx, qk_scale, kv_lt_prefix, SQ,
         q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, qk_scale, mask_kv, SQ,
+        stride_gd, kv_idx, qk_scale, kv_lt_prefix, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -448,7 +462,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("prefix_lm")
-_LIBRARY = _library("kgen_686212d032fb8b49", "prefix_lm")
+_LIBRARY = _library("kgen_652f506f52e5dee2", "prefix_lm")
 
 
 def _descriptors(tile, *blocks):

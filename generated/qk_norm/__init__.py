@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96779f8cc051e943
-# body: 83ac875b4d56d7a9
+# inputs: dee0a4fb36482e9c
+# body: eb524bb1ea18513b
 """RMS norm of queries or keys, with a weight for each head.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -68,7 +68,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., H, D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., H, D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

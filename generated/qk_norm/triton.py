@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e96fb83b8418b0cf
-# body: 6e777b9d70adee67
+# inputs: 38f8b5b91edb966c
+# body: cc2f67eb0609fb8f
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -36,7 +36,7 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((), (
@@ -69,7 +69,9 @@ def _forward_kernel(
     columns = head[:, None] * WIDTH + cols[None, :]
     for position in tl.range(group, n_positions, n_groups, num_stages=STAGES):
         rows = (position * H + head).to(tl.int64)
-        x = tl.load(x_ptr + position * stride_x + head[:, None] * stride_x_head + cols[None, :], mask=live, other=0).to(tl.float32)
+        x = tl.load(
+            x_ptr + position * stride_x + head[:, None] * stride_x_head + cols[None, :], mask=live, other=0
+        ).to(tl.float32)
         weight = tl.load(weight_ptr + columns, mask=live, other=0).to(tl.float32)
         h = x
         squares = tl.sum(h * h, 1)
@@ -102,9 +104,13 @@ def _backward_kernel(
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
     for position in tl.range(group, n_positions, n_groups, num_stages=STAGES):
         rows = (position * H + head).to(tl.int64)
-        x = tl.load(x_ptr + position * stride_x + head[:, None] * stride_x_head + cols[None, :], mask=live, other=0).to(tl.float32)
+        x = tl.load(
+            x_ptr + position * stride_x + head[:, None] * stride_x_head + cols[None, :], mask=live, other=0
+        ).to(tl.float32)
         weight = tl.load(weight_ptr + columns, mask=live, other=0).to(tl.float32)
-        dout = tl.load(dout_ptr + position * stride_dout + head[:, None] * stride_dout_head + cols[None, :], mask=live, other=0).to(tl.float32)
+        dout = tl.load(
+            dout_ptr + position * stride_dout + head[:, None] * stride_dout_head + cols[None, :], mask=live, other=0
+        ).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=row_live, other=0.0)
         h = x
         x_hat = h * rstd[:, None]
@@ -119,7 +125,9 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _finalize_kernel(
+    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
     """Sums over the programs of the backward kernel, in one order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -135,7 +143,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_97c750b2fd3fc1c0", "qk_norm")
+_LIBRARY = _library("kgen_8040e72aa991d069", "qk_norm")
 
 
 def _schedule(table, x):
@@ -163,7 +171,7 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
+    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -254,7 +262,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., H, D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., H, D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("qk_norm", "x weight", x, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d1947a57f0abf406
-# body: a9eec78f10b9194a
+# inputs: 4ebb3a958a46f016
+# body: f206e5df704ea834
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -40,7 +40,8 @@ from ._launch import (
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -80,12 +81,14 @@ def _forward_tiles(
     qk_scale, table_ptr, stride_table_0, stride_table_1, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -102,9 +105,19 @@ def _forward_tiles(
         table_at_least = tl.minimum(tl.maximum(q_start - (kv_start + BLOCK_N - 1), -(q_last - kv_start)), 1023)
         table_at_most = tl.minimum(tl.maximum(q_last - kv_start, -(q_start - (kv_start + BLOCK_N - 1))), 1023)
         if table_at_least == table_at_most:  # all pairs of the tile read one element
-            table_at = tl.broadcast_to(tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [q_idx.shape[0], BLOCK_N])
+            table_at = tl.broadcast_to(
+                tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [q_idx.shape[0], BLOCK_N]
+            )
         else:
-            table_at = tl.load(table_ptr + h * stride_table_0 + tl.minimum(tl.maximum(q_idx[:, None] - kv_idx[None, :], -(q_idx[:, None] - kv_idx[None, :])), 1023) * stride_table_1)
+            table_at = tl.load(
+                (
+                    table_ptr
+                    + h * stride_table_0
+                    + tl.minimum(
+                        tl.maximum(q_idx[:, None] - kv_idx[None, :], -(q_idx[:, None] - kv_idx[None, :])), 1023
+                    ) * stride_table_1
+                ),
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -151,7 +164,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -163,7 +175,9 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -185,7 +199,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -206,16 +220,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -230,9 +247,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -249,9 +265,19 @@ def _dq_tiles(
         table_at_least = tl.minimum(tl.maximum(q_start - (kv_start + BLOCK_N - 1), -(q_last - kv_start)), 1023)
         table_at_most = tl.minimum(tl.maximum(q_last - kv_start, -(q_start - (kv_start + BLOCK_N - 1))), 1023)
         if table_at_least == table_at_most:  # all pairs of the tile read one element
-            table_at = tl.broadcast_to(tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [q_idx.shape[0], BLOCK_N])
+            table_at = tl.broadcast_to(
+                tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [q_idx.shape[0], BLOCK_N]
+            )
         else:
-            table_at = tl.load(table_ptr + h * stride_table_0 + tl.minimum(tl.maximum(q_idx[:, None] - kv_idx[None, :], -(q_idx[:, None] - kv_idx[None, :])), 1023) * stride_table_1)
+            table_at = tl.load(
+                (
+                    table_ptr
+                    + h * stride_table_0
+                    + tl.minimum(
+                        tl.maximum(q_idx[:, None] - kv_idx[None, :], -(q_idx[:, None] - kv_idx[None, :])), 1023
+                    ) * stride_table_1
+                ),
+            )
         if TMA:
             k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
@@ -292,7 +318,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -305,11 +330,15 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
@@ -341,12 +370,14 @@ def _dkdv_tiles(
     kv_idx, kv_start, kv_last, qk_scale, table_ptr, stride_table_0, stride_table_1, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -368,9 +399,19 @@ def _dkdv_tiles(
         table_at_least = tl.minimum(tl.maximum(q_start - kv_last, -(q_start + BLOCK_M - 1 - kv_start)), 1023)
         table_at_most = tl.minimum(tl.maximum(q_start + BLOCK_M - 1 - kv_start, -(q_start - kv_last)), 1023)
         if table_at_least == table_at_most:  # all pairs of the tile read one element
-            table_at = tl.broadcast_to(tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [kv_idx.shape[0], BLOCK_M])
+            table_at = tl.broadcast_to(
+                tl.load(table_ptr + h * stride_table_0 + table_at_least * stride_table_1), [kv_idx.shape[0], BLOCK_M]
+            )
         else:
-            table_at = tl.load(table_ptr + h * stride_table_0 + tl.minimum(tl.maximum(q_idx[None, :] - kv_idx[:, None], -(q_idx[None, :] - kv_idx[:, None])), 1023) * stride_table_1)
+            table_at = tl.load(
+                (
+                    table_ptr
+                    + h * stride_table_0
+                    + tl.minimum(
+                        tl.maximum(q_idx[None, :] - kv_idx[:, None], -(q_idx[None, :] - kv_idx[:, None])), 1023
+                    ) * stride_table_1
+                ),
+            )
         if TMA:
             q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
             do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
@@ -414,7 +455,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -426,11 +466,15 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -454,7 +498,7 @@ def _dkdv_kernel(
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -470,23 +514,24 @@ def _d_table_kernel(
 ):
     """d_table of one (b, h) at the distances q_idx - kv_idx of the tiles on one diagonal.
 
-    Element (i, j) has the same distance in all of these tiles: they are added up first, and the diagonals of their sum once.
+    Element (i, j) has the same distance in all of these tiles: the tiles are added up, then the diagonals of the sum.
     """
     q_tiles, kv_tiles = tl.cdiv(SQ, BLOCK), tl.cdiv(SK, BLOCK)
     diagonals = q_tiles + kv_tiles - 1
     b_h = tl.program_id(0) // diagonals
     b, h = b_h // HQ, b_h % HQ
-    # How many tiles of queries the diagonal is ahead of the keys, its first tile of queries, and how many tiles it has.
+    # The tiles of queries by which the diagonal is ahead of the keys, its first tile of queries, its number of tiles.
     ahead = tl.program_id(0) % diagonals - (kv_tiles - 1)
     first = tl.maximum(ahead, 0)
     n_tiles = tl.minimum(q_tiles, kv_tiles + ahead) - first
     offs_m, offs_n = tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     distance = ahead * BLOCK + offs_m[:, None] - offs_n[None, :]
     qk_scale = LOG2E * scale
-    table_at = tl.load(table_ptr + h * stride_table_0 + tl.minimum(tl.maximum(distance, -(distance)), 1023) * stride_table_1)
-    bias_2 = LOG2E * table_at
+    table_at = tl.load(
+        table_ptr + h * stride_table_0 + tl.minimum(tl.maximum(distance, -(distance)), 1023) * stride_table_1
+    )
+    bias = LOG2E * table_at
     d_table = tl.zeros([BLOCK, BLOCK], tl.float32)
     for i in range(n_tiles):
         q_start = (first + i) * BLOCK
@@ -500,14 +545,18 @@ def _d_table_kernel(
         q_live = q_idx < SQ
         kv_live = kv_idx < SK
         mask = kv_live[None, :] & q_live[:, None]
-        q = tl.load(q_head + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        k = tl.load(k_head + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-        v = tl.load(v_head + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
-        do = tl.load(do_head + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        q_rows = q_head + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
+        q = tl.load(q_rows, mask=q_live[:, None], other=0.0)
+        k_rows = k_head + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
+        k = tl.load(k_rows, mask=kv_live[:, None], other=0.0)
+        v_rows = v_head + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
+        v = tl.load(v_rows, mask=kv_live[:, None], other=0.0)
+        do_rows = do_head + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+        do = tl.load(do_rows, mask=q_live[:, None], other=0.0)
         lse = tl.load(lse_ptr + rows, mask=q_live, other=0.0)
         delta = tl.load(delta_ptr + rows, mask=q_live, other=0.0)
         qk = tl.dot(q, tl.trans(k))
-        s = qk * qk_scale + bias_2
+        s = qk * qk_scale + bias
         lse = tl.where(lse == float("-inf"), float("inf"), lse)
         p = tl.exp2(s - lse[:, None])
         p = tl.where(mask, p, 0.0)
@@ -530,7 +579,7 @@ def _d_table_kernel(
 
 
 _arch = _arch_for("relative_bias")
-_LIBRARY = _library("kgen_a095107091c45fde", "relative_bias")
+_LIBRARY = _library("kgen_eb1ed3f9a9418b4e", "relative_bias")
 
 
 def _descriptors(tile, *blocks):
@@ -661,7 +710,7 @@ def _(dout, dlse, out, lse, q, k, v, table, scale):
 
 
 def _scatter(values, indices, like):
-    """Add each of `values` to its element of zeros of the shape of `like`; an index outside belongs to a read that was zero."""
+    """Add each of `values` to its element of zeros of the shape of `like`. Indices outside are left out."""
     total = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     indices = [i.expand(values.shape) for i in torch.broadcast_tensors(*indices)]
     inside = torch.ones(values.shape, dtype=torch.bool, device=like.device)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a7d6abc25edbb854
-# body: 0a8dabd94164e1af
+# inputs: fa42534127a38571
+# body: 4f23ecc6a2fd7900
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -309,7 +309,8 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 
-    Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
     _dense("retention_output", "q k v h g_gamma", q, k, v, h, g_gamma)

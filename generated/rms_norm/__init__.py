@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c8ff8552e5cb1ec7
-# body: b64013804d571680
+# inputs: ea10b8415207058e
+# body: 2da7ac7aa0d7f888
 """RMS norm over the last dimension.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -68,7 +68,8 @@ def rms_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

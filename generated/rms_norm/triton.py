@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 79006ac60e77d7e2
-# body: fad517c46d4fa3ee
+# inputs: 850e8e1597c3a6bf
+# body: 9ff2eba123efc20b
 """RMS norm over the last dimension.
 
     h = x
@@ -36,7 +36,7 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
@@ -201,7 +201,9 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _finalize_kernel(
+    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):
     """Sums over the programs of the backward kernel, in one order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -217,7 +219,7 @@ def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.con
 
 
 _arch = _arch_for("rms_norm")
-_LIBRARY = _library("kgen_b27518dd710cc572", "rms_norm")
+_LIBRARY = _library("kgen_3fb652f10f69f11a", "rms_norm")
 
 
 def _schedule(table, x):
@@ -261,7 +263,7 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
+    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -352,7 +354,8 @@ def rms_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("rms_norm", "x weight", x, weight)

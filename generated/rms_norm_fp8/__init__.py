@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f15b6908e0ee2ab7
-# body: 5a2c6437eb6cc58d
+# inputs: 956d42a802503389
+# body: 2179b9b930b8c3d0
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -68,7 +68,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     if _runs_cuda(x.device):

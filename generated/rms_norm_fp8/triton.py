@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d9d64314708eca88
-# body: 15c14494a7f03469
+# inputs: 45c0acbd45ba6e1c
+# body: dc458a735d63f3fe
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -37,7 +37,7 @@ from ._launch import (
 
 FP8_MAX = tl.constexpr(448.0)
 TINY = tl.constexpr(2.0**-110)
-# By compute capability (90 is 9.0; without one, for any other): for rows of up to so many elements, the elements of a tile, its warps,
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
 # pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
@@ -133,7 +133,7 @@ def _forward_kernel(
             _hand_in(largest, slots_ptr, part, turn, SLOTS)
             largest = tl.max(_collect(slots_ptr, turn, PARTS, SLOTS), 0, keep_dims=True)
             turn += 1
-        # Of a row of zeros too, the scale and its inverse are normal numbers.
+        # The scale and its inverse are normal numbers, also for a row of zeros.
         scale = tl.maximum(largest, TINY) / FP8_MAX
         out = out * (1.0 / scale)[:, None]
         tl.store(scale_ptr + rows, scale, mask=row_live)
@@ -145,7 +145,7 @@ def _forward_kernel(
 
 
 _arch = _arch_for("rms_norm_fp8", 89, "for float8_e4m3fn")
-_LIBRARY = _library("kgen_05c24f0aaa1ca679", "rms_norm_fp8")
+_LIBRARY = _library("kgen_15344a347aeccdf2", "rms_norm_fp8")
 
 
 def _schedule(table, x):
@@ -189,7 +189,7 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight bits."""
+    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -226,7 +226,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("rms_norm_fp8", "x weight", x, weight)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 12ee18cdcfb6ce56
-# body: e7e101eef1142235
+# inputs: 5c43d1f47d3dd083
+# body: 1b707b008fb72cfb
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -68,7 +68,8 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
-    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [..., D] bfloat16.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):

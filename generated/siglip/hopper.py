@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0e1f1b27f98dd9cd
-# body: 1de22b79a0184972
+# inputs: 1392dd954c6bb092
+# body: 756e7b44babcbc9f
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -28,9 +30,12 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup, and of four partial sums of each row, of the columns that each of four threads has.
+# Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-SUMS = tl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
+# The layout of four partial sums of each row, over the columns that each of four threads has.
+SUMS = tl.constexpr(
+    gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+)
 
 # Layouts of what TMA moves, in shared memory.
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
@@ -39,19 +44,23 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", ["B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -130,12 +139,14 @@ def _store_tile(desc, at, slots, i, tile):
     async_store(desc, at, slots.index(i))
 
 
+KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
+
+
 @gluon.jit
-def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.constexpr):
-    """As `_producer_acquire` for K (OF 0) or V (OF 1), with the slot, in a ring where V may have fewer slots than K. A full barrier
-    waits for both. If no tile is wanted, its arrival is made at once."""
+def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
+    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
+    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    slots = kv_ring.slots[OF]
     # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -147,19 +158,20 @@ def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.conste
 @gluon.jit
 def _keys(kv_ring, i):
     """The i-th keys in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[0], i % kv_ring.slots[0].shape[0])
+    return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
     """The i-th values in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[1], i % kv_ring.slots[1].shape[0])
+    return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -176,7 +188,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -190,7 +202,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, the last one first."""
+    """The start of the i-th tile, the last one first."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -201,14 +213,17 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# Of acc 64 elements of a thread at a time, pairs of two rows in turn, and as many of alpha.
+# For 64 elements of acc of a thread at a time, pairs of two rows in turn, and as many of alpha.
 _RESCALE = tl.constexpr(
-    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; setp.neu.or.f32 p, $130, 0f3F800000, p; "
+    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
+    "setp.neu.or.f32 p, $130, 0f3F800000, p; "
     "vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; "
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
+_RESCALED = tl.constexpr(
+    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
+)
 
 
 @gluon.jit
@@ -227,41 +242,53 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 # --- forward on Hopper -----------------------------------------------------------------------------------------
 
 
+QueryProducer = collections.namedtuple("QueryProducer", [
+    "scheduler", "q_descs", "k_desc", "v_desc", "q_rings", "kv_ring",
+])
+ForwardConsumer = collections.namedtuple("ForwardConsumer", [
+    "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
+])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "SK"])
+
+
 @gluon.jit
-def _hopper_producer(operands, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_producer(
+    args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """Publish tiles of queries, and load K, V and what the consumers hold of the queries, V LAG tiles behind K."""
-    scheduler, q_descs, k_desc, v_desc, q_rings, kv_ring, problem = operands
-    B, HQ, SQ, SK, scale = problem
-    NBYTES: tl.constexpr = k_desc.block_type.nbytes
-    n_q_tiles = gl.cdiv(SQ, BLOCK_M)
+    scheduler, kv_ring = args.scheduler, args.kv_ring
+    NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
+    KEY_BYTES: tl.constexpr = NBYTES
+    n_q_tiles = gl.cdiv(problem.SQ, BLOCK_M)
     n_fetched = 0
     i = 0
     number = gl.program_id(0)
-    while number < n_q_tiles * B * HQ:
-        tile, b_h = _tile_and_head(number, n_q_tiles, B * HQ, GROUP)
-        b, h = b_h // HQ, b_h % HQ
+    while number < n_q_tiles * problem.B * problem.HQ:
+        tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         # The last query tiles see the most keys, so they go first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
-        kv_hi = SK
-        kv_full_hi = SK // BLOCK_N * BLOCK_N
+        kv_hi = problem.SK
+        kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
         # A tile of queries that sees no key meets one tile, all of it masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
         for j in range(n_tiles + LAG):
             kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
-            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, n_fetched, NBYTES, 0)
+            full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, kv_ring.slots.k, n_fetched, KEY_BYTES)
             if j < n_tiles:
-                async_load(k_desc, [b, h, kv_start, 0], full, k_slot)
+                async_load(args.k_desc, [b, h, kv_start, 0], full, k_slot)
             if j == 0:
                 for half in gl.static_range(2):
-                    for operand in gl.static_range(len(q_descs)):
+                    for operand in gl.static_range(len(args.q_descs)):
                         first = q_start + half * (BLOCK_M // 2)
-                        _producer_load(q_rings[operand], 2 * i + half, q_descs[operand], [b, h, first, 0])
-            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, n_fetched, NBYTES, 1)
+                        at = [b, h, first, 0]
+                        _producer_load(args.q_rings[operand], 2 * i + half, args.q_descs[operand], at)
+            full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, kv_ring.slots.v, n_fetched, NBYTES)
             if j >= LAG:
                 v_start = kv_start + LAG * BLOCK_N
-                async_load(v_desc, [b, h, v_start, 0], full, v_slot)
+                async_load(args.v_desc, [b, h, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
         number += gl.num_programs(0)
@@ -271,52 +298,54 @@ def _hopper_producer(operands, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Of each row four sums, of the columns that each of four threads has: they meet after the last tile."""
+    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _hopper_softmax(
-    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and the new m_i, l_i and alpha."""
-    qk_scale, SK = fixed
+    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
-        kv_live = kv_idx < SK
+        kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
         qk = gl.where(mask, qk, float("-inf"))
     # Any m_i near the maximum will do: it stays where it is until it is 8 below, so that acc is seldom rescaled.
-    m_top = gl.maximum(m_i, gl.max(qk, 1) * qk_scale)
+    m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
     # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
-    p = gl.exp2(qk * qk_scale - m_ref[:, None])
+    p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
     l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None] + _own_sums(p, SUMS)
     return p, m_new, l_i, alpha
 
 
 @gluon.jit
 def _hopper_tiles(
-    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi, n_tiles, fixed,
+    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi,
+    n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while the softmax runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it would have
-        # ahead of the softmax.
+        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it
+        # would have ahead of the softmax.
         _consumer_wait(kv_ring, n_used)
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -327,10 +356,12 @@ def _hopper_tiles(
 
 
 @gluon.jit
-def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_consumer(
+    args, problem, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """out and base-2 log-sum-exp of one half of every tile of queries."""
-    scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -339,31 +370,34 @@ def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, 
     q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        fixed = qk_scale, SK
+        qk_scale = LOG2E * problem.scale
+        fixed = ForwardFixed(qk_scale, problem.SK)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
-        q = _consumer_tile(q_ring, 2 * i + CONSUMER)
+        q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked,
+            n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles,
+            n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        _consumer_release(q_ring, 2 * i + CONSUMER)
+        _consumer_release(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
@@ -371,14 +405,14 @@ def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, 
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
-            gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
+            gl.store(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, lse, mask=q_idx < problem.SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
         out = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, OUT))[:, None]
         tma.store_wait(0)
         barrier()
-        _store_tile(o_desc, [b, h, q_start, 0], out_slots, CONSUMER, out)
+        _store_tile(args.o_desc, [b, h, q_start, 0], args.out_slots, CONSUMER, out)
         i += 1
         q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, i, 4)
     tma.store_wait(0)
@@ -391,21 +425,23 @@ def _forward_hopper_kernel(
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1)), SLOTS, 2, 2)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     out_slots = _slots(o_desc, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem
-    producer = scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, problem
+    consumer = ForwardConsumer(scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr)
+    producer = QueryProducer(scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring)
     gl.warp_specialize(
         [
-            (_hopper_consumer, (consumer, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, 1, GROUP, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 
@@ -413,17 +449,23 @@ def _forward_hopper_kernel(
 # --- backward on Hopper ----------------------------------------------------------------------------------------
 
 
+DqFixed = collections.namedtuple("DqFixed", ["qk_scale", "SK"])
+DqConsumer = collections.namedtuple("DqConsumer", [
+    "scheduler", "q_ring", "do_ring", "kv_ring", "dq_desc", "lse_ptr", "delta_ptr",
+])
+
+
 @gluon.jit
 def _dq_hopper_gradient(
-    qk_async, dp_async, lse, delta, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dS of a tile whose S and dP are in flight with PENDING younger products."""
-    qk_scale, SK = fixed
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
-    p = gl.exp2(qk * qk_scale - lse[:, None])
+    p = gl.exp2(qk * fixed.qk_scale - lse[:, None])
     if MASKED:
-        kv_live = kv_idx < SK
+        kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
         p = gl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
@@ -433,7 +475,8 @@ def _dq_hopper_gradient(
 
 @gluon.jit
 def _dq_hopper_tiles(
-    ds, dq, n_used, q, do, lse, delta, kv_ring, j_lo, j_hi, n_last_masked, n_tiles, fixed,
+    ds, dq, n_used, q, do, lse, delta, kv_ring, j_lo, j_hi,
+    n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the tiles of keys [j_lo, j_hi); that of the tile before runs while P and dS are computed."""
@@ -444,7 +487,8 @@ def _dq_hopper_tiles(
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
         dq_async = _async_dot(dq, ds, _keys(kv_ring, n_used - 1), OUT)
         ds = _dq_hopper_gradient(
-            qk_async, dp_async, lse, delta, kv_start, fixed, j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, dp_async, lse, delta, kv_start, fixed,
+            j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
@@ -454,10 +498,12 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dq_hopper_consumer(
+    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dq of one half of every tile of queries."""
-    scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler = args.scheduler
+    q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -466,13 +512,13 @@ def _dq_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr,
     q_start, b_h, n_last_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        q_live = q_idx < SQ
-        lse = gl.load(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, mask=q_live, other=0.0)
-        delta = gl.load(delta_ptr + b_h.to(gl.int64) * SQ + q_idx, mask=q_live, other=0.0)
-        fixed = qk_scale, SK
+        qk_scale = LOG2E * problem.scale
+        q_live = q_idx < problem.SQ
+        lse = gl.load(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
+        delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
+        fixed = DqFixed(qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
@@ -482,11 +528,13 @@ def _dq_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr,
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
         ds = _dq_hopper_gradient(
-            qk_async, dp_async, lse, delta, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, dp_async, lse, delta, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         ds, dq, n_used = _dq_hopper_tiles(
-            ds, dq, n_used, q, do, lse, delta, kv_ring, 1, n_tiles, n_last_masked, n_tiles, fixed,
+            ds, dq, n_used, q, do, lse, delta, kv_ring,
+            1, n_tiles, n_last_masked, n_tiles, fixed,
             SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         dq_async = _async_dot(dq, ds, _keys(kv_ring, n_used - 1), OUT)
@@ -494,7 +542,9 @@ def _dq_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr,
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # Q is not needed any more: dq leaves from its place.
-        _store_tile(dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * scale)
+        _store_tile(
+            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
+        )
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -508,84 +558,95 @@ def _dq_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dq, BLOCK_M query rows of one (b, h) after the other."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS)), SLOTS, 2, 2)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr, problem
-    producer = scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, problem
+    consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring)
     gl.warp_specialize(
         [
-            (_dq_hopper_consumer, (consumer, 0, BLOCK_M, BLOCK_N)),
-            (_dq_hopper_consumer, (consumer, 1, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, 0, GROUP, BLOCK_M, BLOCK_N)),
+            (_dq_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),
+            (_dq_hopper_consumer, (consumer, problem, 1, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, those that need masking first: n_first_masked at the start of the range, the rest at its end."""
-    tile = gl.where(i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked))
+    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
+    its end."""
+    tile = gl.where(
+        i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
+    )
     return lo + tile * BLOCK
 
 
+QuerySlots = collections.namedtuple("QuerySlots", ["q", "do", "lse", "delta"])
+KeyProducer = collections.namedtuple("KeyProducer", [
+    "scheduler", "k_desc", "v_desc", "q_desc", "do_desc", "lse_desc", "delta_desc", "kv_ring", "q_ring",
+])
+
+
 @gluon.jit
-def _dkdv_hopper_producer(operands, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Publish tiles of keys, and load what they need."""
-    scheduler, k_desc, v_desc, q_descs, kv_ring, q_ring, problem = operands
-    B, HQ, SQ, SK, scale = problem
-    q_desc, do_desc, lse_desc, delta_desc = q_descs
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    NBYTES: tl.constexpr = 2 * q_desc.block_type.nbytes + 2 * lse_desc.block_type.nbytes
-    n_kv_tiles = gl.cdiv(SK, BLOCK_N)
+    q_slots = q_ring.slots
+    NBYTES: tl.constexpr = 2 * args.q_desc.block_type.nbytes + 2 * args.lse_desc.block_type.nbytes
+    n_kv_tiles = gl.cdiv(problem.SK, BLOCK_N)
     n_fetched = 0
     i = 0
     done = 0
     number = gl.program_id(0)
-    while number < n_kv_tiles * B * HQ:
+    while number < n_kv_tiles * problem.B * problem.HQ:
         # The first keys are seen by the most queries, so they go first.
-        tile, head = _tile_and_head(number, n_kv_tiles, B * HQ, GROUP)
-        b, h = head // HQ, head % HQ
+        tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
+        b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
-        q_hi = SQ
-        q_full_hi = SQ // BLOCK_M * BLOCK_M
+        q_hi = problem.SQ
+        q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi, BLOCK_M), 0)
-        # At least one tile, if there is one, counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+        # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
+        # first sets up.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-        # What keys past the end would add to dq is not zero.
-        n_masked = gl.where(kv_start + BLOCK_N > SK, n_tiles, n_masked)
-        _publish_tile(scheduler, i, (kv_start, b * HQ + h, n_masked, n_tiles))
+        # Keys past the end would add to dq, and not zero.
+        n_masked = gl.where(kv_start + BLOCK_N > problem.SK, n_tiles, n_masked)
+        _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, n_masked, n_tiles))
         i += 1
         for half in gl.static_range(2):
             first = kv_start + half * (BLOCK_N // 2)
-            _producer_load(kv_ring, 4 * done + 2 * half, k_desc, [b, h, first, 0])
-            _producer_load(kv_ring, 4 * done + 2 * half + 1, v_desc, [b, h, first, 0])
+            _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
+            _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
         gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
             full = _producer_acquire(q_ring, n_fetched, NBYTES)
             slot = n_fetched % SLOTS
-            async_load(q_desc, [b, h, q_start, 0], full, q_slots.index(slot))
-            async_load(lse_desc, [b * HQ + h, q_start], full, lse_slots.index(slot))
-            async_load(do_desc, [b, h, q_start, 0], full, do_slots.index(slot))
-            async_load(delta_desc, [b * HQ + h, q_start], full, delta_slots.index(slot))
+            at = [b, h, q_start, 0]
+            async_load(args.q_desc, at, full, q_slots.q.index(slot))
+            async_load(args.lse_desc, [b * problem.HQ + h, q_start], full, q_slots.lse.index(slot))
+            async_load(args.do_desc, [b, h, q_start, 0], full, q_slots.do.index(slot))
+            async_load(args.delta_desc, [b * problem.HQ + h, q_start], full, q_slots.delta.index(slot))
             n_fetched += 1
         done += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products for a tile, where two kernels take seven. Of a tile of keys each consumer has
-# half of the rows; what they add to dq sums over all of the rows, so they meet in shared memory, and each adds half of
-# the columns to a sum in global memory. Without DQ it is the kernel of dk and dv, whose sums have one order.
+# dq, dk and dv in one kernel: five products for a tile, where two kernels take seven. Each consumer has half of the
+# rows of a tile of keys; what they add to dq sums over all of the rows, so they meet in shared memory, and each adds
+# half of the columns to a sum in global memory. Without DQ it is the kernel of dk and dv, whose sums have one order.
 
 
 @gluon.jit
@@ -596,15 +657,14 @@ def _async_dot_minus(x, y, row, LAYOUT: tl.constexpr):
 
 
 @gluon.jit
-def _async_ds_dot_k(ds_ring, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.constexpr):
-    """dS @ K of tile i for one half of the columns, as soon as both consumers have stored their keys' dS^T, in flight."""
-    slots, full = ds_ring
+def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.constexpr):
+    """dS @ K of tile i for one half of the columns, in flight, as soon as both consumers have stored their dS^T."""
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
     # Ahead of the first tile this is garbage, which nobody adds.
-    mbarrier.wait(full.index(i & 1), i >> 1 & 1)
-    ds = slots.index(i & 1)
+    mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
+    ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
     dq_async = warpgroup_mma(ds.slice(0, ROWS).permute((1, 0)), k_a, zero, use_acc=False, is_async=True)
     return warpgroup_mma(ds.slice(ROWS, ROWS).permute((1, 0)), k_b, dq_async, is_async=True)
@@ -612,7 +672,8 @@ def _async_ds_dot_k(ds_ring, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.constex
 
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
-    """Add half of the columns to a tile's sum, in the order in which threads have them: four numbers at a time, next to each other."""
+    """Add half of the columns to a tile's sum, in the order in which threads have them: four numbers at a time, next to
+    each other."""
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
     # Rows are (warp, 2, 8), columns (8, 4, 2); a thread is (warp, one row of 8, one column of 4).
     dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([4096])
@@ -620,51 +681,56 @@ def _add_to_dq(dq_sum_ptr, tile, dq):
     gl.atomic_add(dq_sum_ptr + tile.to(gl.int64) * 8192 + gl.arange(0, 4096, layout=FLAT), dq, sem="relaxed")
 
 
+# Slots by which one consumer hands tiles to another, and the barriers that say that they are there.
+Handover = collections.namedtuple("Handover", "slots full")
+DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "SQ", "SK"])
+BackwardConsumer = collections.namedtuple("BackwardConsumer", [
+    "scheduler", "kv_ring", "q_ring", "ds_tiles", "dk_desc", "dv_desc", "dq_sum_ptr",
+])
+
+
 @gluon.jit
 def _backward_hopper_tiles(
-    dk, dv, n_used, before, kv_slot, kv_ring, q_ring, ds_ring, dq_sum_ptr, j_lo, j_hi, n_first, head, n_masked, n_tiles, fixed,
+    dk, dv, n_used, before, kv_slot, kv_ring, q_ring, ds_tiles, dq_sum_ptr, j_lo, j_hi, n_first, head,
+    n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, DQ: tl.constexpr, CONSUMER: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi); tiles are transposed, keys along rows. And
-    dq += dS @ K of the tile before each, which runs ahead of the product of dk."""
-    kv_idx, qk_scale, SQ, SK = fixed
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi), and dq += dS @ K of the tile before
+    each, which runs ahead of the product of dk. Tiles are transposed, keys along rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    if DQ:
-        ds_slots, ds_full = ds_ring
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
         offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
         q_idx = q_start + offs_m
         slot = n_used % SLOTS
         _consumer_wait(q_ring, n_used)
-        q, do = _slot(q_slots, slot), _slot(do_slots, slot)
+        q, do = _slot(q_ring.slots.q, slot), _slot(q_ring.slots.do, slot)
         k, v = _slot(kv_ring.slots, kv_slot + 2 * CONSUMER), _slot(kv_ring.slots, kv_slot + 2 * CONSUMER + 1)
         k_a, k_b = _slot(kv_ring.slots, kv_slot), _slot(kv_ring.slots, kv_slot + 2)
         qk_async = _async_dot_nt(k, q, SCORES)
-        delta = delta_slots.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
+        delta = q_ring.slots.delta.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
         dp_async = _async_dot_minus(v, do, delta, SCORES)
-        lse = lse_slots.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
+        lse = q_ring.slots.lse.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
         if MASKED:
-            q_live = q_idx < SQ
+            q_live = q_idx < fixed.SQ
         qk = warpgroup_mma_wait(1, deps=[qk_async])
-        p = gl.exp2(qk * qk_scale - lse[None, :])
+        p = gl.exp2(qk * fixed.qk_scale - lse[None, :])
         if MASKED:
-            mask = (kv_idx < SK)[:, None] & q_live[None, :]
+            mask = (fixed.kv_idx < fixed.SK)[:, None] & q_live[None, :]
             p = gl.where(mask, p, 0.0)
         dv_async = _async_dot(dv, p, do, OUT)
         dp = warpgroup_mma_wait(1, deps=[dp_async])
         ds = (p * dp).to(q.dtype)
         if DQ:
-            dq_async = _async_ds_dot_k(ds_ring, n_used - 1, k_a, k_b, CONSUMER, SCORES)
+            dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
             # The slot is empty: of each tile a consumer tells after the product of the one before is there.
-            ds_slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
+            ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
             dq = warpgroup_mma_wait(1, deps=[dq_async])
-            mbarrier.arrive(ds_full.index(n_used & 1), count=1)
+            mbarrier.arrive(ds_tiles.full.index(n_used & 1), count=1)
             if n_used > n_first:
                 _add_to_dq(dq_sum_ptr, before, dq)
             before = head + q_start // BLOCK_M
@@ -672,20 +738,23 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Zero, which the compiler does not know: addresses of K and V that it computed ahead of the loop would be spilled.
+        # Zero, which the compiler does not know: addresses of K and V that it computed ahead of the loop would be
+        # spilled.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
 
 
 @gluon.jit
-def _backward_hopper_consumer(operands, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _backward_hopper_consumer(
+    args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dk and dv of one half of every tile of keys, and half of the columns of what the tile adds to dq."""
-    scheduler, kv_ring, q_ring, ds_ring, dk_desc, dv_desc, dq_sum_ptr, problem = operands
-    B, HQ, SQ, SK, scale = problem
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
+    dq_sum_ptr = args.dq_sum_ptr
     if DQ:
         dq_sum_ptr += CONSUMER * BLOCK_M * (128 // 2)
     n_used = 0
@@ -694,9 +763,9 @@ def _backward_hopper_consumer(operands, CONSUMER: tl.constexpr, DQ: tl.constexpr
     kv_start, b_h, n_masked, n_tiles = _next_tile(scheduler, 0, 4)
     while kv_start >= 0:
         kv_start += CONSUMER * OWN_N
-        b, h = b_h // HQ, b_h % HQ
+        b, h = b_h // problem.HQ, b_h % problem.HQ
         kv_idx = kv_start + offs_n
-        qk_scale = LOG2E * scale
+        qk_scale = LOG2E * problem.scale
         kv_at = 4 * done
         for part in gl.static_range(4):
             _consumer_wait(kv_ring, kv_at + part)
@@ -704,30 +773,32 @@ def _backward_hopper_consumer(operands, CONSUMER: tl.constexpr, DQ: tl.constexpr
         dv = gl.full([OWN_N, 128], 0.0, gl.float32, layout=OUT)
         next_start = kv_start
         n_first, before, kv_slot = n_used, b_h, kv_at % KV_SLOTS
-        head = (b * HQ + h) * gl.cdiv(SQ, BLOCK_M)
-        fixed = kv_idx, qk_scale, SQ, SK
+        head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
+        fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ, problem.SK)
         dk, dv, n_used, before, kv_slot = _backward_hopper_tiles(
-            dk, dv, n_used, before, kv_slot, kv_ring, q_ring, ds_ring, dq_sum_ptr, 0, n_masked, n_first, head, n_masked, n_tiles, fixed,
+            dk, dv, n_used, before, kv_slot, kv_ring, q_ring, args.ds_tiles, dq_sum_ptr,
+            0, n_masked, n_first, head, n_masked, n_tiles, fixed,
             MASKED=True, DQ=DQ, CONSUMER=CONSUMER, SCORES=SCORES, BLOCK_M=BLOCK_M,
         )
         dk, dv, n_used, before, kv_slot = _backward_hopper_tiles(
-            dk, dv, n_used, before, kv_slot, kv_ring, q_ring, ds_ring, dq_sum_ptr, n_masked, n_tiles, n_first, head, n_masked, n_tiles, fixed,
+            dk, dv, n_used, before, kv_slot, kv_ring, q_ring, args.ds_tiles, dq_sum_ptr,
+            n_masked, n_tiles, n_first, head, n_masked, n_tiles, fixed,
             MASKED=False, DQ=DQ, CONSUMER=CONSUMER, SCORES=SCORES, BLOCK_M=BLOCK_M,
         )
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
         # This half of V is not needed any more: dv leaves from its place, then dk.
         v_slot = kv_at + 2 * CONSUMER + 1
-        _store_tile(dv_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dv)
+        _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dv)
         if DQ:
             k_a, k_b = _slot(kv_ring.slots, kv_at % KV_SLOTS), _slot(kv_ring.slots, (kv_at + 2) % KV_SLOTS)
-            dq_async = _async_ds_dot_k(ds_ring, n_used - 1, k_a, k_b, CONSUMER, SCORES)
+            dq_async = _async_ds_dot_k(args.ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
             dq = warpgroup_mma_wait(0, deps=[dq_async])
             if n_used > n_first:
                 _add_to_dq(dq_sum_ptr, before, dq)
         tma.store_wait(0)
         barrier()
-        _store_tile(dk_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * scale)
+        _store_tile(args.dk_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale)
         tma.store_wait(0)
         for part in gl.static_range(4):
             _consumer_release(kv_ring, kv_at + part)
@@ -742,30 +813,35 @@ def _backward_hopper_kernel(
     DQ: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dk, dv and the sums of dq, or dk and dv alone, BLOCK_N keys of one (b, KV head) after the other."""
-    problem = B, HQ, SQ, SK, scale
+    problem = Problem(B, HQ, SQ, SK, scale)
     # K and V, halved: of one tile, or of two where dq takes no room.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
-    q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS)
+    q_slots = QuerySlots(
+        _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS),
+    )
     q_ring = _ring(q_slots, SLOTS, 1, 2)
     if DQ:
         # dS^T of two tiles, and whether both consumers have stored theirs.
         TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-        ds_ring = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED), _barriers(2, 2)
+        ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
+        ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # No barrier that nobody uses: Triton gives its place to other data, which the GPU loses where it changes between processes.
-        ds_ring = ()
+        # No barrier that nobody uses: Triton gives its place to other data, which the GPU loses where it changes
+        # between processes.
+        ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, kv_ring, q_ring, ds_ring, dk_desc, dv_desc, dq_sum_ptr, problem
-    producer = scheduler, k_desc, v_desc, (q_desc, do_desc, lse_desc, delta_desc), kv_ring, q_ring, problem
+    consumer = BackwardConsumer(scheduler, kv_ring, q_ring, ds_tiles, dk_desc, dv_desc, dq_sum_ptr)
+    producer = KeyProducer(scheduler, k_desc, v_desc, q_desc, do_desc, lse_desc, delta_desc, kv_ring, q_ring)
     gl.warp_specialize(
         [
-            (_backward_hopper_consumer, (consumer, 0, DQ, BLOCK_M, BLOCK_N)),
-            (_backward_hopper_consumer, (consumer, 1, DQ, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_producer, (producer, GROUP, BLOCK_M, BLOCK_N)),
+            (_backward_hopper_consumer, (consumer, problem, 0, DQ, BLOCK_M, BLOCK_N)),
+            (_backward_hopper_consumer, (consumer, problem, 1, DQ, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 
@@ -782,10 +858,12 @@ def _dq_of_sums_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_idx = tl.program_id(0) % n_tiles * 64 + tl.arange(0, 64)
     dq = tl.load(dq_sum_ptr + tl.program_id(0).to(tl.int64) * 8192 + tl.arange(0, 8192))
-    # As `_add_to_dq` stores it: (half of the columns, 8 of them, warp, row of 8, column of 4, 2 rows, 2 columns).
+    # In the order of `_add_to_dq`: (half of the columns, 8 of them, warp, row of 8, column of 4, 2 rows, 2 columns).
     dq = dq.reshape(2, 8, 4, 8, 4, 2, 2).permute(2, 5, 3, 0, 1, 4, 6).reshape(64, 128)
-    dq_rows = dq_ptr + b * stride_ob + h * stride_oh + q_idx[:, None] * stride_os + tl.arange(0, 128)[None, :] * stride_od
-    tl.store(dq_rows, (dq * scale).to(dq_ptr.dtype.element_ty), mask=(q_idx < SQ)[:, None] & (tl.arange(0, 128) < 72)[None, :])
+    offs_d = tl.arange(0, 128)
+    dq_rows = dq_ptr + b * stride_ob + h * stride_oh + q_idx[:, None] * stride_os + offs_d[None, :] * stride_od
+    live = (q_idx < SQ)[:, None] & (tl.arange(0, 128) < 72)[None, :]
+    tl.store(dq_rows, (dq * scale).to(dq_ptr.dtype.element_ty), mask=live)
 
 
 # --- launch on Hopper ------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 619acbbb8653ab20
-# body: c82e6ebb7e6a56ca
+# inputs: 1df10cea3d5f72e4
+# body: 59285f4466b68ef6
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -46,7 +46,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
     ((80,), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
@@ -80,16 +81,17 @@ def _forward_tiles(
     stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     k_rows_0 = k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd
     k_rows_1 = k_ptr + offs_n[:, None] * stride_ks + tl.minimum(offs_d_1, 71)[None, :] * stride_kd
-    v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_e_0[None, :] * stride_vd
-    v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_e_1, 71)[None, :] * stride_vd
+    v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd
+    v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_d_1, 71)[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -156,8 +158,6 @@ def _forward_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -170,8 +170,14 @@ def _forward_kernel(
         q_0 = q_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
         q_1 = q_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
     else:
-        q_0 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        q_1 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+        q_0 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
+        q_1 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd,
+            mask=q_live[:, None] & (offs_d_1 < 72)[None, :],
+            other=0.0,
+        )
     acc_0 = tl.zeros([BLOCK_M, 64], tl.float32)
     acc_1 = tl.zeros([BLOCK_M, 16], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -194,10 +200,10 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e_0[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_0[None, :] * stride_od
     tl.store(o_rows, (acc_0 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e_1[None, :] * stride_od
-    tl.store(o_rows, (acc_1 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None] & (offs_e_1 < 72)[None, :])
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_1[None, :] * stride_od
+    tl.store(o_rows, (acc_1 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None] & (offs_d_1 < 72)[None, :])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
         tl.store(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, lse, mask=q_live)
@@ -219,20 +225,25 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
+    offs_d_0 = tl.arange(0, 64)
+    offs_d_1 = 64 + tl.arange(0, 16)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e_0[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e_0[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_0[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e_1[None, :] * stride_od, mask=(q_idx < SQ)[:, None] & (offs_e_1 < 72)[None, :], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e_1[None, :] * stride_gd, mask=(q_idx < SQ)[:, None] & (offs_e_1 < 72)[None, :], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_1[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d_1[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -248,12 +259,10 @@ def _dq_tiles(
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     k_rows_0 = k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd
     k_rows_1 = k_ptr + offs_n[:, None] * stride_ks + tl.minimum(offs_d_1, 71)[None, :] * stride_kd
-    v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_e_0[None, :] * stride_vd
-    v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_e_1, 71)[None, :] * stride_vd
+    v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd
+    v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_d_1, 71)[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -297,7 +306,8 @@ def _dq_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0,
+    do_desc_1, lse_ptr, delta_ptr, dq_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -315,8 +325,6 @@ def _dq_kernel(
     offs_m = tl.arange(0, BLOCK_M)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -330,14 +338,26 @@ def _dq_kernel(
         q_0 = q_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
         q_1 = q_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
     else:
-        q_0 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
-        q_1 = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd, mask=q_live[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+        q_0 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
+        q_1 = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d_1[None, :] * stride_qd,
+            mask=q_live[:, None] & (offs_d_1 < 72)[None, :],
+            other=0.0,
+        )
     if TMA:
         do_0 = do_desc_0.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
         do_1 = do_desc_1.load([b, h, q_start, 64]).reshape(BLOCK_M, 16)
     else:
-        do_0 = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e_0[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
-        do_1 = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e_1[None, :] * stride_gd, mask=q_live[:, None] & (offs_e_1 < 72)[None, :], other=0.0)
+        do_0 = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
+        do_1 = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d_1[None, :] * stride_gd,
+            mask=q_live[:, None] & (offs_d_1 < 72)[None, :],
+            other=0.0,
+        )
     dq_0 = tl.zeros([BLOCK_M, 64], tl.float32)
     dq_1 = tl.zeros([BLOCK_M, 16], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -371,16 +391,17 @@ def _dkdv_tiles(
     stride_qs, stride_qd, stride_gs, stride_gd, qk_scale, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     q_rows_0 = q_ptr + offs_m[:, None] * stride_qs + offs_d_0[None, :] * stride_qd
     q_rows_1 = q_ptr + offs_m[:, None] * stride_qs + tl.minimum(offs_d_1, 71)[None, :] * stride_qd
-    do_rows_0 = do_ptr + offs_m[:, None] * stride_gs + offs_e_0[None, :] * stride_gd
-    do_rows_1 = do_ptr + offs_m[:, None] * stride_gs + tl.minimum(offs_e_1, 71)[None, :] * stride_gd
+    do_rows_0 = do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd
+    do_rows_1 = do_ptr + offs_m[:, None] * stride_gs + tl.minimum(offs_d_1, 71)[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -431,7 +452,8 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
 def _dkdv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0,
+    do_desc_1, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb: tl.int64, stride_qh: tl.int64, stride_qs: tl.int64, stride_qd,
     stride_kb: tl.int64, stride_kh: tl.int64, stride_ks: tl.int64, stride_kd,
     stride_vb: tl.int64, stride_vh: tl.int64, stride_vs: tl.int64, stride_vd,
@@ -450,8 +472,6 @@ def _dkdv_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
-    offs_e_0 = tl.arange(0, 64)
-    offs_e_1 = 64 + tl.arange(0, 16)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
@@ -464,14 +484,26 @@ def _dkdv_kernel(
         k_0 = k_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
         k_1 = k_desc_1.load([b, h, kv_start, 64]).reshape(BLOCK_N, 16)
     else:
-        k_0 = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
-        k_1 = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d_1[None, :] * stride_kd, mask=kv_live[:, None] & (offs_d_1 < 72)[None, :], other=0.0)
+        k_0 = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d_0[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
+        k_1 = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d_1[None, :] * stride_kd,
+            mask=kv_live[:, None] & (offs_d_1 < 72)[None, :],
+            other=0.0,
+        )
     if TMA:
         v_0 = v_desc_0.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
         v_1 = v_desc_1.load([b, h, kv_start, 64]).reshape(BLOCK_N, 16)
     else:
-        v_0 = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e_0[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
-        v_1 = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e_1[None, :] * stride_vd, mask=kv_live[:, None] & (offs_e_1 < 72)[None, :], other=0.0)
+        v_0 = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
+        v_1 = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d_1[None, :] * stride_vd,
+            mask=kv_live[:, None] & (offs_d_1 < 72)[None, :],
+            other=0.0,
+        )
     dk_0 = tl.zeros([BLOCK_N, 64], tl.float32)
     dk_1 = tl.zeros([BLOCK_N, 16], tl.float32)
     dv_0 = tl.zeros([BLOCK_N, 64], tl.float32)
@@ -499,17 +531,17 @@ def _dkdv_kernel(
     tl.store(dk_rows, (dk_0 * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d_1[None, :] * stride_od
     tl.store(dk_rows, (dk_1 * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None] & (offs_d_1 < 72)[None, :])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e_0[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d_0[None, :] * stride_wd
     tl.store(dv_rows, dv_0.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e_1[None, :] * stride_wd
-    tl.store(dv_rows, dv_1.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None] & (offs_e_1 < 72)[None, :])
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d_1[None, :] * stride_wd
+    tl.store(dv_rows, dv_1.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None] & (offs_d_1 < 72)[None, :])
 
 
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
 _arch = _arch_for("siglip")
-_LIBRARY = _library("kgen_eb7df46caf30aaf0", "siglip")
+_LIBRARY = _library("kgen_ffa2785c28cf4f29", "siglip")
 
 
 def _descriptors(tile, *blocks):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3cd41220d12e2257
-# body: 9190836aec1fdb07
+# inputs: ef219a792695d77d
+# body: e2e4ad8b92ba2e59
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -48,7 +48,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(30.0)
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -88,16 +89,18 @@ def _tanh(x):
 @triton.jit
 def _forward_tiles(
     m_i, l_i, acc,
-    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_2, qk_scale,
-    SK,
+    q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_scale,
+    qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -118,7 +121,7 @@ def _forward_tiles(
         else:
             k = tl.load(k_rows + kv_start * stride_ks)
         qk = tl.dot(q, tl.trans(k))
-        s = _tanh(core_2 * qk)
+        s = _tanh(core_scale * qk)
         if MASKED:
             s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)
@@ -157,20 +160,21 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
-    core_2 = scale * (1 / CAP)
+    core_scale = scale * (1 / CAP)
     qk_scale = LOG2E * CAP
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -179,20 +183,20 @@ def _forward_kernel(
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_2,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_scale,
         qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
-        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_2,
+        q, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx, core_scale,
         qk_scale, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -218,16 +222,19 @@ def _delta_kernel(
     b, h = b_h // HQ, b_h % HQ
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + b * stride_lb + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -236,15 +243,14 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
-    core_2, qk_scale, SK,
+    core_scale, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -268,14 +274,14 @@ def _dq_tiles(
             k = tl.load(k_rows + kv_start * stride_ks)
             v = tl.load(v_rows + kv_start * stride_vs)
         qk = tl.dot(q, tl.trans(k))
-        core_3 = _tanh(core_2 * qk)
-        s = core_3
+        core = _tanh(core_scale * qk)
+        s = core
         p = tl.exp2(s * qk_scale - lse[:, None])
         if MASKED:
             p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
-        dqk = ds * (1 - core_3 * core_3)
+        dqk = ds * (1 - core * core)
         dq = tl.dot(dqk.to(k.dtype), k, dq)
     return dq
 
@@ -300,7 +306,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += b * stride_qb + h * stride_qh + q_start * stride_qs
     k_ptr += b * stride_kb + h * stride_kh
@@ -308,17 +313,21 @@ def _dq_kernel(
     do_ptr += b * stride_gb + h * stride_gh + q_start * stride_gs
     dq_ptr += b * stride_ob + h * stride_oh + q_start * stride_os
 
-    core_2 = scale * (1 / CAP)
+    core_scale = scale * (1 / CAP)
     qk_scale = LOG2E * CAP
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
@@ -328,13 +337,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, core_2, qk_scale, SK,
+        q_idx, core_scale, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, core_2, qk_scale, SK,
+        q_idx, core_scale, qk_scale, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -346,15 +355,17 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs, stride_gd,
-    kv_idx, core_2, qk_scale, SQ,
+    kv_idx, core_scale, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
@@ -379,14 +390,14 @@ def _dkdv_tiles(
             do = tl.load(do_rows + q_start * stride_gs)
         dp = tl.dot(v, tl.trans(do))
         qk = tl.dot(k, tl.trans(q))
-        core_3 = _tanh(core_2 * qk)
-        s = core_3
+        core = _tanh(core_scale * qk)
+        s = core
         p = tl.exp2(s * qk_scale - lse[None, :])
         if MASKED:
             p = tl.where(mask, p, 0.0)
         dv = tl.dot(p.to(do.dtype), do, dv)
         ds = p * (dp - delta[None, :])
-        dqk = ds * (1 - core_3 * core_3)
+        dqk = ds * (1 - core * core)
         dk = tl.dot(dqk.to(q.dtype), q, dk)
     return dk, dv
 
@@ -412,24 +423,27 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += b * stride_kb + h * stride_kh + kv_start * stride_ks
     v_ptr += b * stride_vb + h * stride_vh + kv_start * stride_vs
     dk_ptr += b * stride_ob + h * stride_oh + kv_start * stride_os
     dv_ptr += b * stride_wb + h * stride_wh + kv_start * stride_ws
 
-    core_2 = scale * (1 / CAP)
+    core_scale = scale * (1 / CAP)
     qk_scale = LOG2E * CAP
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -444,19 +458,19 @@ def _dkdv_kernel(
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, core_2, qk_scale, SQ,
+        stride_gd, kv_idx, core_scale, qk_scale, SQ,
         q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
     )
     dk, dv = _dkdv_tiles(
         dk, dv,
         k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, b, h, stride_qs, stride_qd, stride_gs,
-        stride_gd, kv_idx, core_2, qk_scale, SQ,
+        stride_gd, kv_idx, core_scale, qk_scale, SQ,
         q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -464,7 +478,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("softcap_causal")
-_LIBRARY = _library("kgen_a5c591d5dad75d57", "softcap_causal")
+_LIBRARY = _library("kgen_0a01df1da0f3b892", "softcap_causal")
 
 
 def _descriptors(tile, *blocks):

@@ -2,19 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a9a48b13ac86297
-# body: fb85c96b2851c0f8
+# inputs: 70a26999bfc77745
+# body: 96ee0f647ca35483
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -35,19 +37,25 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", [
+    "slopes_ptr", "stride_slopes_0", "cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "B", "HQ", "TQ", "TK", "scale",
+])
 
 
 @gluon.jit
@@ -139,7 +147,8 @@ def _consumer_skip(ring, i, n):
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -156,7 +165,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([16], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -170,12 +179,12 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _packed_tile_hopper(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """As `_packed_tile`, by the producer's four warps."""
+    """`_packed_tile` by the producer's four warps."""
     lanes = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     b = gl.to_tensor(0)
     count = b + B + 1
     while count > 1:
-        # Of 128 sequences at equal distances, the last whose slots have begun.
+        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
         step = gl.cdiv(count, 128)
         probe = lanes * step
         starts = gl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -223,22 +232,32 @@ def _vector_slots(N: tl.constexpr, SLOTS: tl.constexpr):
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, those that need masking first: n_first_masked at the start of the range, the rest at its end."""
-    tile = gl.where(i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked))
+    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
+    its end."""
+    tile = gl.where(
+        i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
+    )
     return lo + tile * BLOCK
 
 
+QuerySlots = collections.namedtuple("QuerySlots", ["q", "do", "lse", "delta"])
+KeyProducer = collections.namedtuple("KeyProducer", [
+    "scheduler", "k_desc", "v_desc", "q_desc", "do_desc", "lse_ptr", "delta_ptr", "kv_ring", "q_ring",
+    "counter_ptr",
+])
+
+
 @gluon.jit
-def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_producer(
+    args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """Publish tiles of keys, one query head of the group after the other, and load what they need."""
-    scheduler, k_desc, v_desc, q_descs, kv_ring, q_ring, counter_ptr, problem = operands
-    slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
-    q_desc, do_desc, lse_ptr, delta_ptr = q_descs
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    NBYTES: tl.constexpr = 2 * q_desc.block_type.nbytes
-    HKV = HQ // GQA
-    n_packed_slots = TK // BLOCK_N + B + 1
+    q_slots = q_ring.slots
+    NBYTES: tl.constexpr = 2 * args.q_desc.block_type.nbytes
+    HKV = problem.HQ // GQA
+    n_packed_slots = problem.TK // BLOCK_N + problem.B + 1
     n_fetched = 0
     i = 0
     done = 0
@@ -246,7 +265,9 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
         # The first keys are seen by the most queries, so they go first.
-        b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(cu_seqlens_k_ptr, cu_seqlens_q_ptr, B, TK, TQ, packed_slot, BLOCK_N)
+        b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
+            problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
+        )
         if tile < gl.cdiv(SK, BLOCK_N):
             q_end, kv_end = q_begin + SQ, kv_begin + SK
             kv_start = tile * BLOCK_N
@@ -260,30 +281,38 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
                 q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # At least one tile, if there is one, counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+                # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
+                # first sets up.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-                _publish_tile(scheduler, i, (kv_start, b * HQ + h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK))
+                _publish_tile(scheduler, i, (
+                    kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK,
+                ))
                 i += 1
                 if g == 0:
                     for half in gl.static_range(2):
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
-                        _producer_load(kv_ring, 4 * done + 2 * half, k_desc, [FAR, kv_end, h_kv, first, 0])
-                        _producer_load(kv_ring, 4 * done + 2 * half + 1, v_desc, [FAR, kv_end, h_kv, first, 0])
+                        _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
+                        _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
                 gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
                     full = _producer_acquire(q_ring, n_fetched, NBYTES)
                     slot = n_fetched % SLOTS
-                    async_load(q_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.index(slot))
-                    async_load(do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, do_slots.index(slot))
+                    at = [FAR, q_end, h, FAR - SQ + q_start, 0]
+                    async_load(args.q_desc, at, full, q_slots.q.index(slot))
+                    async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
                     # Not by TMA: along a row it begins at multiples of 16 bytes, and sequences begin anywhere.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
-                    lse = gl.load(lse_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)
-                    delta = gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)
-                    lse_slots.index(slot).store(lse)
-                    delta_slots.index(slot).store(delta)
+                    lse = gl.load(
+                        args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
+                    )
+                    delta = gl.load(
+                        args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
+                    )
+                    q_slots.lse.index(slot).store(lse)
+                    q_slots.delta.index(slot).store(delta)
                     barrier()
                     mbarrier.arrive(full, count=1)
                     n_fetched += 1
@@ -291,8 +320,14 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
         gdc_wait()  # also where no tile was
         gdc_launch_dependents()
         # Tiles differ in length: who is done first takes the next one.
-        number = gl.atomic_add(counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
+        number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
+
+
+DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "bias_h", "SQ"])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", [
+    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
+])
 
 
 @gluon.jit
@@ -300,20 +335,23 @@ def _dkdv_hopper_half(
     qk_async, dp_async, dk, dv, q, do, lse_rows, delta_rows, q_start, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight; of S, dP, dv and dk of both halves, three are younger than each."""
-    kv_idx, qk_scale, bias_h, SQ = fixed
+    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight. Of the products of both halves, S, dP, dv and dk,
+    three are younger than each."""
     offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
     q_idx = q_start + offs_m
     lse = lse_rows.load(gl.SliceLayout(0, SCORES))
     if MASKED:
-        q_live = q_idx < SQ
+        q_live = q_idx < fixed.SQ
     qk = warpgroup_mma_wait(3, deps=[qk_async])
-    bias_kv = bias_h * (kv_idx - q_start)
-    s = qk * qk_scale + bias_kv[:, None]
-    lse = _linear(lse, bias_h, offs_m)
+    bias_kv = fixed.bias_h * (fixed.kv_idx - q_start)
+    s = qk * fixed.qk_scale + bias_kv[:, None]
+    lse = _linear(lse, fixed.bias_h, offs_m)
     p = gl.exp2(s - lse[None, :])
     if MASKED:
-        mask = q_live[None, :] & (q_idx[None, :] >= kv_idx[:, None]) & (q_idx[None, :] - kv_idx[:, None] < WINDOW)
+        mask = (
+            q_live[None, :] & (q_idx[None, :] >= fixed.kv_idx[:, None])
+            & (q_idx[None, :] - fixed.kv_idx[:, None] < WINDOW)
+        )
         p = gl.where(mask, p, 0.0)
     dv_async = _async_dot(dv, p, do, OUT)
     delta = delta_rows.load(gl.SliceLayout(0, SCORES))
@@ -325,11 +363,12 @@ def _dkdv_hopper_half(
 
 @gluon.jit
 def _dkdv_hopper_tiles(
-    dk, dv, n_used, k, v, q_ring, j_lo, j_hi, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+    dk, dv, n_used, k, v, q_ring, j_lo, j_hi,
+    q_lo, n_first_masked, n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi); tiles are transposed, keys along rows."""
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
+    rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     # The first half's softmax runs beside the second's scores, and the second's beside the first's dv and dk.
     PART: tl.constexpr = BLOCK_M // 2
@@ -337,8 +376,9 @@ def _dkdv_hopper_tiles(
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
         slot = n_used % SLOTS
         _consumer_wait(q_ring, n_used)
-        q, do = _slot(q_slots, slot), _slot(do_slots, slot)
-        lse, delta = lse_slots.index(slot).reshape([BLOCK_M]), delta_slots.index(slot).reshape([BLOCK_M])
+        q, do = _slot(q_ring.slots.q, slot), _slot(q_ring.slots.do, slot)
+        lse = q_ring.slots.lse.index(slot).reshape([BLOCK_M])
+        delta = q_ring.slots.delta.index(slot).reshape([BLOCK_M])
         q_a, do_a, q_b, do_b = q.slice(0, PART), do.slice(0, PART), q.slice(PART, PART), do.slice(PART, PART)
         qk_a_async = _async_dot_nt(k, q_a, SCORES)
         dp_a_async = _async_dot_nt(v, do_a, SCORES)
@@ -349,7 +389,8 @@ def _dkdv_hopper_tiles(
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         dk_async, dv_async = _dkdv_hopper_half(
-            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART), q_start + PART, fixed,
+            qk_b_async, dp_b_async, dk_async, dv_async, q_b, do_b, lse.slice(PART, PART), delta.slice(PART, PART),
+            q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
@@ -360,10 +401,11 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dk and dv of one half of every tile of keys."""
-    scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem = operands
-    slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
@@ -373,10 +415,10 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
     kv_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, 0, 9)
     while kv_start >= 0:
         kv_start += CONSUMER * OWN_N
-        h = b_h % HQ
+        h = b_h % problem.HQ
         h_kv = h // GQA
         kv_idx = kv_start + offs_n
-        qk_scale = LOG2E * scale
+        qk_scale = LOG2E * problem.scale
         kv_end, kv_row = kv_begin + SK, FAR - SK + kv_start
         at_k = 4 * done + 2 * CONSUMER
         at_v = at_k + 1
@@ -389,30 +431,36 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
         # The query heads that share this KV head.
         for g in range(GQA):
             h = h_kv * GQA + g
-            slopes_h = gl.load(slopes_ptr + h * stride_slopes_0)
+            slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
-            fixed = kv_idx, qk_scale, bias_h, SQ
+            fixed = DkdvFixed(kv_idx, qk_scale, bias_h, SQ)
             # Tiles ahead of the first query that sees this half, or past the last, are the other half's alone.
             kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
-            n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead)
+            n_past = gl.minimum(
+                n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead
+            )
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=True, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             n_used = _consumer_skip(q_ring, n_used, n_past)
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k_held, v_held, q_ring, n_masked, n_tiles,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=False, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
         # K and V are not needed any more: dk and dv leave from their places.
-        _store_tile(dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * scale)
-        _store_tile(dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
+        _store_tile(
+            args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale
+        )
+        _store_tile(args.dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
         _consumer_release(kv_ring, at_v)
@@ -427,21 +475,27 @@ def _dkdv_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
-    problem = slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale
+    problem = Problem(slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
-    q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _vector_slots(BLOCK_M, SLOTS), _vector_slots(BLOCK_M, SLOTS)
+    q_slots = QuerySlots(
+        _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _vector_slots(BLOCK_M, SLOTS),
+        _vector_slots(BLOCK_M, SLOTS),
+    )
     q_ring = _ring(q_slots, SLOTS, 2, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem
-    producer = scheduler, k_desc, v_desc, (q_desc, do_desc, lse_ptr, delta_ptr), kv_ring, q_ring, counter_ptr, problem
+    consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
+    producer = KeyProducer(
+        scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr,
+    )
     gl.warp_specialize(
         [
-            (_dkdv_hopper_consumer, (consumer, GQA, 0, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_consumer, (consumer, GQA, 1, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_producer, (producer, GQA, GROUP, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

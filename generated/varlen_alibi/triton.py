@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b39730496cec57d6
-# body: 58b3582abaa89dba
+# inputs: 78489b3ed1967968
+# body: 2cfa7d8268bea27e
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -49,7 +49,8 @@ LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # further than the last token
 WINDOW = tl.constexpr(512)
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=False)),
@@ -88,7 +89,7 @@ def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: t
     b = tl.zeros([], tl.int32)
     count = b + B + 1
     while count > 1:
-        # Of 128 sequences at equal distances, the last whose slots have begun.
+        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
         step = tl.cdiv(count, 128)
         probe = tl.arange(0, 128) * step
         starts = tl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -113,12 +114,14 @@ def _forward_tiles(
     q_start, qk_scale, bias_h, bias_kv,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
@@ -134,8 +137,8 @@ def _forward_tiles(
         else:
             k = tl.load(k_rows + kv_start * stride_ks)
         qk = tl.dot(q, tl.trans(k))
-        bias_kv_2 = bias_kv + bias_h * (kv_start - q_start)
-        s = qk * qk_scale + bias_kv_2[None, :]
+        bias_kv_sum = bias_kv + bias_h * (kv_start - q_start)
+        s = qk * qk_scale + bias_kv_sum[None, :]
         if MASKED:
             s = tl.where(mask, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))
@@ -178,7 +181,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_idx = q_start + offs_m
     q_ptr += q_begin * stride_qs + h * stride_qh + q_start * stride_qs
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh
@@ -194,7 +196,9 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -219,7 +223,7 @@ def _forward_kernel(
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
@@ -246,16 +250,19 @@ def _delta_kernel(
     SQ = tl.minimum(tl.load(cu_seqlens_q_ptr + B), TQ)
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 64)
+    offs_d = tl.arange(0, 64)
     q_idx = q_start + offs_m
     o_ptr += h * stride_oh + q_start * stride_os
     do_ptr += h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + h.to(tl.int64) * TQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -270,9 +277,8 @@ def _dq_tiles(
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     for start in tl.range(kv_lo, kv_hi - gap, BLOCK_N):
         kv_start = start
         if MASKED:
@@ -291,8 +297,8 @@ def _dq_tiles(
             k = tl.load(k_rows + kv_start * stride_ks)
             v = tl.load(v_rows + kv_start * stride_vs)
         qk = tl.dot(q, tl.trans(k))
-        bias_kv_2 = bias_kv + bias_h * (kv_start - q_start)
-        s = qk * qk_scale + bias_kv_2[None, :]
+        bias_kv_sum = bias_kv + bias_h * (kv_start - q_start)
+        s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
             p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
@@ -327,7 +333,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_idx = q_start + offs_m
     q_ptr += q_begin * stride_qs + h * stride_qh + q_start * stride_qs
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh
@@ -344,11 +349,15 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 64], tl.float32)
     lse = tl.load(lse_ptr + h.to(tl.int64) * TQ + q_begin + q_idx, mask=q_live, other=0.0)
     lse = lse - bias_h * (q_start - q_idx)
@@ -385,12 +394,14 @@ def _dkdv_tiles(
     stride_gd, kv_idx, qk_scale, bias_h,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
@@ -451,7 +462,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
-    offs_e = tl.arange(0, 64)
     kv_idx = kv_start + offs_n
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh + kv_start * stride_ks
     v_ptr += kv_begin * stride_vs + h_kv * stride_vh + kv_start * stride_vs
@@ -463,11 +473,15 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     # The query heads that share this KV head.
@@ -498,7 +512,7 @@ def _dkdv_kernel(
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -506,7 +520,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_90162c9598a90c77", "varlen_alibi")
+_LIBRARY = _library("kgen_c35b995d6d615b02", "varlen_alibi")
 
 
 def _by_ends(x):

@@ -2,20 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1037bdc830468d3d
-# body: faf021f297de4427
+# inputs: f3f375af69374bc1
+# body: c9e7e3ae00346827
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
 """
 
+import collections
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -27,9 +29,12 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup, and of four partial sums of each row, of the columns that each of four threads has.
+# Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-SUMS = tl.constexpr(gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4]))
+# The layout of four partial sums of each row, over the columns that each of four threads has.
+SUMS = tl.constexpr(
+    gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
+)
 
 # Layouts of what TMA moves, in shared memory.
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
@@ -37,19 +42,25 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has TMA load
-# operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each. One thread
-# arrives at a barrier for its warpgroup, whose warps Triton has meet before it. What a loop needs and does not change is one
-# tuple, `fixed`.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
+# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
+# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
+# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
+# values that a loop over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer has
-    released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
+    has released it. The phase before the first counts as over: all slots are empty to begin with."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
     empty: object
+
+
+Problem = collections.namedtuple("Problem", [
+    "cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "B", "HQ", "TQ", "TK", "scale",
+])
 
 
 @gluon.jit
@@ -128,12 +139,14 @@ def _store_tile(desc, at, slots, i, tile):
     async_store(desc, at, slots.index(i))
 
 
+KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
+
+
 @gluon.jit
-def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.constexpr):
-    """As `_producer_acquire` for K (OF 0) or V (OF 1), with the slot, in a ring where V may have fewer slots than K. A full barrier
-    waits for both. If no tile is wanted, its arrival is made at once."""
+def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
+    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
+    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    slots = kv_ring.slots[OF]
     # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -145,13 +158,13 @@ def _producer_acquire_if(wanted, kv_ring, i, nbytes: tl.constexpr, OF: tl.conste
 @gluon.jit
 def _keys(kv_ring, i):
     """The i-th keys in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[0], i % kv_ring.slots[0].shape[0])
+    return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
     """The i-th values in shared memory [rows, columns]."""
-    return _slot(kv_ring.slots[1], i % kv_ring.slots[1].shape[0])
+    return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
@@ -167,7 +180,8 @@ def _consumer_skip(ring, i, n):
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
     """A ring by which the producer tells the consumers of two tiles at a time."""
-    return _ring(gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0])), 2, 1, READERS)
+    slots = gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
@@ -184,7 +198,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """What `_publish_tile` told; every thread has all of it."""
+    """The fields that `_publish_tile` told; every thread has all of them."""
     WHOLE: tl.constexpr = gl.BlockedLayout([16], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -198,18 +212,18 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, the last one first."""
+    """The start of the i-th tile, the last one first."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
 @gluon.jit
 def _packed_tile_hopper(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """As `_packed_tile`, by the producer's four warps."""
+    """`_packed_tile` by the producer's four warps."""
     lanes = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     b = gl.to_tensor(0)
     count = b + B + 1
     while count > 1:
-        # Of 128 sequences at equal distances, the last whose slots have begun.
+        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
         step = gl.cdiv(count, 128)
         probe = lanes * step
         starts = gl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -234,14 +248,17 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# Of acc 64 elements of a thread at a time, pairs of two rows in turn, and as many of alpha.
+# For 64 elements of acc of a thread at a time, pairs of two rows in turn, and as many of alpha.
 _RESCALE = tl.constexpr(
-    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; setp.neu.or.f32 p, $130, 0f3F800000, p; "
+    "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
+    "setp.neu.or.f32 p, $130, 0f3F800000, p; "
     "vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; "
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
+_RESCALED = tl.constexpr(
+    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
+)
 
 
 @gluon.jit
@@ -260,22 +277,36 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 # --- forward on Hopper -----------------------------------------------------------------------------------------
 
 
+QueryProducer = collections.namedtuple("QueryProducer", [
+    "scheduler", "q_descs", "k_desc", "v_desc", "q_rings", "kv_ring", "counter_ptr",
+])
+ForwardConsumer = collections.namedtuple("ForwardConsumer", [
+    "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
+])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "sk_minus_sq_plus_q", "SK"])
+
+
 @gluon.jit
-def _hopper_producer(operands, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_producer(
+    args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
     """Publish tiles of queries, and load K, V and what the consumers hold of the queries, V LAG tiles behind K."""
-    scheduler, q_descs, k_desc, v_desc, q_rings, kv_ring, counter_ptr, problem = operands
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
-    NBYTES: tl.constexpr = k_desc.block_type.nbytes
-    n_packed_slots = TQ // BLOCK_M + B + 1
+    scheduler, kv_ring = args.scheduler, args.kv_ring
+    NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
+    KEY_BYTES: tl.constexpr = NBYTES
+    n_packed_slots = problem.TQ // BLOCK_M + problem.B + 1
     n_fetched = 0
     i = 0
     number = gl.program_id(0)
-    while number < n_packed_slots * HQ:
-        packed_slot, h = _tile_and_head(number, n_packed_slots, HQ, GROUP)
-        b, tile, q_begin, SQ, kv_begin, SK = _packed_tile_hopper(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, TQ, TK, packed_slot, BLOCK_M)
+    while number < n_packed_slots * problem.HQ:
+        packed_slot, h = _tile_and_head(number, n_packed_slots, problem.HQ, GROUP)
+        b, tile, q_begin, SQ, kv_begin, SK = _packed_tile_hopper(
+            problem.cu_seqlens_q_ptr, problem.cu_seqlens_k_ptr, problem.B, problem.TQ, problem.TK, packed_slot, BLOCK_M
+        )
         n_q_tiles = gl.cdiv(SQ, BLOCK_M)
         if tile < n_q_tiles:
-            b_h = b * HQ + h
+            b_h = b * problem.HQ + h
             q_end, kv_end = q_begin + SQ, kv_begin + SK
             h_kv = h // GQA
             # The last query tiles see the most keys, so they go first.
@@ -289,76 +320,79 @@ def _hopper_producer(operands, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.c
             _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles, q_begin, SQ, SK))
             for j in range(n_tiles + LAG):
                 kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
-                full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, n_fetched, NBYTES, 0)
+                full, k_slot = _producer_acquire_if(j < n_tiles, kv_ring, kv_ring.slots.k, n_fetched, KEY_BYTES)
                 if j < n_tiles:
-                    async_load(k_desc, [FAR, kv_end, h_kv, FAR - SK + kv_start, 0], full, k_slot)
+                    async_load(args.k_desc, [FAR, kv_end, h_kv, FAR - SK + kv_start, 0], full, k_slot)
                 if j == 0:
                     for half in gl.static_range(2):
-                        for operand in gl.static_range(len(q_descs)):
+                        for operand in gl.static_range(len(args.q_descs)):
                             first = FAR - SQ + q_start + half * (BLOCK_M // 2)
-                            _producer_load(q_rings[operand], 2 * i + half, q_descs[operand], [FAR, q_end, h, first, 0])
-                full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, n_fetched, NBYTES, 1)
+                            at = [FAR, q_end, h, first, 0]
+                            _producer_load(args.q_rings[operand], 2 * i + half, args.q_descs[operand], at)
+                full, v_slot = _producer_acquire_if(j >= LAG, kv_ring, kv_ring.slots.v, n_fetched, NBYTES)
                 if j >= LAG:
                     v_start = kv_start + LAG * BLOCK_N
-                    async_load(v_desc, [FAR, kv_end, h_kv, FAR - SK + v_start, 0], full, v_slot)
+                    async_load(args.v_desc, [FAR, kv_end, h_kv, FAR - SK + v_start, 0], full, v_slot)
                 n_fetched += 1
             i += 1
         if LAG > 0:
             gdc_wait()  # forward begins beside what sets the counter to zero
         # Tiles differ in length: who is done first takes the next one.
-        number = gl.atomic_add(counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
+        number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
     gdc_wait()  # dq, which runs beside the end of dk and dv, is not done before them
 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Of each row four sums, of the columns that each of four threads has: they meet after the last tile."""
+    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def _hopper_softmax(
-    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and the new m_i, l_i and alpha."""
-    qk_scale, mask_q, SK = fixed
+    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
-        kv_live = kv_idx < SK
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+        kv_live = kv_idx < fixed.SK
+        mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         qk = gl.where(mask, qk, float("-inf"))
     # Any m_i near the maximum will do: it stays where it is until it is 8 below, so that acc is seldom rescaled.
-    m_top = gl.maximum(m_i, gl.max(qk, 1) * qk_scale)
+    m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
     # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
-    p = gl.exp2(qk * qk_scale - m_ref[:, None])
+    p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
     l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None] + _own_sums(p, SUMS)
     return p, m_new, l_i, alpha
 
 
 @gluon.jit
 def _hopper_tiles(
-    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi, n_tiles, fixed,
+    p, m_i, l_i, acc, n_used, q, kv_ring, j_lo, j_hi,
+    n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while the softmax runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it would have
-        # ahead of the softmax.
+        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it
+        # would have ahead of the softmax.
         _consumer_wait(kv_ring, n_used)
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -369,10 +403,12 @@ def _hopper_tiles(
 
 
 @gluon.jit
-def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """out and base-2 log-sum-exp of one half of every tile of queries."""
-    scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem = operands
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
+    scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -381,33 +417,36 @@ def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_
     q_start, b_h, n_last_masked, n_tiles, q_begin, SQ, SK = _next_tile(scheduler, 0, 7)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        h = b_h % HQ
+        h = b_h % problem.HQ
         q_end = q_begin + SQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        mask_q = SK - SQ + q_idx
-        fixed = qk_scale, mask_q, SK
+        qk_scale = LOG2E * problem.scale
+        sk_minus_sq_plus_q = SK - SQ + q_idx
+        fixed = ForwardFixed(qk_scale, sk_minus_sq_plus_q, SK)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
-        q = _consumer_tile(q_ring, 2 * i + CONSUMER)
+        q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
-            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, 1, n_last_masked,
+            n_tiles, fixed,
             MASKED=True, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         p, m_i, l_i, acc, n_used = _hopper_tiles(
-            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles, n_tiles, fixed,
+            p, m_i, l_i, acc, n_used, q, kv_ring, gl.maximum(n_last_masked, 1), n_tiles,
+            n_tiles, fixed,
             MASKED=False, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        _consumer_release(q_ring, 2 * i + CONSUMER)
+        _consumer_release(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
@@ -415,14 +454,14 @@ def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)
-            gl.store(lse_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, lse, mask=q_idx < SQ)
+            gl.store(args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, lse, mask=q_idx < SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         n_used += 1
         out = acc * gl.convert_layout(1.0 / l_safe, gl.SliceLayout(1, OUT))[:, None]
         tma.store_wait(0)
         barrier()
-        _store_tile(o_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], out_slots, CONSUMER, out)
+        _store_tile(args.o_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], args.out_slots, CONSUMER, out)
         i += 1
         q_start, b_h, n_last_masked, n_tiles, q_begin, SQ, SK = _next_tile(scheduler, i, 7)
     tma.store_wait(0)
@@ -435,21 +474,23 @@ def _forward_hopper_kernel(
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
-    problem = cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale
+    problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1)), SLOTS, 2, 2)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     out_slots = _slots(o_desc, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr, problem
-    producer = scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, counter_ptr, problem
+    consumer = ForwardConsumer(scheduler, q_ring, kv_ring, out_slots, o_desc, lse_ptr)
+    producer = QueryProducer(scheduler, (q_desc,), k_desc, v_desc, (q_ring,), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
-            (_hopper_consumer, (consumer, GQA, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_consumer, (consumer, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, GQA, 1, GROUP, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, GQA, 0, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_consumer, (consumer, problem, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, GQA, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 
@@ -457,28 +498,35 @@ def _forward_hopper_kernel(
 # --- backward on Hopper ----------------------------------------------------------------------------------------
 
 
+DqFixed = collections.namedtuple("DqFixed", ["qk_scale", "sk_minus_sq_plus_q", "SK"])
+DqConsumer = collections.namedtuple("DqConsumer", [
+    "scheduler", "q_ring", "do_ring", "kv_ring", "dq_desc", "lse_ptr", "delta_ptr",
+])
+
+
 @gluon.jit
 def _dq_hopper_gradient(
-    qk_async, dp_async, lse, delta, kv_start, fixed, MASKED, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
+    qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
+    PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dS of a tile whose S and dP are in flight with PENDING younger products."""
-    qk_scale, mask_q, SK = fixed
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
-    p = gl.exp2(qk * qk_scale - lse[:, None])
+    p = gl.exp2(qk * fixed.qk_scale - lse[:, None])
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     if MASKED:
-        kv_live = kv_idx < SK
-        mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
-        # Also in rows that see no key, whose P is infinite. Those after the last sequence may hold NaN.
+        kv_live = kv_idx < fixed.SK
+        mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
+        # Also in rows that see no key, whose P is infinite. Rows after the last sequence may hold NaN.
         ds = gl.where(mask, ds, 0.0)
     return ds
 
 
 @gluon.jit
 def _dq_hopper_tiles(
-    ds, dq, n_used, q, do, lse, delta, kv_ring, j_lo, j_hi, n_last_masked, n_tiles, fixed,
+    ds, dq, n_used, q, do, lse, delta, kv_ring, j_lo, j_hi,
+    n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the tiles of keys [j_lo, j_hi); that of the tile before runs while P and dS are computed."""
@@ -489,7 +537,8 @@ def _dq_hopper_tiles(
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
         dq_async = _async_dot(dq, ds, _keys(kv_ring, n_used - 1), OUT)
         ds = _dq_hopper_gradient(
-            qk_async, dp_async, lse, delta, kv_start, fixed, j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, dp_async, lse, delta, kv_start, fixed,
+            j < n_last_masked, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         # No product may be in flight where the loop closes: the compiler would wait after each of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
@@ -499,10 +548,12 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dq_hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dq of one half of every tile of queries."""
-    scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr, problem = operands
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
+    scheduler = args.scheduler
+    q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
@@ -511,15 +562,17 @@ def _dq_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLO
     q_start, b_h, n_last_masked, n_tiles, q_begin, SQ, SK = _next_tile(scheduler, 0, 7)
     while q_start >= 0:
         q_start += CONSUMER * OWN_M
-        h = b_h % HQ
+        h = b_h % problem.HQ
         q_end = q_begin + SQ
         q_idx = q_start + offs_m
-        qk_scale = LOG2E * scale
-        mask_q = SK - SQ + q_idx
+        qk_scale = LOG2E * problem.scale
+        sk_minus_sq_plus_q = SK - SQ + q_idx
         q_live = q_idx < SQ
-        lse = gl.load(lse_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_live, other=0.0)
-        delta = gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_live, other=0.0)
-        fixed = qk_scale, mask_q, SK
+        lse = gl.load(args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0)
+        delta = gl.load(
+            args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0
+        )
+        fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         # Tiles past the last key of this half, or ahead of its first, are the other half's alone; and so may masks be.
         q_last = gl.minimum(q_start + OWN_M, SQ) - 1
@@ -536,11 +589,13 @@ def _dq_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLO
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
         ds = _dq_hopper_gradient(
-            qk_async, dp_async, lse, delta, kv_start, fixed, True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N
+            qk_async, dp_async, lse, delta, kv_start, fixed,
+            True, PENDING=0, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         n_used += 1
         ds, dq, n_used = _dq_hopper_tiles(
-            ds, dq, n_used, q, do, lse, delta, kv_ring, n_past + 1, n_tiles, n_last_masked, n_tiles, fixed,
+            ds, dq, n_used, q, do, lse, delta, kv_ring,
+            n_past + 1, n_tiles, n_last_masked, n_tiles, fixed,
             SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
         dq_async = _async_dot(dq, ds, _keys(kv_ring, n_used - 1), OUT)
@@ -548,7 +603,13 @@ def _dq_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLO
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # Q is not needed any more: dq leaves from its place.
-        _store_tile(dq_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * scale)
+        _store_tile(
+            args.dq_desc,
+            [FAR, q_end, h, FAR - SQ + q_start, 0],
+            q_ring.slots,
+            (2 * i + CONSUMER) % 2,
+            dq * problem.scale,
+        )
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -562,21 +623,25 @@ def _dq_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dq, BLOCK_M query rows of one (b, h) after the other."""
-    problem = cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale
+    problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     do_ring = _ring(_slots(do_desc, 2), 2, 1, 1)
-    kv_ring = _ring((_slots(k_desc, SLOTS), _slots(v_desc, SLOTS)), SLOTS, 2, 2)
+    kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
+    kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr, problem
-    producer = scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr, problem
+    consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
+    producer = QueryProducer(
+        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
+    )
     gl.warp_specialize(
         [
-            (_dq_hopper_consumer, (consumer, GQA, 0, BLOCK_M, BLOCK_N)),
-            (_dq_hopper_consumer, (consumer, GQA, 1, BLOCK_M, BLOCK_N)),
-            (_hopper_producer, (producer, GQA, 0, GROUP, BLOCK_M, BLOCK_N)),
+            (_dq_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
+            (_dq_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
+            (_hopper_producer, (producer, problem, GQA, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 
@@ -588,22 +653,32 @@ def _vector_slots(N: tl.constexpr, SLOTS: tl.constexpr):
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """Where the i-th tile begins, those that need masking first: n_first_masked at the start of the range, the rest at its end."""
-    tile = gl.where(i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked))
+    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
+    its end."""
+    tile = gl.where(
+        i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
+    )
     return lo + tile * BLOCK
 
 
+QuerySlots = collections.namedtuple("QuerySlots", ["q", "do", "lse", "delta"])
+KeyProducer = collections.namedtuple("KeyProducer", [
+    "scheduler", "k_desc", "v_desc", "q_desc", "do_desc", "lse_ptr", "delta_ptr", "kv_ring", "q_ring",
+    "counter_ptr",
+])
+
+
 @gluon.jit
-def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_producer(
+    args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """Publish tiles of keys, one query head of the group after the other, and load what they need."""
-    scheduler, k_desc, v_desc, q_descs, kv_ring, q_ring, counter_ptr, problem = operands
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
-    q_desc, do_desc, lse_ptr, delta_ptr = q_descs
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    NBYTES: tl.constexpr = 2 * q_desc.block_type.nbytes
-    HKV = HQ // GQA
-    n_packed_slots = TK // BLOCK_N + B + 1
+    q_slots = q_ring.slots
+    NBYTES: tl.constexpr = 2 * args.q_desc.block_type.nbytes
+    HKV = problem.HQ // GQA
+    n_packed_slots = problem.TK // BLOCK_N + problem.B + 1
     n_fetched = 0
     i = 0
     done = 0
@@ -611,7 +686,9 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
         # The first keys are seen by the most queries, so they go first.
-        b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(cu_seqlens_k_ptr, cu_seqlens_q_ptr, B, TK, TQ, packed_slot, BLOCK_N)
+        b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
+            problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
+        )
         if tile < gl.cdiv(SK, BLOCK_N):
             q_end, kv_end = q_begin + SQ, kv_begin + SK
             kv_start = tile * BLOCK_N
@@ -625,30 +702,38 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
                 q_full_hi = SQ // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # At least one tile, if there is one, counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+                # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
+                # first sets up.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-                _publish_tile(scheduler, i, (kv_start, b * HQ + h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK))
+                _publish_tile(scheduler, i, (
+                    kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK,
+                ))
                 i += 1
                 if g == 0:
                     for half in gl.static_range(2):
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
-                        _producer_load(kv_ring, 4 * done + 2 * half, k_desc, [FAR, kv_end, h_kv, first, 0])
-                        _producer_load(kv_ring, 4 * done + 2 * half + 1, v_desc, [FAR, kv_end, h_kv, first, 0])
+                        _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
+                        _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
                 gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
                     full = _producer_acquire(q_ring, n_fetched, NBYTES)
                     slot = n_fetched % SLOTS
-                    async_load(q_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.index(slot))
-                    async_load(do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, do_slots.index(slot))
+                    at = [FAR, q_end, h, FAR - SQ + q_start, 0]
+                    async_load(args.q_desc, at, full, q_slots.q.index(slot))
+                    async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
                     # Not by TMA: along a row it begins at multiples of 16 bytes, and sequences begin anywhere.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
-                    lse = gl.load(lse_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)
-                    delta = gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)
-                    lse_slots.index(slot).store(lse)
-                    delta_slots.index(slot).store(delta)
+                    lse = gl.load(
+                        args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
+                    )
+                    delta = gl.load(
+                        args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
+                    )
+                    q_slots.lse.index(slot).store(lse)
+                    q_slots.delta.index(slot).store(delta)
                     barrier()
                     mbarrier.arrive(full, count=1)
                     n_fetched += 1
@@ -656,18 +741,24 @@ def _dkdv_hopper_producer(operands, GQA: tl.constexpr, GROUP: tl.constexpr, BLOC
         gdc_wait()  # also where no tile was
         gdc_launch_dependents()
         # Tiles differ in length: who is done first takes the next one.
-        number = gl.atomic_add(counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
+        number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
+
+
+DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "sk_minus_sq", "SQ"])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", [
+    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
+])
 
 
 @gluon.jit
 def _dkdv_hopper_tiles(
-    dk, dv, n_used, k, v, q_ring, j_lo, j_hi, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+    dk, dv, n_used, k, v, q_ring, j_lo, j_hi,
+    q_lo, n_first_masked, n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi); tiles are transposed, keys along rows."""
-    kv_idx, qk_scale, mask_2, SQ = fixed
-    q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
+    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
+    rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -675,20 +766,20 @@ def _dkdv_hopper_tiles(
         q_idx = q_start + offs_m
         slot = n_used % SLOTS
         _consumer_wait(q_ring, n_used)
-        q, do = _slot(q_slots, slot), _slot(do_slots, slot)
+        q, do = _slot(q_ring.slots.q, slot), _slot(q_ring.slots.do, slot)
         qk_async = _async_dot_nt(k, q, SCORES)
         dp_async = _async_dot_nt(v, do, SCORES)
-        lse = lse_slots.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
+        lse = q_ring.slots.lse.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
         if MASKED:
-            mask_q = mask_2 + q_idx
-            q_live = q_idx < SQ
+            sk_minus_sq_plus_q = fixed.sk_minus_sq + q_idx
+            q_live = q_idx < fixed.SQ
         qk = warpgroup_mma_wait(1, deps=[qk_async])
-        p = gl.exp2(qk * qk_scale - lse[None, :])
+        p = gl.exp2(qk * fixed.qk_scale - lse[None, :])
         if MASKED:
-            mask = q_live[None, :] & (mask_q[None, :] >= kv_idx[:, None])
+            mask = q_live[None, :] & (sk_minus_sq_plus_q[None, :] >= fixed.kv_idx[:, None])
             p = gl.where(mask, p, 0.0)
         dv_async = _async_dot(dv, p, do, OUT)
-        delta = delta_slots.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
+        delta = q_ring.slots.delta.index(slot).reshape([BLOCK_M]).load(gl.SliceLayout(0, SCORES))
         dp = warpgroup_mma_wait(1, deps=[dp_async])
         ds = p * (dp - delta[None, :])
         dk_async = _async_dot(dk, ds, q, OUT)
@@ -700,10 +791,11 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_hopper_consumer(
+    args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):
     """dk and dv of one half of every tile of keys."""
-    scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem = operands
-    cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale = problem
+    scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
     SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
@@ -713,11 +805,11 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
     kv_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, 0, 9)
     while kv_start >= 0:
         kv_start += CONSUMER * OWN_N
-        h = b_h % HQ
+        h = b_h % problem.HQ
         h_kv = h // GQA
         kv_idx = kv_start + offs_n
-        qk_scale = LOG2E * scale
-        mask_2 = SK - SQ
+        qk_scale = LOG2E * problem.scale
+        sk_minus_sq = SK - SQ
         kv_end, kv_row = kv_begin + SK, FAR - SK + kv_start
         at_k = 4 * done + 2 * CONSUMER
         at_v = at_k + 1
@@ -728,24 +820,28 @@ def _dkdv_hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, B
         # The query heads that share this KV head.
         for g in range(GQA):
             h = h_kv * GQA + g
-            fixed = kv_idx, qk_scale, mask_2, SQ
+            fixed = DkdvFixed(kv_idx, qk_scale, sk_minus_sq, SQ)
             # Tiles ahead of the first query that sees this half, or past the last, are the other half's alone.
             own_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k, v, q_ring, n_ahead, n_masked, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k, v, q_ring, n_ahead, n_masked,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=True, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             dk, dv, n_used = _dkdv_hopper_tiles(
-                dk, dv, n_used, k, v, q_ring, n_masked, n_tiles, q_lo, n_first_masked, n_masked, n_tiles, fixed,
+                dk, dv, n_used, k, v, q_ring, n_masked, n_tiles,
+                q_lo, n_first_masked, n_masked, n_tiles, fixed,
                 MASKED=False, SCORES=SCORES, BLOCK_M=BLOCK_M,
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
         # K and V are not needed any more: dk and dv leave from their places.
-        _store_tile(dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * scale)
-        _store_tile(dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
+        _store_tile(
+            args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale
+        )
+        _store_tile(args.dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
         _consumer_release(kv_ring, at_v)
@@ -760,21 +856,27 @@ def _dkdv_hopper_kernel(
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
     """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
-    problem = cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale
+    problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
-    q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _vector_slots(BLOCK_M, SLOTS), _vector_slots(BLOCK_M, SLOTS)
+    q_slots = QuerySlots(
+        _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _vector_slots(BLOCK_M, SLOTS),
+        _vector_slots(BLOCK_M, SLOTS),
+    )
     q_ring = _ring(q_slots, SLOTS, 2, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = scheduler, kv_ring, q_ring, dk_desc, dv_desc, problem
-    producer = scheduler, k_desc, v_desc, (q_desc, do_desc, lse_ptr, delta_ptr), kv_ring, q_ring, counter_ptr, problem
+    consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
+    producer = KeyProducer(
+        scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr,
+    )
     gl.warp_specialize(
         [
-            (_dkdv_hopper_consumer, (consumer, GQA, 0, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_consumer, (consumer, GQA, 1, BLOCK_M, BLOCK_N)),
-            (_dkdv_hopper_producer, (producer, GQA, GROUP, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
+            (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer; the first consumer has the rest of 504.
+        # Warps, and registers a thread, of the second consumer and the producer.
+        # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebe682e17344d02a
-# body: 23fd198cfe18c9f7
+# inputs: 43c1a59cf2aa26a5
+# body: 04aa9953ba87643d
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -47,7 +47,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # further than the last token
 
-# Tiles by compute capability (90 is 9.0): the first that fits is taken. The last is for every chip, in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
+# 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -86,7 +87,7 @@ def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: t
     b = tl.zeros([], tl.int32)
     count = b + B + 1
     while count > 1:
-        # Of 128 sequences at equal distances, the last whose slots have begun.
+        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
         step = tl.cdiv(count, 128)
         probe = tl.arange(0, 128) * step
         starts = tl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -108,15 +109,17 @@ def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: t
 def _forward_tiles(
     m_i, l_i, acc,
     q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-    mask_q,
+    sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the KV tiles of [kv_lo, kv_hi). m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i)."""
+    """Online softmax over the KV tiles of [kv_lo, kv_hi).
+
+    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -129,7 +132,7 @@ def _forward_tiles(
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+            mask = kv_live[None, :] & (sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         if TMA:
             k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
         elif MASKED:
@@ -179,7 +182,6 @@ def _forward_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += q_begin * stride_qs + h * stride_qh + q_start * stride_qs
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh
@@ -187,12 +189,14 @@ def _forward_kernel(
     o_ptr += q_begin * stride_os + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_q = SK - SQ + q_idx
+    sk_minus_sq_plus_q = SK - SQ + q_idx
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -202,19 +206,19 @@ def _forward_kernel(
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        mask_q,
+        sk_minus_sq_plus_q,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     m_i, l_i, acc = _forward_tiles(
         m_i, l_i, acc,
         q, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs, stride_vd, qk_scale,
-        mask_q,
+        sk_minus_sq_plus_q,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
     # Rows that saw no key: zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
-    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
@@ -241,16 +245,19 @@ def _delta_kernel(
     SQ = tl.minimum(tl.load(cu_seqlens_q_ptr + B), TQ)
     q_start = tl.program_id(0) % n_tiles * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
-    offs_e = tl.arange(0, 128)
+    offs_d = tl.arange(0, 128)
     q_idx = q_start + offs_m
     o_ptr += h * stride_oh + q_start * stride_os
     do_ptr += h * stride_gh + q_start * stride_gs
     delta = tl.zeros([BLOCK_M], tl.float32)
-    o = tl.load(o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od, mask=(q_idx < SQ)[:, None], other=0.0)
-    do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=(q_idx < SQ)[:, None], other=0.0)
+    o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
+    o = tl.load(o_rows, mask=(q_idx < SQ)[:, None], other=0.0)
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
+    do = tl.load(do_rows, mask=(q_idx < SQ)[:, None], other=0.0)
     delta += tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     if HAS_DLSE:
-        dlse = tl.load(dlse_ptr + h * stride_lh + q_idx * stride_ls, mask=q_idx < SQ, other=0.0)
+        dlse_rows = dlse_ptr + h * stride_lh + q_idx * stride_ls
+        dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + h.to(tl.int64) * TQ + q_idx, delta, mask=q_idx < SQ)
 
@@ -259,15 +266,14 @@ def _delta_kernel(
 def _dq_tiles(
     dq,
     q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
-    stride_vd, qk_scale, mask_q,
+    stride_vd, qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
-    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd
+    v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
     # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
@@ -280,7 +286,7 @@ def _dq_tiles(
         kv_idx = kv_start + offs_n
         if MASKED:
             kv_live = kv_idx < SK
-            mask = kv_live[None, :] & (mask_q[:, None] >= kv_idx[None, :])
+            mask = kv_live[None, :] & (sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
         if TMA:
             k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
             v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
@@ -324,7 +330,6 @@ def _dq_kernel(
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_idx = q_start + offs_m
     q_ptr += q_begin * stride_qs + h * stride_qh + q_start * stride_qs
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh
@@ -333,16 +338,20 @@ def _dq_kernel(
     dq_ptr += q_begin * stride_os + h * stride_oh + q_start * stride_os
 
     qk_scale = LOG2E * scale
-    mask_q = SK - SQ + q_idx
+    sk_minus_sq_plus_q = SK - SQ + q_idx
     q_live = q_idx < SQ
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
+        q = tl.load(
+            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
+        )
     if TMA:
         do = do_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
+        do = tl.load(
+            do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd, mask=q_live[:, None], other=0.0
+        )
     dq = tl.zeros([BLOCK_M, 128], tl.float32)
     lse = tl.load(lse_ptr + h.to(tl.int64) * TQ + q_begin + q_idx, mask=q_live, other=0.0)
     delta = tl.load(delta_ptr + h.to(tl.int64) * TQ + q_begin + q_idx, mask=q_live, other=0.0)
@@ -352,13 +361,13 @@ def _dq_kernel(
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
-        stride_vd, qk_scale, mask_q,
+        stride_vd, qk_scale, sk_minus_sq_plus_q,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
         q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, kv_end, SK, h_kv, stride_ks, stride_kd, stride_vs,
-        stride_vd, qk_scale, mask_q,
+        stride_vd, qk_scale, sk_minus_sq_plus_q,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -370,24 +379,26 @@ def _dq_kernel(
 def _dkdv_tiles(
     dk, dv,
     k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd, stride_gs,
-    stride_gd, kv_idx, qk_scale, mask_2,
+    stride_gd, kv_idx, qk_scale, sk_minus_sq,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi); tiles are transposed, keys along rows."""
+    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+
+    Tiles are transposed: keys lie along rows.
+    """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
-    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd
+    do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     for start in tl.range(q_lo, q_hi - gap, BLOCK_M):
         q_start = start
         if MASKED:
             q_start += tl.where(q_start < gap_lo, 0, gap)
         q_idx = q_start + offs_m
         if MASKED:
-            mask_q = mask_2 + q_idx
+            sk_minus_sq_plus_q = sk_minus_sq + q_idx
             q_live = q_idx < SQ
-            mask = q_live[None, :] & (mask_q[None, :] >= kv_idx[:, None])
+            mask = q_live[None, :] & (sk_minus_sq_plus_q[None, :] >= kv_idx[:, None])
             lse = tl.load(lse_ptr + q_idx, mask=q_live, other=0.0)
             delta = tl.load(delta_ptr + q_idx, mask=q_live, other=0.0)
         else:
@@ -437,7 +448,6 @@ def _dkdv_kernel(
     kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
-    offs_e = tl.arange(0, 128)
     kv_idx = kv_start + offs_n
     k_ptr += kv_begin * stride_ks + h_kv * stride_kh + kv_start * stride_ks
     v_ptr += kv_begin * stride_vs + h_kv * stride_vh + kv_start * stride_vs
@@ -445,16 +455,20 @@ def _dkdv_kernel(
     dv_ptr += kv_begin * stride_ws + h_kv * stride_wh + kv_start * stride_ws
 
     qk_scale = LOG2E * scale
-    mask_2 = SK - SQ
+    sk_minus_sq = SK - SQ
     kv_live = kv_idx < SK
     if TMA:
         k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
+        k = tl.load(
+            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
+        )
     if TMA:
         v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_e[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
+        v = tl.load(
+            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
+        )
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     # The query heads that share this KV head.
@@ -471,19 +485,19 @@ def _dkdv_kernel(
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
-            stride_gs, stride_gd, kv_idx, qk_scale, mask_2,
+            stride_gs, stride_gd, kv_idx, qk_scale, sk_minus_sq,
             q_lo, q_hi, q_full_lo, q_gap, MASKED=True, TMA=TMA, BLOCK_M=BLOCK_M,
         )
         dk, dv = _dkdv_tiles(
             dk, dv,
             k, v, q_head, do_head, lse_head, delta_head, q_desc, do_desc, q_end, SQ, h, stride_qs, stride_qd,
-            stride_gs, stride_gd, kv_idx, qk_scale, mask_2,
+            stride_gs, stride_gd, kv_idx, qk_scale, sk_minus_sq,
             q_full_lo, q_full_hi, 0, 0, MASKED=False, TMA=TMA, BLOCK_M=BLOCK_M,
         )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
     tl.store(dk_rows, (dk * scale).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
-    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
+    dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
 
@@ -491,7 +505,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_788a9f1f22f58e44", "varlen_causal")
+_LIBRARY = _library("kgen_bd58b961466bfc8a", "varlen_causal")
 
 
 def _by_ends(x):

@@ -97,6 +97,11 @@ def spread(operands: Sequence[str], indent: int) -> str:
     return wrapped(operands, indent).removesuffix(",")
 
 
+def within(operands: Sequence[str], indent: int) -> str:
+    """Operands behind a bracket; further lines are set in."""
+    return spread(operands, indent).strip()
+
+
 def columns(operands: Sequence[str], indent: int) -> str:
     """Two operands a line, the second ones below each other."""
     width = max(map(len, operands)) + 2
@@ -143,6 +148,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "plus": around(" + {}"),
     "said": said,
     "spread": spread,
+    "within": within,
     "sentence": around(" {}"),
     "stored": around(", mask={}"),
     "times": around(" * {}"),

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from collecting import FAMILIES, collected, scopes, specs_of, with_own_variables
+from support.specs.collecting import FAMILIES, collected, scopes, specs_of, with_own_variables
 
 from kgen.diagnostics import KgenError
 from kgen.family import KERNELS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import triton.language as tl
-from single import single
+from support.interpreters.single_file import single
 
 from kgen.kernels.attention.schedules.hopper.records import TAKEN, field_of, reached, record
 from kgen.spec.load import load

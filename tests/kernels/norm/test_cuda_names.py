@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from collecting import apart
+from support.specs.collecting import apart
 
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.spec import RESERVED

@@ -21,7 +21,7 @@ from kgen.spec.load import Loaded, load_variants, loads
 from kgen.spec.names import KINDS, kinds_of
 from kgen.spec.renaming import renamed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 FAMILIES = NAMES
 SAMPLES = {
     # No spec of the repository has a decay of which a part is computed apart.
