@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import symtable
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -184,7 +183,7 @@ mask_mod: q_idx >= kv_idx - given_number
 """Specs whose own names nothing else has, and whose files have all that there may be in one."""
 
 
-@functools.cache
+@cache
 def _names(kind: str) -> frozenset[str]:
     """The names of the package's file that a spec's own ones of a kind meet in a scope: its name, or what is given."""
     found = set()
