@@ -2,8 +2,8 @@
 
 `names.json` of a family has, for each kind of name that a spec gives (its own, buffers, params, constants, and values
 that expressions name), the forms in which files have it, as `{name}_ptr`, and the files' own names beside it. Both are
-collected from rendered files (`tests/support/specs/collecting.py`), so that no rendering has to look at one. A name of a spec
-that would meet another one gets a suffix before anything is planned; callers say what the spec says (`called`).
+collected from rendered files (`tests/support/specs/collecting.py`), so that no rendering has to look at one. A name of
+a spec that would meet another one gets a suffix before anything is planned; callers say what the spec says (`called`).
 """
 
 from __future__ import annotations
