@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c28a08c818392233
-# body: 4cc6cf5ae9848752
+# inputs: 3f94824a0ca9597b
+# body: aa5d997de8884f32
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -143,6 +143,9 @@ def _no_gradients(name, why, /, **tensors):
                 raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
+_LIBRARY = _library("kgen_0a72f68a09738fd1", "causal_delta")
+
+
 def _cast(dtype, *tensors):
     """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
     for x in tensors:
@@ -164,7 +167,7 @@ def _vectors(x):
     )
 
 
-@_operator("causal_delta")
+@_operator(_LIBRARY, "causal_delta")
 def _delta_op(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
     B, H, S, _ = out.shape
     delta = torch.empty(B, H, S, dtype=torch.float32, device=out.device)

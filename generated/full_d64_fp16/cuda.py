@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 455da862fa44a69b
-# body: 81f16bbf68983632
+# inputs: d78853889652e0c1
+# body: 4432784ef0cc03f7
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -143,6 +143,9 @@ def _no_gradients(name, why, /, **tensors):
                 raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
+_LIBRARY = _library("kgen_434021fb86d0bece", "full_d64_fp16_delta")
+
+
 def _cast(dtype, *tensors):
     """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
     for x in tensors:
@@ -164,7 +167,7 @@ def _vectors(x):
     )
 
 
-@_operator("full_d64_fp16_delta")
+@_operator(_LIBRARY, "full_d64_fp16_delta")
 def _delta_op(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
     B, H, S, _ = out.shape
     delta = torch.empty(B, H, S, dtype=torch.float32, device=out.device)

@@ -278,3 +278,9 @@ def test_where_no_file_does_without_others():
     with pytest.raises(KgenError) as caught:
         render_spec(load(ROOT / "specs/rms_norm.yaml"), ["cuda"], single=True)
     assert caught.value.diagnostics[0].code == "no-single-file"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name)
+def test_cuda_files_import_without_a_gpu(path: Path) -> None:
+    """Operators are registered on import: with a wrong argument, no call would get there."""
+    assert import_file(path, f"imported_{path.parent.name}")
