@@ -10,15 +10,7 @@ from pathlib import Path
 from kgen.targets.folding import COLUMNS
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-LONGER = {
-    "hopper.py": 899,
-    "triton.py": 679,
-    "cuda.cu": 547,
-    "cuda.py": 86,
-    "__init__.py": 33,
-    "cute_sm90.py": 1,
-    "cute_sm100.py": 1,
-}
+LONGER = {"hopper.py": 68, "triton.py": 490, "cuda.py": 3}
 """Lines that are longer still, of all files of a name: these numbers only shrink."""
 LONGER_IN_KERNELS = 4
 """The same of kernels in `triton.py`."""

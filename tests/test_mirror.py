@@ -23,6 +23,7 @@ OF_THE_REPOSITORY = {
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
     "large": "tests/on_gpu/large.py",
+    "line_lengths": "emitted files of every family, as text",
     "left_alone": "emitted files of every family, as other tools see them",
     "loops": "tests/support/interpreters/loops.py",
     "mirror": "tests",

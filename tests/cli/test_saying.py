@@ -35,15 +35,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_render_says_what_has_no_kernels_for_hopper(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Once for each spec, right before the last line; and nothing where nothing changes."""
     code, out, err = kgen(capsys, "render", "--check")
-    assert (code, out) == (1, "2 checked, 2 differ, 0 orphaned, 0 edited\n")
+    assert (code, out) == (1, "3 checked, 3 differ, 0 orphaned, 0 edited\n")
     assert err.splitlines()[-1] == REMARK
     said = json.loads(kgen(capsys, "render", "--check", "--format", "json")[1])
     assert said["remarks"] == [REMARK]
     out = kgen(capsys, "render")[1]
-    assert out.splitlines()[-2:] == [REMARK, "2 rendered, 2 changed, 0 pruned"]
+    assert out.splitlines()[-2:] == [REMARK, "3 rendered, 3 changed, 0 pruned"]
     assert out.count(REMARK) == 1
-    assert kgen(capsys, "render")[1] == "2 rendered, 0 changed, 0 pruned\n"
-    assert kgen(capsys, "render", "--check") == (0, "2 checked, 0 differ, 0 orphaned, 0 edited\n", "")
+    assert kgen(capsys, "render")[1] == "3 rendered, 0 changed, 0 pruned\n"
+    assert kgen(capsys, "render", "--check") == (0, "3 checked, 0 differ, 0 orphaned, 0 edited\n", "")
     assert kgen(capsys, "render", "causal")[1].count("no kernels for Hopper") == 0
 
 

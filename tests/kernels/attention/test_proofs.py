@@ -21,7 +21,7 @@ from kgen.kernels.attention.lowered.model import LoopKernel, SpanLoops
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.prove import block_lists, decode, points
+from kgen.kernels.attention.prove import block_lists, points
 from kgen.kernels.attention.prove import obligations as prove_obligations
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.claims import (
@@ -38,6 +38,7 @@ from kgen.kernels.attention.prove.loops import kernel_of
 from kgen.kernels.attention.prove.obligations import obligations, of_pairs
 from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
+from kgen.kernels.attention.schedules.decode import prove as decode
 from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
 from kgen.kernels.attention.schedules.decode.plan import plan_decode
 from kgen.kernels.attention.schedules.decode.prove import of_decoding

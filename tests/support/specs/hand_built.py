@@ -35,7 +35,7 @@ PADDING = call("lt", K, Read("lens", (B,), INT))
 
 
 def buffer(shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted: bool = False) -> Any:
-    return SimpleNamespace(shape=shape, dtype=dtype, grad=grad, sorted=sorted)
+    return SimpleNamespace(shape=shape, dtype=dtype, grad=grad, sorted=sorted, within=None)
 
 
 def loaded(name: str, **changes: Any) -> Any:
