@@ -214,6 +214,7 @@ def chips() -> tuple[Chip, ...]:
     return tuple(chip.get() for chip in found if chip is not None)
 
 
+@cache
 def targets_of(name: str) -> Mapping[str, Target]:
     """The targets of a family."""
     folders = _packages(KERNELS / name / "targets")

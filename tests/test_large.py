@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from unittest import mock
 
@@ -17,15 +18,11 @@ from kgen.spec.load import load
 ROOT = Path(__file__).parents[1]
 # The last row of a large call is off.
 SHORTENED = """
-import importlib.util
-
-spec = importlib.util.spec_from_file_location("kgen_test_large", {path!r})
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+from . import triton
 
 
 def rms_norm(x, *args, **kwargs):
-    out = module.rms_norm(x, *args, **kwargs)
+    out = triton.rms_norm(x, *args, **kwargs)
     if len(x) > 64:
         out.detach()[-1] *= 1.1
     return out
@@ -57,15 +54,18 @@ def test_large_calls_of_chunks_are_copies_of_small_ones(tmp_path: Path) -> None:
     """Along sequences, and along the chunks of one."""
     spec = tmp_path / "chunks.yaml"
     spec.write_text(CHUNKS)
-    (tmp_path / "triton.py").write_text(render_spec(load(spec))["triton.py"])
+    for name, text in render_spec(load(spec)).items():
+        (tmp_path / name).write_text(text)
     found = interpreted(_tried, spec, 20_000, tmp_path / "triton.py")
     assert found.wrong == ()
     assert found.elements > 20_000
 
 
 def test_a_copy_that_differs_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "shortened.py"
-    path.write_text(SHORTENED.format(path=str(ROOT / "generated/rms_norm/triton.py")))
+    folder = tmp_path / "rms_norm"
+    shutil.copytree(ROOT / "generated/rms_norm", folder)
+    path = folder / "shortened.py"
+    path.write_text(SHORTENED)
     found = interpreted(_tried, ROOT / "specs/rms_norm.yaml", 30_000, path)
     assert [message.split(" by ")[0] for message in found.wrong] == ["out0 differs"]
 

@@ -24,7 +24,8 @@ def test_a_factor_is_found(name: str, tmp_path: Path) -> None:
 def test_a_factor_is_found_in_every_case(name: str, tmp_path: Path, verdict: Any) -> None:
     """Neither does a case find it that is listed as one that cannot."""
     planted = PLANTED[name]
-    verdict(problem_of(load(ROOT / "specs" / f"{planted.spec}.yaml")), planted.text())
+    beside = ROOT / "generated" / planted.spec / "_launch.py"
+    verdict(problem_of(load(ROOT / "specs" / f"{planted.spec}.yaml")), planted.text(), beside)
     found = planted.found(tmp_path)
     unseen = {case for case, messages in found.items() if not messages}
     assert unseen == {case for case in planted.unseen if case in found}

@@ -128,6 +128,15 @@ def test_other_bodies_run_again_and_failures_do_every_time(ran: Ran, pytester: p
     assert ran()[0] == 0
 
 
+def test_what_a_file_imports_from_beside_it_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) -> None:
+    beside = pytester.path / "_launch.py"
+    beside.write_text("started = 1\n")
+    change(pytester.path / "emitted.py", new="\nfrom ._launch import started\n")
+    assert [ran()[0] for _ in range(2)] == [1, 0]
+    change(beside, "1", "2")
+    assert [ran()[0] for _ in range(2)] == [1, 0]
+
+
 def test_half_a_run_is_not_kept(ran: Ran, pytester: pytest.Pytester) -> None:
     """Neither where a fixture failed afterwards, nor where the record was cut off as it was written."""
     path = pytester.path / "tests/conftest.py"

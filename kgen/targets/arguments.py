@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kgen.expr.nodes import Call, Const, Node, Var, distinct, length_of, measured, substitute, variables
 from kgen.expr.unparse import show
-from kgen.spec.common import ParamSpec
+
+if TYPE_CHECKING:
+    from kgen.spec.common import ParamSpec
 
 NO_BACKWARD = "but there is no backward pass:"
 IN_ANOTHER_FILE = "but this file has no backward pass: take triton.py, or"

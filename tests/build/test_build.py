@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from support.interpreters.own_process import interpreted
+from support.packages.loading import package_of
 from typer.testing import CliRunner
 
 from kgen.build.package import BuildOptions, build_specs
@@ -70,8 +71,7 @@ def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], lis
     from kgen.verify.families import Subject
 
     interpreter.mend()
-    package = runtime.Package("small_built", folder / "out" / "small")
-    sys.modules["small_built"] = mock.MagicMock(__path__=[str(package.folder)])
+    package = package_of("small_built", folder / "out" / "small")
     launcher = package.load("triton")
     driver = Driver(runtime, package)
     problem = problem_of(load(folder / "small.yaml"))
@@ -162,8 +162,7 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
     from kgen.verify import interpreter
 
     interpreter.mend()
-    package = runtime.Package("small_other", folder / "out" / "small")
-    sys.modules["small_other"] = mock.MagicMock(__path__=[str(package.folder)])
+    package = package_of("small_other", folder / "out" / "small")
     launcher: Any = package.load("triton")
     q, k = torch.randn(1, 10, 8, 32).half(), torch.randn(1, 2, 8, 32).half()
     with warnings.catch_warnings(record=True) as said, Driver(runtime, package).installed(launcher, 86):
@@ -212,8 +211,7 @@ def _without_a_context(folder: Path) -> list[str]:
             asked.append("set")
             return 0
 
-    package = runtime.Package("small_thread", folder / "out" / "small")
-    sys.modules["small_thread"] = mock.MagicMock(__path__=[str(package.folder)])
+    package = package_of("small_thread", folder / "out" / "small")
     launcher: Any = package.load("triton")
     x = torch.randn(1, 2, 8, 32).half()
     with Forgetful(runtime, package).installed(launcher, 80):

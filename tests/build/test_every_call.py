@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from unittest import mock
 
 import pytest
 from support.packages.c_on_paper import python
+from support.packages.loading import package_of
 
 from kgen.build.package import BuildOptions, build_specs
 from kgen.build.runtime import triton as runtime
@@ -107,8 +107,7 @@ def test_a_launch_takes_what_was_compiled_for_it(
 
 def _lacking(loaded: Any, folder: Path, chip: int) -> tuple[dict[tuple[str, str], list[str]], int]:
     """Kernels that a package has no machine code for, by pass and case; and how many launches there were."""
-    package = runtime.Package(f"called_{loaded.spec.name}", folder)
-    sys.modules[package.name] = mock.MagicMock(__path__=[str(folder)])
+    package = package_of(f"called_{loaded.spec.name}", folder)
     launcher, problem = package.load("triton"), problem_of(loaded)
     family = family_of(problem)
     of_cases = importlib.import_module(f"kgen.kernels.{loaded.spec.kernel}.verify.cases")

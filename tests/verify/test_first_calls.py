@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.interpreters.single_file import single
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,20 +27,21 @@ assert "torch._dynamo" not in sys.modules, "imports all of torch.compile"
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "shapes"),
+    ("name", "alone", "shapes"),
     [
-        ("full", "triton.py", [(1, 1, 16, 128)] * 3),
-        ("rms_norm", "triton.py", [(2, 64), (64,)]),
-        ("rms_norm", "", [(2, 64), (64,)]),
+        ("full", True, [(1, 1, 16, 128)] * 3),
+        ("rms_norm", True, [(2, 64), (64,)]),
+        ("full", False, [(1, 1, 16, 128)] * 3),
+        ("rms_norm", False, [(2, 64), (64,)]),
     ],
-    ids=["full", "rms_norm", "a folder"],
+    ids=["full", "rms_norm", "a folder of attention", "a folder"],
 )
 def test_a_first_call_imports_what_it_needs(
-    name: str, file: str, shapes: list[tuple[int, ...]], tmp_path: Path
+    name: str, alone: bool, shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     """What registers an operator, or chooses a file, must not import torch.compile: seconds of each process."""
-    if file:
-        shutil.copy(ROOT / "generated" / name / file, tmp_path / "sample.py")
+    if alone:
+        (tmp_path / "sample.py").write_text(single(ROOT / "specs" / f"{name}.yaml"))
     else:
         shutil.copytree(ROOT / "generated" / name, tmp_path / "sample")
     script = FIRST_CALL.format(folder=str(tmp_path), name=name, shapes=shapes)

@@ -371,7 +371,7 @@ def test_few_keys_have_two_backward_kernels(verdict: Any) -> None:
 
 @pytest.mark.parametrize("of", ["sum", "unaligned"])
 def test_a_gradient_that_tma_cannot_load_has_the_same_kernels(of: str, verdict: Any) -> None:
-    verdict(_problem("full_d64_fp16"), ROOT / "generated/full_d64_fp16/triton.py")
+    verdict(_problem("full_d64_fp16"), single(_spec("full_d64_fp16")))
     launched, wrong = interpreted(_gradient_beside_a_dense_one, of)
     assert launched == {"dkdv": 2}
     assert not wrong

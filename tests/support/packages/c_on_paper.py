@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 
 from kgen.build.runtime import triton as runtime
+from support.packages.loading import package_of
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = Path(__file__).with_name("paper_cuda.c")
@@ -231,7 +232,7 @@ class Paper:
                     )
             if hasattr(launcher, "_portable_because"):
                 launcher._portable_because.cache_clear()
-                launcher._COMPILED.clear()
+            sys.modules[f"{launcher.__package__}._launch"]._COMPILED.clear()
             yield
 
 
@@ -250,9 +251,7 @@ def _end(x: torch.Tensor) -> int:
 
 def loaded_package(folder: Path, name: str) -> ModuleType:
     """The launcher of a package, as Python has it."""
-    package = runtime.Package(name, folder)
-    sys.modules[name] = mock.MagicMock(__path__=[str(folder)])
-    return package.load("triton")
+    return package_of(name, folder).load("triton")
 
 
 def packages_on_paper(out: Path, specs: Sequence[str]) -> None:

@@ -1,10 +1,11 @@
 """Verdicts on emitted kernels: a test that passed is not run again while all that decides its outcome stays the same.
 
 A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
-there, as passed. It is known by a hash of the emitted files without the asides of their headers, the problem with its
-trees, the modules that verify (reference, cases, inputs, harness), the file of the test, what these import, and
-versions; not by modules that hand out work and write down what came of it. What plans and renders decides by nothing
-but the problem and the files: a test asks of that before the call, and only verifies after.
+there, as passed. It is known by a hash of the emitted files without the asides of their headers, and of those that a
+file imports from beside it, the problem with its trees, the modules that verify (reference, cases, inputs, harness),
+the file of the test, what these import, and versions; not by modules that hand out work and write down what came of it.
+What plans and renders decides by nothing but the problem and the files: a test asks of that before the call, and only
+verifies after.
 
 Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
 which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
@@ -91,7 +92,8 @@ class Verdict:
         places = ("kgen/verify/**/*.py", *(f"{of_family}/{module}.py" for module in own))
         modules = _imported((path for place in places for path in root.glob(place)), root)
         helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)
-        parts = [_name(self.item), _said(problem), *(text for one in emitted for text in _texts(one))]
+        texts = [text for one in emitted for file in (one, *_beside(one)) for text in _texts(file)]
+        parts = [_name(self.item), _said(problem), *texts]
         parts += [f"{path.relative_to(root)}\n{path.read_text()}" for path in sorted(modules | helpers)]
         parts.append(_pinned(root) if _thorough(self.item) else _versions())
         return hashlib.sha256("".join(f"{len(part)}\n{part}" for part in parts).encode()).hexdigest()
@@ -193,6 +195,16 @@ def _texts(emitted: Path | str) -> Iterator[str]:
             yield from _texts(path)
     else:
         yield without_asides(emitted.read_bytes()).decode()
+
+
+def _beside(emitted: Path | str) -> list[Path]:
+    """The files that an emitted file imports from its folder: the launch functions, kernels for one chip."""
+    if isinstance(emitted, str) or emitted.suffix != ".py":
+        return []
+    nodes = [node for node in ast.walk(ast.parse(emitted.read_text())) if isinstance(node, ast.ImportFrom)]
+    named = [[one.module] if one.module else [x.name for x in one.names] for one in nodes if one.level == 1]
+    places = {emitted.with_name(f"{name}.py") for names in named for name in names}
+    return sorted(place for place in places if place.is_file())
 
 
 def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
