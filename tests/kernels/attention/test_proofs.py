@@ -45,6 +45,7 @@ from kgen.kernels.attention.schedules.decode.prove import of_decoding
 from kgen.kernels.attention.schedules.hopper import prove as hopper
 from kgen.kernels.attention.schedules.hopper.lowering import HopperLoops, hopper_loops
 from kgen.kernels.attention.schedules.hopper.prove import of_hopper
+from kgen.kernels.attention.schedules.portable import prove as portable
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import Name, Statement, renamed, row
@@ -171,7 +172,7 @@ def test_pairs_that_no_score_hides_any_more(score: str, monkeypatch: pytest.Monk
     """A plan that forgets minus infinity is refuted, by z3 and at points."""
     shown = loads(scored(score).text.replace("-inf", "-5.0"), "x.yaml")
     plan = plan_attention(shown)
-    for module in (prove_obligations, points):
+    for module in (prove_obligations, points, portable, hopper):
         monkeypatch.setattr(module, "plan_attention", lambda _: plan)
     assert Verdict.REFUTED in {decide(o, TIMEOUT).verdict for o in of_pairs(scored(score))}
     assert [*differences(scored(score))]
