@@ -13,6 +13,31 @@ from kgen.targets.code import CUDA, Assign, Code, If, Op, Run, Statement, noted,
 
 COLUMNS = 120
 """Columns of a line of an emitted file."""
+DEEPEST = 8
+"""Brackets within brackets whose lines are set in. Those of further ones begin where these do: else the blanks in the
+text of operations within operations would grow with the square of their number."""
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Columns for lines in a language, and how many brackets in them can still set lines in."""
+
+    language: str
+    width: int
+    deeper: int = DEEPEST
+
+    @property
+    def indent(self) -> str:
+        """Blanks before the lines within brackets."""
+        return " " * 4 if self.deeper else ""
+
+    def within(self) -> _Room:
+        """The room of lines within brackets."""
+        return _Room(self.language, self.width - len(self.indent), max(self.deeper - 1, 0))
+
+    def bracketed(self, head: str, lines: Iterable[str], tail: str) -> list[str]:
+        """Lines within brackets, which `head` opens and `tail` closes."""
+        return [head, *(f"{self.indent}{line}" for line in lines), tail]
 
 
 @dataclass(frozen=True)
@@ -52,44 +77,45 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
     whole = statement.lines(language)
     if language == CUDA or all(len(line) <= width for line in whole):
         return whole
+    room = _Room(language, width)
     if isinstance(statement, If):
-        head = _broken("if ", statement.test, f":{noted(statement.note, language)}", language, width)
+        head = _broken("if ", statement.test, f":{noted(statement.note, language)}", room)
         then, other = (folded(part, language, width - 4) for part in (statement.then, statement.other))
         return [*head, *_set_in(then), *(["else:", *_set_in(other)] if other else [])]
     if isinstance(statement, Run):
-        return _broken("", statement.value, "", language, width)
+        return _broken("", statement.value, "", room)
     if isinstance(statement, Assign) and len(statement.values) == 1:
         target, note = f"{', '.join(statement.names)} {statement.sign} ", noted(statement.note, language)
-        return _broken(target, statement.value, note, language, width)
+        return _broken(target, statement.value, note, room)
     return whole
 
 
-def _broken(head: str, value: Code, tail: str, language: str, width: int) -> list[str]:
+def _broken(head: str, value: Code, tail: str, room: _Room) -> list[str]:
     """`head`, a value and `tail` on lines that fit."""
-    line = f"{head}{spell(value, language)}{tail}"
-    if len(line) <= width or not isinstance(value, Op) or not value.args:
+    line = f"{head}{spell(value, room.language)}{tail}"
+    if len(line) <= room.width or not isinstance(value, Op) or not value.args:
         return [line]
-    operator, chain = _chain(value, language)
+    operator, chain = _chain(value, room.language)
     if len(chain) > 1:
-        return _over_lines(head, operator, chain, tail, language, width)
-    form = value.spelled[language].form
+        return _over_lines(head, operator, chain, tail, room)
+    form = value.spelled[room.language].form
     name = form.partition("(")[0]
     before, _, behind = form.partition("{0}")
     around = not name.replace(".", "_").isidentifier() and form.count("{") == 1
-    if around and operands_of(value, language)[0] == spell(value.args[0], language):
+    if around and operands_of(value, room.language)[0] == spell(value.args[0], room.language):
         # A sign, a cast or an index is set around the lines of its operand.
-        return _broken(head + before, value.args[0], behind + tail, language, width)
+        return _broken(head + before, value.args[0], behind + tail, room)
     name, _, arguments = form.removesuffix(")").partition("(")
     if not name.replace(".", "_").isidentifier() or f"{name}({arguments})" != form:
         return [line]
-    return [f"{head}{name}(", *_set_in(_arguments(value, arguments, language, width - 4)), f"){tail}"]
+    return room.bracketed(f"{head}{name}(", _arguments(value, arguments, room.within()), f"){tail}")
 
 
-def _arguments(value: Op, form: str, language: str, width: int) -> list[str]:
+def _arguments(value: Op, form: str, room: _Room) -> list[str]:
     """The arguments of a call: on one line, or else each on lines of its own."""
-    texts = operands_of(value, language)
+    texts = operands_of(value, room.language)
     together = form.format(*texts)
-    if len(together) <= width:
+    if len(together) <= room.width:
         return [together]
     found: list[str] = []
     for argument in _separated(form):
@@ -97,8 +123,8 @@ def _arguments(value: Op, form: str, language: str, width: int) -> list[str]:
         whole = f"{argument.format(*texts)},"
         if field and argument.endswith("}") and argument.count("{") == 1:
             operand = int(argument[len(before) + 1 : -1])
-            if texts[operand] == spell(value.args[operand], language):
-                found += _broken(before, value.args[operand], ",", language, width)
+            if texts[operand] == spell(value.args[operand], room.language):
+                found += _broken(before, value.args[operand], ",", room)
                 continue
         found.append(whole)
     return found
@@ -117,23 +143,22 @@ def _separated(form: str) -> Iterator[str]:
     yield argument.strip()
 
 
-def _over_lines(
-    head: str, operator: str, chain: list[tuple[Code, str]], tail: str, language: str, width: int
-) -> list[str]:
+def _over_lines(head: str, operator: str, chain: list[tuple[Code, str]], tail: str, room: _Room) -> list[str]:
     """A chain of one operator, with as many operands on a line as fit."""
-    if all(len(f"{operator} {text}") + 4 <= width for _, text in chain):
+    inner = room.within()
+    if all(len(f"{operator} {text}") <= inner.width for _, text in chain):
         parts = [chain[0][1], *(f"{operator} {text}" for _, text in chain[1:])]
-        return [f"{head}(", *_set_in(filled(parts, width - 4)), f"){tail}"]
+        return room.bracketed(f"{head}(", filled(parts, inner.width), f"){tail}")
     (first, text), *rest = chain
     behind = "".join(f" {operator} {other}" for _, other in rest)
-    if text == spell(first, language) and len(behind + tail) < width // 4:
-        return _broken(head, first, behind + tail, language, width)
+    if text == spell(first, room.language) and len(behind + tail) < room.width // 4:
+        return _broken(head, first, behind + tail, room)
     found: list[str] = []
     for operand, text in chain:
         before = f"{operator} " * bool(found)
-        bare = text == spell(operand, language)
-        found += _broken(before + "(" * (not bare), operand, ")" * (not bare), language, width - 4)
-    return [f"{head}(", *_set_in(found), f"){tail}"]
+        bare = text == spell(operand, room.language)
+        found += _broken(before + "(" * (not bare), operand, ")" * (not bare), inner)
+    return room.bracketed(f"{head}(", found, f"){tail}")
 
 
 def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:

@@ -94,6 +94,20 @@ def test_how_lines_are_broken() -> None:
     assert folded([assign("value", MASK)], TRITON, 60) == textwrap.dedent(chain).strip().split("\n")
 
 
+def test_brackets_within_brackets_grow_as_their_number_does() -> None:
+    def text(times: int) -> str:
+        value = READ
+        for n in range(times):
+            value = minimum(value, row("mul", f"operand_{n:03}", "scale"))
+        (whole,) = assign("value", value).lines()
+        lines = folded([assign("value", value)], TRITON, 120)
+        assert ast.dump(ast.parse("\n".join(lines))) == ast.dump(ast.parse(whole))
+        return "\n".join(lines)
+
+    once, twice, thrice = (len(text(times)) for times in (20, 40, 60))
+    assert thrice - twice == twice - once
+
+
 def test_lines_of_cuda_stay() -> None:
     assert len(folded([assign("value", ADDRESS)], CUDA, 20)) == 1
 
