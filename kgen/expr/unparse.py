@@ -45,7 +45,6 @@ def _name(name: str) -> str:
 
 
 def _index(node: Node) -> str:
-    """An index. A literal below zero would count from the end."""
-    if isinstance(node, Const) and node.value < 0:
-        return f"0 - {-node.value}"
-    return show(node)
+    """An index. A literal below zero would count from the end, one with a sign of its own does not."""
+    below_zero = isinstance(node, Const) and node.value < 0
+    return f"+{show(node)}" if below_zero else show(node)

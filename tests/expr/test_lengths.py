@@ -115,7 +115,7 @@ def test_values_are_those_of_pytorch_or_zero(number: int) -> None:
 
 def test_a_folded_index_below_zero_is_not_written_as_one_from_the_end() -> None:
     read = Read("cu", (Const(-1, Type.INT),), Type.INT)
-    assert show(read) == "cu[0 - 1]"
+    assert show(read) == "cu[+-1]"
 
 
 def test_what_is_known_of_a_length() -> None:

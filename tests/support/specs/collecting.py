@@ -143,11 +143,29 @@ def with_own_variables(text: str) -> str:
 
 
 def _of_function(text: str) -> set[str]:
-    """The names of a file that an argument of the spec's would hide, and those that functions with one store."""
+    """The names of a file that an argument of the spec's would hide, and those that functions with one store.
+
+    A module is none of them where no function with an argument of the spec's uses it.
+    """
     tree = ast.parse(text)
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
     found = {*symtable.symtable(text, "", "exec").get_identifiers()}
-    functions = (n for n in tree.body if isinstance(n, ast.FunctionDef))
-    for node in (n for n in functions if any(_marks(a.arg) for a in n.args.kwonlyargs)):
-        stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-        found |= {name.id for name in stored}
+    found -= _modules(tree) - {n.id for n in _names(f for f in functions if _has_one(f, f.args.args))}
+    by_keyword = (f for f in functions if _has_one(f))
+    found |= {n.id for n in _names(by_keyword) if isinstance(n.ctx, ast.Store)}
     return {name for name in found if "__" not in name}
+
+
+def _has_one(function: ast.FunctionDef, more: Iterable[ast.arg] = ()) -> bool:
+    """True for a function with an argument of the spec's by keyword, or among `more`."""
+    return any(_marks(a.arg) for a in (*function.args.kwonlyargs, *more))
+
+
+def _names(functions: Iterable[ast.FunctionDef]) -> Iterator[ast.Name]:
+    yield from (n for function in functions for n in ast.walk(function) if isinstance(n, ast.Name))
+
+
+def _modules(tree: ast.Module) -> set[str]:
+    """What a file calls the modules that it imports."""
+    imports = (n for n in tree.body if isinstance(n, ast.Import))
+    return {(alias.asname or alias.name).partition(".")[0] for n in imports for alias in n.names}
