@@ -2,17 +2,20 @@
 
 `names.json` of a family has, for each kind of name that a spec gives (its own, buffers, params, constants, and values
 that expressions name), the forms in which files have it, as `{name}_ptr`, and the files' own names beside it. Both are
-collected from rendered files (`tests/support/specs/collecting.py`), so that no rendering has to look at one. A name of
-a spec that would meet another one gets a suffix before anything is planned; callers say what the spec says (`called`).
+collected from rendered files (`tests/support/specs/collecting.py`), so that no rendering has to look at one. The specs
+of the repository do not have every name beside every kind, so buffers, params, constants and values keep away from the
+names of all kinds, and from those of variables in trees. A name of a spec that would meet another one gets a suffix
+before anything is planned; callers say what the spec says (`called`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import KERNELS, family
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 FILE = "names.json"
+_NUMBER = re.compile(r"(?<=_)\d+(?=_|$)")
 SUFFIX = "_arg"
 """Behind a name that gives way."""
 KINDS = ("name", *SECTIONS, "constants", "values")
@@ -40,7 +44,7 @@ class Kind:
         return frozenset(form.format(name=name, NAME=name.upper()) for form in self.forms)
 
     def has(self, made: frozenset[str]) -> bool:
-        """True if a file has one of these names itself, or one with another number at its end."""
+        """True if a file has one of these names itself, or one with other numbers."""
         return not self.own.isdisjoint(made) or not self.own.isdisjoint(map(_counted, made))
 
 
@@ -51,23 +55,27 @@ class OwnNames:
     kinds: Mapping[str, Kind]
     function: frozenset[str]
     """Names that an argument of the function would hide."""
+    trees: frozenset[str]
+    """Names of variables that plans put into the trees of a spec."""
 
 
 @cache
 def own_names(kernel: str) -> OwnNames:
     """The names of a family's files; none of a family that they were not collected of."""
     path = KERNELS / kernel / FILE
-    found = json.loads(path.read_text()) if path.exists() else {"kinds": {}, "function": []}
+    nothing: dict[str, Any] = {"kinds": {}, "function": [], "every": [], "trees": []}
+    found = json.loads(path.read_text()) if path.exists() else nothing
+    every = {*found["every"], *found["trees"]}
     kinds = {kind: Kind((), frozenset()) for kind in KINDS}
     for kind, of in found["kinds"].items():
-        kinds[kind] = Kind(tuple(of["forms"]), frozenset([*of["own"], *map(_counted, of["own"])]))
-    return OwnNames(kinds, frozenset(found["function"]))
+        own = of["own"] if kind == "name" else every
+        kinds[kind] = Kind(tuple(of["forms"]), frozenset([*own, *map(_counted, own)]))
+    return OwnNames(kinds, frozenset(found["function"]), frozenset(found["trees"]))
 
 
 def _counted(name: str) -> str:
-    """A name with `#` for the number at its end: `stride_x_0` stands for as many as there are dimensions."""
-    stem = name.rstrip("0123456789")
-    return f"{stem}#" if stem != name and stem.endswith("_") else name
+    """A name with `#` for its numbers: `stride_x_0` and `side_0_max` stand for as many as there are."""
+    return _NUMBER.sub("#", name)
 
 
 def kinds_of(loaded: Loaded) -> dict[str, str]:
@@ -93,7 +101,8 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
     wrong: list[str] = []
     for name, kind in kinds_of(loaded).items():
         of, inner = own.kinds[kind], name
-        while of.has(made := of.made(inner)) or made & taken or inner in more:
+        in_trees = own.trees if kind != "name" else frozenset[str]()
+        while of.has(made := of.made(inner)) or made & taken or inner in more or inner in in_trees:
             inner += SUFFIX
         if inner != name and (kind == "name" or not yields or _called(loaded, name) in own.function):
             wrong.append(name)

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from support.specs.collecting import FAMILIES, collected, scopes, specs_of, with_own_variables
+from support.specs.collecting import FAMILIES, collected, in_trees, scopes, specs_of, with_own_variables
 
 from kgen.diagnostics import KgenError
 from kgen.family import KERNELS
@@ -234,13 +234,15 @@ def test_own_names_are_as_collected(family: str, every: bool) -> None:
     """`scripts/update` writes them anew. A name may be missing only until then."""
     path = KERNELS / family / FILE
     specs = [one for one in specs_of(family) if every or one.path.stem in QUICK]
-    found = collected(specs)
+    found = collected(specs) | {"trees": in_trees(family)}
     if every and os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
         path.write_text(json.dumps(found, indent=1) + "\n")
     recorded = json.loads(path.read_text())
     if every:
         assert found == recorded
     assert {*found["function"]} <= {*recorded["function"]}
+    assert found["trees"] == recorded["trees"]
+    assert {*found["every"]} <= {*recorded["every"]}
     for kind, of in found["kinds"].items():
         for part in ("forms", "own"):
             assert {*of[part]} <= {*recorded["kinds"][kind][part]}, "run scripts/update"
@@ -257,3 +259,58 @@ def test_names_in_cuda() -> None:
     assert "int a1_," in both
     # Functions keep theirs: `forward_kernels` would be a function and what it is in.
     assert refused(cuda, {"sample": "forward"}) == ["forward"]
+
+
+CONSTANTS = (
+    "block",
+    "distance",
+    "qk",
+    "q_start",
+    "kv_live",
+    "own_length",
+    "offs_n",
+    "group",
+    "splits",
+    "q_tiles",
+)
+ARGUMENTS = (
+    "k_1",
+    "q_0",
+    "acc_0",
+    "dk_3",
+    "do_1",
+    "offs_d_0",
+    "k_desc",
+    "v_rows_2",
+    "side_6_max",
+    "side_12_min",
+    "k_page",
+)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_keep_away_from_names_beside_any_kind(name: str) -> None:
+    """Also from those that no spec of the repository has beside a constant."""
+    text = rendered(ATTENTION, {"cap": name})["triton.py"]
+    assert f"{name.upper()}_ARG = tl.constexpr(30.0)" in text or f"{name.upper()} = " not in text
+    if name in ("block", "distance", "qk"):
+        assert f"{name.upper()}_ARG" in text
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("of", ["slopes", "reach"])
+def test_arguments_keep_away_from_names_beside_any_kind(name: str, of: str) -> None:
+    text = rendered(ATTENTION, {of: name})["triton.py"]
+    kernels = {a for arguments, _ in functions({"triton.py": text}) for a in arguments}
+    assert f"{name}_arg" in kernels or f"{name}_arg_ptr" in kernels
+
+
+@pytest.mark.parametrize(
+    "name", ["rstd_ptr", "mean_ptr", "scale_ptr", "largest", "FP8_MAX", "TINY", "x_hat_rounded"]
+)
+def test_norms_refuse_names_beside_any_kind(name: str) -> None:
+    assert refused(NORM, {"reach": name}) == [name]
+
+
+def test_norms_refuse_constants_beside_any_kind() -> None:
+    assert refused(NORM, {"cap": "fp8_max"}) == ["fp8_max"]

@@ -65,9 +65,12 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
     forms: dict[str, set[str]] = defaultdict(set)
     own: dict[str, set[str]] = defaultdict(set)
     function: set[str] = set()
+    kernels: dict[str, set[str]] = defaultdict(set)
     for loaded in specs:
         for text in _files(loaded):
             function |= _of_function(text)
+            for kernel, names in _of_kernels(text):
+                kernels[kernel] |= names
             for scope in scopes(with_own_variables(text)):
                 marked = {word: found for word in scope if (found := _marks(word))}
                 for word, marks in marked.items():
@@ -76,7 +79,26 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
                     if len(marks) == 1 and marks[0][1] != "values":
                         forms[marks[0][1]].add(_form(word))
     kinds = {kind: {"forms": sorted(forms[kind]), "own": sorted(own[kind])} for kind in KINDS if own[kind]}
-    return {"kinds": kinds, "function": sorted(function)}
+    # A kernel that has a name of some spec may have one of any: all its names count, in whatever file they are.
+    every = {
+        name for names in kernels.values() if any(map(_marks, names)) for name in names if "__" not in name
+    }
+    every |= {name for of in own.values() for name in of}
+    return {"kinds": kinds, "function": sorted(function), "every": sorted(every)}
+
+
+def in_trees(family: str) -> list[str]:
+    """The names of the variables that plans of a family put into trees beside those of the spec."""
+    package = ROOT / "kgen"
+    # Passes over expressions know scores and positions, which are attention's.
+    passes = package.glob("expr/*.py") if family == "attention" else ()
+    found = set()
+    for path in [*passes, *package.glob("targets/**/*.py"), *package.glob(f"kernels/{family}/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Var"
+            if called and node.args and isinstance(node.args[0], ast.Constant):
+                found.add(node.args[0].value)
+    return sorted(found)
 
 
 def _files(loaded: Loaded) -> Iterator[str]:
@@ -154,6 +176,14 @@ def _of_function(text: str) -> set[str]:
     by_keyword = (f for f in functions if _has_one(f))
     found |= {n.id for n in _names(by_keyword) if isinstance(n.ctx, ast.Store)}
     return {name for name in found if "__" not in name}
+
+
+def _of_kernels(text: str) -> Iterator[tuple[str, set[str]]]:
+    """The functions of a file that Triton compiles, and the names in each."""
+    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+    for kernel in (f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)):
+        arguments = {a.arg for a in ast.walk(kernel.args) if isinstance(a, ast.arg)}
+        yield kernel.name, arguments | {n.id for n in _names([kernel])}
 
 
 def _has_one(function: ast.FunctionDef, more: Iterable[ast.arg] = ()) -> bool:
