@@ -270,8 +270,6 @@ CONSTANTS = (
     "own_length",
     "offs_n",
     "group",
-    "splits",
-    "q_tiles",
 )
 ARGUMENTS = (
     "k_1",
