@@ -124,7 +124,8 @@ def rendered(text: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str, tmp_path: Path) -> None:
-    assert len(rendered(spec(score_mod=SCORES[name]), tmp_path)) < 200_000
+    # Names that say what values are, and lines of at most 120 columns, take a fifth more than numbers and long lines.
+    assert len(rendered(spec(score_mod=SCORES[name]), tmp_path)) < 250_000
 
 
 @pytest.mark.parametrize("name", MASKS)

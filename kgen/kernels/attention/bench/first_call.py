@@ -37,7 +37,7 @@ from pathlib import Path
 
 folder = Path(sys.argv[2]).parent
 sys.path.insert(0, str(folder.parent))
-module = importlib.import_module(f"{folder.name}.triton")
+module = importlib.import_module(folder.name + ".triton")
 out = module.{name}(q, k, v, **buffers, **runtime)
 """
 _FLEX = """
