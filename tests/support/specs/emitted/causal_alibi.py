@@ -231,3 +231,8 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         raise RuntimeError("slopes have no gradient")
     out, lse = _forward(q, k, v, slopes, HEAD**-0.5 if scale is None else scale)
     return (out, lse) if return_lse else out
+
+
+def _layouts(*tensors):
+    """The function by which a check of launches finds the module that launches."""
+    return tensors
