@@ -13,7 +13,7 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
-LIMIT = 4.5
+LIMIT = 3.0
 """Seconds of this process, on a machine of the pace of `pace.py`. The largest take one."""
 
 
@@ -124,8 +124,7 @@ def rendered(text: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str, tmp_path: Path) -> None:
-    # Names that say what values are, and lines of at most 120 columns, take a fifth more than numbers and long lines.
-    assert len(rendered(spec(score_mod=SCORES[name]), tmp_path)) < 250_000
+    assert len(rendered(spec(score_mod=SCORES[name]), tmp_path)) < 200_000
 
 
 @pytest.mark.parametrize("name", MASKS)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
 from kgen.expr.float_range import stays_in_range
-from kgen.expr.naming import alike, candidates
+from kgen.expr.naming import alike, candidates, is_taken, numbered
 from kgen.expr.nodes import (
     Call,
     Const,
@@ -245,6 +245,8 @@ class _Builder:
         self._known: dict[Node, Place] = {}
         self._taken = taken
         self._users = users
+        self._counts: dict[str, Iterator[int]] = {}
+        """The next number of each name that is numbered."""
 
     def result(self, node: Node, user: Place, role: str) -> Node:
         """`node` as a result, which is the operand of nothing."""
@@ -273,8 +275,9 @@ class _Builder:
         # A name that the kernel has itself stays recognizable.
         wanted = [user, f"{user}_value"] if user else []
         wanted += candidates(node, role, place.axes, self._names, whole=node is self.whole)
-        numbered = (f"{wanted[-1]}_{count}" for count in itertools.count(2))
-        name = next(name for name in itertools.chain(wanted, numbered) if name not in self._taken)
+        counts = self._counts.setdefault(wanted[-1], itertools.count(2))
+        further = (numbered(wanted[-1], count) for count in counts)
+        name = next(name for name in itertools.chain(wanted, further) if not is_taken(name, self._taken))
         self._taken.add(name)
         return name
 

@@ -8,12 +8,17 @@ operation makes it: `core_tanh`, `bias_kv`, `mask_q_sum`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Set
+from itertools import islice
 
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, variables
 
 _LEAVES = 3
 _LONGEST = 28
+FEW = 9
+"""As many values may share a name, apart by their numbers."""
+_MOST_WORDS = 16
+"""More than a name of `_LONGEST` characters has."""
 _INFIX = {"add": "plus", "sub": "minus", "mul": "times", "floordiv": "div"}
 _INFIX |= {fn: fn for fn in ("mod", "lt", "le", "gt", "ge", "eq", "ne", "and", "or")}
 _PREFIX = {"neg": "minus", "not": "not", "abs": "abs"}
@@ -45,6 +50,17 @@ def candidates(
         yield f"{stem}_scale"
     elif isinstance(node, Call):
         yield f"{stem}_{_RESULTS.get(node.fn) or _CHOICES.get(node.fn) or node.fn}"
+
+
+def numbered(name: str, count: int) -> str:
+    """One of several values of a name. Past nine, initials stand for the name: the number tells such values apart."""
+    return f"{name if count <= FEW else ''.join(word[:1] for word in name.split('_'))}_{count}"
+
+
+def is_taken(name: str, taken: Set[str]) -> bool:
+    """True for a name among `taken`, where `#` stands for the numbers of a name that kernels count."""
+    stem, _, number = name.rpartition("_")
+    return name in taken or (number.isdecimal() and int(number) > FEW and f"{stem}_#" in taken)
 
 
 def alike(node: Node) -> Hashable:
@@ -90,7 +106,8 @@ def _of_read(node: Read) -> str:
 
 def _aloud(node: Node, bound: Mapping[Node, str]) -> str:
     """A short expression in words; empty where it is not short."""
-    words = list(_words(node, bound))
+    # A long expression is left before its end: each value of a deep tree is asked for.
+    words = list(islice(_words(node, bound), _MOST_WORDS))
     name = "_".join(words)
     leaves = len(words) - sum(word in _SPOKEN for word in words)
     fits = leaves <= _LEAVES and len(name) <= _LONGEST and not name[:1].isdigit()

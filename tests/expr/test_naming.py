@@ -8,7 +8,7 @@ import pytest
 from support.specs.trees import index, mask, score
 
 from kgen.expr.hoist import TILE, Place, hoist
-from kgen.expr.naming import alike, candidates
+from kgen.expr.naming import alike, candidates, is_taken, numbered
 from kgen.expr.nodes import Node
 
 PLACES = {
@@ -72,3 +72,18 @@ def test_numbers_begin_no_name() -> None:
     long = mask("q_idx + window + window + window < kv_idx")
     assert [*candidates(long, "mask", (), {}, whole=False)] == ["mask_lt"]
     assert [*candidates(long, "mask", (), {}, whole=True)] == ["mask", "mask_lt"]
+
+
+def test_many_values_of_a_name_have_initials() -> None:
+    assert [numbered("core_scale", count) for count in (2, 9, 10, 120)] == [
+        "core_scale_2",
+        "core_scale_9",
+        "cs_10",
+        "cs_120",
+    ]
+
+
+def test_a_name_that_kernels_count_is_taken_with_any_number() -> None:
+    taken = {"dq_0", "dq_#", "m_i"}
+    assert is_taken("dq_0", taken) and is_taken("dq_12", taken) and is_taken("m_i", taken)
+    assert not is_taken("ds_12", taken) and not is_taken("m_12", taken)
