@@ -16,7 +16,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, variab
 _LEAVES = 3
 _LONGEST = 28
 FEW = 9
-"""As many values may share a name, apart by their numbers."""
+"""The number of values that may share a name and differ in a number."""
 _MOST_WORDS = 16
 """More than a name of `_LONGEST` characters has."""
 _INFIX = {"add": "plus", "sub": "minus", "mul": "times", "floordiv": "div"}

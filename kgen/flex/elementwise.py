@@ -63,7 +63,7 @@ def made(ev: Reader, fn: str, args: Sequence[Any], place: Place) -> Term:
 
 
 def operand(ev: Reader, value: Any, place: Place) -> Term | int | float | bool:
-    """What an operation of a pair may be applied to."""
+    """A value as the operand of an operation on a pair; refuse any other."""
     if isinstance(value, Part):
         return tensors.element(value)
     value = tensors.scalar(value, place)

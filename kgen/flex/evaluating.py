@@ -167,7 +167,7 @@ class Evaluator(Reader):
         return owner if isinstance(owner, External) else what
 
     def items(self, value: Any, place: Place) -> Iterable[Any]:
-        """What a loop runs over."""
+        """The items that a loop runs over."""
         if isinstance(value, Term | Part | Tensor | Method):
             return several.rows(value, place)
         if (held := getattr(value, "find_items", lambda place: None)(place)) is not None:

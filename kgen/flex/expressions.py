@@ -173,4 +173,4 @@ _READ: dict[type[ast.expr], Callable[[Reader, Any, Scope, Place], Any]] = {
     ast.FormattedValue: _formatted,
     ast.Slice: _slice,
 }
-"""What reads each kind of expression; all others are unknown."""
+"""The reader of each kind of expression; other kinds are unknown."""

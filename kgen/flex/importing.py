@@ -307,7 +307,7 @@ def _shape(
 def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
     """A size where an index is its position, else what the source says, if it does."""
     by_index = [OF_INDEX.get(node.name) for node in nodes if isinstance(node, Var)]
-    # What is read at `b + 1`, too, has an element more.
+    # A tensor that is also read at `b + 1` has an element more.
     beyond = [OF_INDEX.get(node.name) for node in map(_before, nodes) if isinstance(node, Var)]
     for size_ in ("B", "HQ", "SQ", "SK"):
         if size_ in by_index and size_ not in beyond:

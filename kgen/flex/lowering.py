@@ -127,7 +127,7 @@ class Lowering(Operations):
         return self.marker(End(tensor, axis, int(index), self.place))
 
     def marker(self, end: End) -> Node:
-        """What stands for a length until the shapes of buffers are known."""
+        """A variable for a length, until the shapes of buffers are known."""
         name = Var(f"{self.names[end.tensor]} {end.axis} {end.position or ''}", INT)
         self.ends.setdefault(name, end)
         return self.one(name)

@@ -126,7 +126,7 @@ class Folder:
 
 
 class Library(Protocol):
-    """What knows other modules."""
+    """A reader that can look up other modules."""
 
     def module(self, path: Path) -> Module:
         """A file of the source, read once."""

@@ -25,7 +25,7 @@ class Operations:
     def __init__(self) -> None:
         self.known: dict[Node, Node] = {}
         self.notes: dict[str, None] = {}
-        """What is assumed, for people."""
+        """The assumptions, in words for the user."""
 
     def one(self, node: Node) -> Node:
         return self.known.setdefault(node, node)

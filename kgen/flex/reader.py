@@ -52,7 +52,7 @@ class Reader(ABC):
         self.steps = 0
         self.depth = 0
         self.of_a_pair = False
-        """Whether a mod is being inlined: what is not a term or a number has no place there."""
+        """True while a mod is inlined: only terms and numbers are allowed there."""
         self.detaches = False
         """True inside a block of `torch.no_grad()`, whose operations have no gradient."""
         self.context: object = self
@@ -72,14 +72,14 @@ class Reader(ABC):
         self.symbols: dict[ast.AST, Symbols] = {}
         self.too_long = 0
         self.notes: dict[str, None] = {}
-        """What is assumed, for people."""
+        """The assumptions, in words for the user."""
         self.unchecked: list[Unchecked] = []
 
     # Values, as an `Evaluator` finds them ------------------------
 
     @abstractmethod
     def expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
-        """What an expression stands for."""
+        """The value of an expression."""
 
     @abstractmethod
     def call(self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
@@ -99,7 +99,7 @@ class Reader(ABC):
 
     @abstractmethod
     def items(self, value: Any, place: Place) -> Iterable[Any]:
-        """What a loop runs over."""
+        """The items that a loop runs over."""
 
     @abstractmethod
     def defined(
@@ -150,7 +150,7 @@ class Reader(ABC):
 
     @contextmanager
     def gradients(self, enabled: bool) -> Iterator[None]:
-        """As in `torch.set_grad_enabled(enabled)`."""
+        """Enable or disable gradients, as `torch.set_grad_enabled(enabled)` does."""
         before, self.detaches = self.detaches, not enabled
         try:
             yield
@@ -187,10 +187,10 @@ class Reader(ABC):
         """Say what is assumed."""
         self.notes[text] = None
 
-    # What is known ------------------------
+    # Known values ------------------------
 
     def decided(self, value: Any, node: ast.expr, source: Source) -> bool:
-        """Whether a condition of the control flow holds."""
+        """True if a condition of the control flow holds."""
         if isinstance(value, Term | Part):
             hint = "write `torch.where(condition, a, b)`, and `&`, `|`, `~` for `and`, `or`, `not`"
             Place(source, node).refuse("data-dependent", "a branch depends on the pair", hint)

@@ -262,4 +262,4 @@ _RUN: dict[type[ast.stmt], Callable[[Reader, Any, Frame, Place], None]] = {
     ast.Global: _nothing,
     ast.Nonlocal: _nothing,
 }
-"""What runs each kind of statement; all others are refused."""
+"""The function that runs each kind of statement; other kinds are refused."""

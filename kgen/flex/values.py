@@ -153,7 +153,7 @@ class Unknown:
     """The message, where a statement that failed has one."""
 
     def lost(self) -> Unknown:
-        """What an operation makes of it, of which no more is known."""
+        """The unknown result of an operation on this value."""
         return Unknown(self.place, self.what, self.hint, self.error)
 
 

@@ -95,7 +95,7 @@ def _text_of(value: object, language: str) -> object:
 
 
 def _before(value: object, language: str) -> object:
-    """What becomes lines: statements, which are printed where the width is known, and the texts of all else."""
+    """Statements as they are, to be printed where the width is known, and the text of other values."""
     if isinstance(value, list | tuple):
         return [_before(one, language) for one in value]
     return value if isinstance(value, Statement | Bracketed) else _text_of(value, language)

@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"(?<=_)\d+(?=_|$)")
 SUFFIX = "_arg"
 """Behind a name that gives way."""
 KINDS = ("name", *SECTIONS, "constants", "values")
-"""Of names: the function's, buffers', those of params at run time and of others, and those of values in kernels."""
+"""Kinds of names: the function, buffers, run-time params, constants, and values in kernels."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Kind:
     own: frozenset[str]
 
     def made(self, name: str) -> frozenset[str]:
-        """What files make of a name."""
+        """The forms of a name in files."""
         return frozenset(form.format(name=name, NAME=name.upper()) for form in self.forms)
 
     def has(self, made: frozenset[str]) -> bool:

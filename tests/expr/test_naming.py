@@ -85,5 +85,5 @@ def test_many_values_of_a_name_have_initials() -> None:
 
 def test_a_name_that_kernels_count_is_taken_with_any_number() -> None:
     taken = {"dq_0", "dq_#", "m_i"}
-    assert is_taken("dq_0", taken) and is_taken("dq_12", taken) and is_taken("m_i", taken)
-    assert not is_taken("ds_12", taken) and not is_taken("m_12", taken)
+    assert all(is_taken(name, taken) for name in ("dq_0", "dq_12", "m_i"))
+    assert not any(is_taken(name, taken) for name in ("ds_12", "m_12"))

@@ -1,4 +1,4 @@
-"""Which Tritons emitted files run with, and which of them have kernels in Gluon."""
+"""The versions of Triton that emitted files run with, and those with kernels in Gluon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TORCH_OF_OLDEST = "2.8"
 """The torch that brings it."""
 
 GLUON = ((3, 6), (3, 7), (3, 8), (3, 9))
-"""Those with which the kernels in Gluon were verified on a GPU. `generated/verified.json` holds the proof, and a test
+"""The versions with which kernels in Gluon were verified on a GPU. `generated/verified.json` holds the proof, and a test
 compares the two, so that verifying does not change a file."""
 
 

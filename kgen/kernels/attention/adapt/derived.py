@@ -199,7 +199,7 @@ class Derived:
     word: str
     """The end of its name."""
     words: str
-    """Who it is for."""
+    """The adapter that it is for."""
     trees: Mapping[str, Node]
     buffers: Mapping[str, Any]
     passes: Sequence[str]

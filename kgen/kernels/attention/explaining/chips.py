@@ -19,7 +19,7 @@ def tiles(explained: Sequence[Explained]) -> Iterator[Block]:
 
 
 def kernels(plan: AttentionPlan, explained: Sequence[Explained]) -> Iterator[Block]:
-    """Of each pass: what runs on a chip with kernels of its own, or why there are none, and on other chips."""
+    """For each pass, the kernels on a chip with its own, or why it has none, and on other chips."""
     chips = [of for of in explained if of.chip is not None]
     anywhere = {name: found for of in explained if of.chip is None for name, found in of.passes.items()}
     rows: list[tuple[Words, ...]] = []

@@ -1,4 +1,4 @@
-"""What `kgen explain` says of the kernels of a schedule."""
+"""The text of `kgen explain` on the kernels of a schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kgen.spec.load import Loaded
 
 @dataclass(frozen=True)
 class Explained:
-    """What there is to say of a schedule's kernels for one spec."""
+    """The text on a schedule's kernels for one spec."""
 
     chip: str | None = None
     """The chip that they are for; None for every chip."""
@@ -36,6 +36,6 @@ class Explained:
 
 
 def explained_by(loaded: Loaded, plan: AttentionPlan) -> list[Explained]:
-    """What each schedule says of a spec, that of the most calls first."""
+    """The text of each schedule on a spec. The schedule that most calls take is first."""
     of = [schedule.explained for schedule in reversed(SCHEDULES)]
     return [found(loaded, plan) for found in of if found is not None]

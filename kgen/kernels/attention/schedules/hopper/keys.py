@@ -99,7 +99,7 @@ class KeysLoop:
     of_head: list[Statement]
     """The values that a consumer computes for each query head."""
     passed: list[str]
-    """What the functions of a tile work with and do not change."""
+    """The values that the functions of a tile read and do not change."""
     linear: bool
     """True where the log-sum-exp of a query is linear in it."""
     own_bounds: list[Statement]

@@ -71,7 +71,7 @@ class Warpgroups:
     others: str
     """The warpgroups in words."""
     registers_in_all: int
-    """Those of one thread of each warpgroup together."""
+    """The arrivals of one thread of each warpgroup."""
 
 
 @dataclass(frozen=True)

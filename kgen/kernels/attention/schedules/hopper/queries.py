@@ -114,7 +114,7 @@ class QueriesLoop:
     """The part of it that the plan asks for."""
     offs_n: list[Statement]
     passed: list[str]
-    """What the functions of a tile work with and do not change."""
+    """The values that the functions of a tile read and do not change."""
     product: Code
     """The scores of a tile, in flight."""
     bias: ProductBias | None

@@ -36,7 +36,7 @@ def of_loop(
     tiles: Mapping[int, Sequence[Any]],
     extent: Extent = ALL,
 ) -> Iterator[Obligation]:
-    """Those of a portable kernel."""
+    """The obligations of a portable kernel."""
     kernel = loop_kernel(lowering, loop, accumulators(loop))
     for number, blocks in enumerate(extent.shapes(shapes(tiles.values()))):
         values = extent.values or number == 0

@@ -1,4 +1,4 @@
-"""What schedules put into the files of a spec, and what they make it from."""
+"""The parts that schedules put into the files of a spec, and their inputs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Branch:
     takes_rest: bool = False
     """True if it also takes the calls that no other branch takes."""
     leaves: str = ""
-    """Where it takes the rest, the condition of a call that others may have."""
+    """The condition of a call that others may take, if this one takes the rest."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Follower:
 
 @dataclass(frozen=True)
 class ChipKernels:
-    """Which passes have kernels for one chip, and how the backward pass calls them."""
+    """The passes with kernels for one chip, and how the backward pass calls them."""
 
     forward: bool = False
     dq: bool = False
@@ -132,7 +132,7 @@ class Choice:
     """The kernels that calls take, as a schedule has it."""
 
     passes: Mapping[str, Answer] = field(default_factory=dict)
-    """What the passes take that no schedule ahead of it serves."""
+    """The answers for the passes that no earlier schedule serves."""
     words: str = ""
     """The answer that stands for its kernels, and their calls."""
     few: str = ""
@@ -148,7 +148,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Made:
-    """What a schedule puts into the files of a spec."""
+    """The parts that a schedule puts into the files of a spec."""
 
     together: InFile = field(default_factory=InFile)
     """Its parts in `triton.py` of a folder."""

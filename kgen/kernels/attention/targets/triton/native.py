@@ -53,7 +53,7 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
 
 
 def _calls(prepared: Prepared) -> list[Calls]:
-    """What each schedule brings, in the order in which calls look for kernels."""
+    """The C parts of each schedule, in the order in which calls look for kernels."""
     found: list[Calls] = []
     for schedule in reversed(SCHEDULES):
         if schedule.calls is not None:

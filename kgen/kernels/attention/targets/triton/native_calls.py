@@ -160,7 +160,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Calls:
-    """What a schedule brings to call its kernels from C."""
+    """The parts of a schedule that call its kernels from C."""
 
     functions: tuple[Template, ...] = ()
     late: bool = False

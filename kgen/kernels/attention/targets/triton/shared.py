@@ -1,4 +1,4 @@
-"""What kernels of several schedules share: the columns of a head, and words."""
+"""Parts that kernels of several schedules share: the columns of a head, and words."""
 
 from __future__ import annotations
 

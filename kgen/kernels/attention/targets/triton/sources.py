@@ -82,7 +82,7 @@ def planned_of(loaded: Loaded) -> Planned:
 
 
 def made_of(planned: Planned) -> list[Made]:
-    """What each schedule makes of a spec, in the order in which calls look for kernels."""
+    """The parts of each schedule, in the order in which calls look for kernels."""
     found: list[Made] = []
     for schedule in SCHEDULES:
         found.append(schedule.made(planned, tuple(found)))
