@@ -11,7 +11,7 @@ TORCH_OF_OLDEST = "2.8"
 """The torch that brings it."""
 
 GLUON = ((3, 6), (3, 7), (3, 8), (3, 9))
-"""The versions with which kernels in Gluon were verified on a GPU. `generated/verified.json` holds the proof, and a test
+"""The versions with which kernels in Gluon were verified on a GPU. `generated/verified.json` holds the proof. A test
 compares the two, so that verifying does not change a file."""
 
 
