@@ -64,7 +64,9 @@ def _item(value: object) -> ast.AST | list[object] | str:
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
     for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if name == "body" and isinstance(
+            node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ):
             yield name, node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
         else:
             yield name, value

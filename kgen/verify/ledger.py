@@ -1,6 +1,6 @@
 """`generated/verified.json`: which emitted file was verified where, with which error.
 
-A file is known by the hash of its program (`kgen.render.program`), so a record can never speak for other code. Comments,
+The key of a file is the hash of its program (`kgen.render.program`): a record never speaks for other code. Comments,
 docstrings and layout are no part of it. Each hash has a record per device and versions of what ran it
 (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device `interpreter`. `compiled sm_90` says
 that it compiled for that architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing

@@ -26,7 +26,7 @@ def f(x, *, y=None):
     total = g(x, y, "a" "b")  # why
     return f"{total:>{x}} {y!r}"
 '''
-SAME_PYTHON = '''import torch
+SAME_PYTHON = """import torch
 class K:
     n = 1
 def f(x, *, y=None):
@@ -36,7 +36,7 @@ def f(x, *, y=None):
         "ab",
     )
     return f"{total:>{x}} {y!r}"
-'''
+"""
 
 C = """// One line \\
 that goes on
@@ -85,7 +85,13 @@ def test_what_is_a_part_of_a_program(old: str, new: str) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("// text", "// words"), ("1'000", "1'001"), ("// raw", "// cooked"), ("'\"'", "'x'"), ("0x1'0", "0x2'0")],
+    [
+        ("// text", "// words"),
+        ("1'000", "1'001"),
+        ("// raw", "// cooked"),
+        ("'\"'", "'x'"),
+        ("0x1'0", "0x2'0"),
+    ],
 )
 def test_what_is_a_part_of_a_program_in_c(old: str, new: str) -> None:
     assert C.count(old) == 1
