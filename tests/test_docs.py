@@ -40,7 +40,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"<!-- (spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
     r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
@@ -192,6 +192,7 @@ MAKERS = {
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
     "lengths": lambda _: speed_tables.lengths(),
+    "summary": lambda _: speed_tables.summary(),
     "forms": lambda _: speed_tables.forms(),
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
