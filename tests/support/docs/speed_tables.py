@@ -13,9 +13,9 @@ FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
 HEAD = """\
-The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ},
-S {SQ}. The packed specs have {tokens} tokens in total. A column with a peer shows how many times
-faster the emitted kernel is.
+The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, S {SQ}.
+The packed specs have {tokens} tokens in total. A column with a peer shows how many times faster the
+emitted kernel is.
 
 | column | peer |
 |---|---|
