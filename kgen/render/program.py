@@ -63,13 +63,17 @@ def _item(value: object) -> ast.AST | list[object] | str:
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
+    """Yield the fields of a node without docstrings, those of modules, functions, classes and attributes."""
     for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(
-            node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-        ):
-            yield name, node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
-        else:
-            yield name, value
+        yield name, [x for x in value if not _is_text(x)] if isinstance(value, list) else value
+
+
+def _is_text(node: object) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _without_c_comments(text: str) -> str:

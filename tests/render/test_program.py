@@ -19,6 +19,7 @@ class K:
     """A class."""
 
     n = 1
+    """An attribute."""
 
 
 def f(x, *, y=None):
@@ -75,7 +76,7 @@ def test_what_is_no_part_of_a_program() -> None:
         ("def f", "@g\ndef f"),
         ("import torch", "import torch as torch2"),
         ("g(x, y,", "g(x, *y,"),
-        ("    total =", '    total = 1\n    """Not the first statement."""\n    total ='),
+        ("    total =", "    x\n    total ="),
     ],
 )
 def test_what_is_a_part_of_a_program(old: str, new: str) -> None:
