@@ -140,7 +140,7 @@ def _jobs(loaded: Sequence[Any], generated: Path, options: CompileOptions) -> li
     ]
     if loaded and not jobs:
         only = [f"`{file.path.name}` is for {_least(problem, file)}" for problem, file in work]
-        message = "no file is for these targets and architectures"
+        message = "no file has these targets and architectures"
         raise KgenError(Diagnostic("nothing-to-compile", message, hint=", ".join(only) or None))
     return jobs
 

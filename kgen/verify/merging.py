@@ -26,7 +26,7 @@ def merge(paths: Sequence[Path], into: Path) -> tuple[int, int]:
     found = [_read(path) for path in paths]
     folder = into.parent
     if not folder.is_dir():
-        hint = "make it first, or name another file"
+        hint = "create the folder, or name another file"
         raise KgenError(Diagnostic("no-folder", "there is no such folder", str(folder), hint=hint))
     with ledger.locked(folder):
         if into.exists():
@@ -74,7 +74,7 @@ def _claims(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(path: Path) -> Ledger:
-    hint = "merge what `kgen verify --record` wrote"
+    hint = "merge files that `kgen verify --record` wrote"
     try:
         return ledger.read_path(path, hint)
     except FileNotFoundError:

@@ -55,7 +55,7 @@ def sanitize_specs(
             raise KgenError(Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint))
     hands = Here() if hands is None else hands
     if not hands.far and shutil.which(PROGRAM) is None:
-        hint = "it comes with the CUDA toolkit"
+        hint = "install the CUDA toolkit"
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
     device, _, files = files_to_run(loaded, generated, options, hands, hear)
     record = device == "cuda" if options.record is None else options.record

@@ -170,7 +170,7 @@ def _found(file: Emitted, problem: Any, jobs: Sequence[Job], options: VerifyOpti
     chip = file.chip(problem)
     names = chip_cases(chip).case_names(problem) if chip else ()
     interpreted = options.built is not None and options.device == "cpu"
-    unused = "is left out where packages run" if interpreted else None
+    unused = "does not run with packages" if interpreted else None
     return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
 
 
@@ -184,7 +184,7 @@ def _leave_out(files: Sequence[Found], built: Path | None, hear: Listener) -> No
         if built is None or one.where is None or not archs_built(built, one):
             continue
         if names := one.leave_out_unbuilt():
-            why = f"in cases that its package has no machine code for: {', '.join(names)}"
+            why = f"in cases without machine code in its package: {', '.join(names)}"
             hear(LeftOut(one.emitted, why))
 
 
@@ -231,7 +231,7 @@ def files_to_run(
     if built is not None:
         files = [one for one in files if one[1].path.name in manifest_of(built, one[1].spec)["sources"]]
     if loaded and not files:
-        message = f"no file is for the target {', '.join(targets or ())}"
+        message = f"no file has the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
     part = options.shard.of(files, lambda one: (one[1].spec, one[1].stem))
     device = hands.device(options.device)
@@ -257,10 +257,10 @@ def _require_as_built(built: Path, hashes: Mapping[Emitted, str]) -> None:
     for file, digest in hashes.items():
         hint = f"kgen build {file.spec} -o {built}"
         if manifest_of(built, file.spec)["sources"][file.path.name] != digest:
-            message = f"the package `{file.spec}` is not of `{file.path}` as it is now"
+            message = f"the package `{file.spec}` was not built from the current `{file.path}`"
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
         if names := altered(built, file.spec):
-            message = f"{names[0]} of the package `{file.spec}` is not what was built"
+            message = f"{names[0]} of the package `{file.spec}` changed after the build"
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
 
 
@@ -270,7 +270,7 @@ def _tell_interpreted(built: Path, files: Iterable[Emitted], record: bool, hear:
         message, hint = "a package has no machine code for the CPU", "leave out `--record`"
         raise KgenError(Diagnostic("usage", message, hint=hint))
     for file in files:
-        why = "as machine code, which is for GPUs: Triton's interpreter runs what it was built from"
+        why = "as machine code, which needs a GPU: Triton's interpreter runs the sources"
         hear(LeftOut(_in_package(built, file), why))
 
 
@@ -299,7 +299,7 @@ def _require_able(files: Sequence[Found]) -> None:
     """Raise `MissingError` if no file can run."""
     if files and all(file.unable for file in files):
         message = f"`{files[0].emitted.path}` {files[0].unable}"
-        hint = "`kgen compile` checks it without one"
+        hint = "`kgen compile` checks it without a GPU"
         raise MissingError(Diagnostic("missing-device", message, hint=hint))
 
 
@@ -361,7 +361,7 @@ def _rows(
             left.remove(culprit)
             yield _lost(job, culprit, trouble)
     for case in left:
-        yield _lost(job, case, f"not run: the worker was lost {restarts} times")
+        yield _lost(job, case, f"not run: {restarts} workers were lost")
 
 
 def _lost(job: Job, case: tuple[str, str], message: str) -> dict[str, Any]:

@@ -46,8 +46,10 @@ def farm(address: str, code: Sequence[str] = ()) -> Iterator[Farm]:
     Raises `MissingError` without Ray or an answer, and `KgenError` for a wrong address.
     """
     if not is_address(address):
-        hint = "as `--ray head:6379`, or `--ray` alone for that of this machine"
-        raise KgenError(Diagnostic("bad-address", f"`{address}` is no address of a Ray cluster", hint=hint))
+        hint = "for example `--ray head:6379`, or `--ray` alone for the local cluster"
+        raise KgenError(
+            Diagnostic("bad-address", f"`{address}` is not an address of a Ray cluster", hint=hint)
+        )
     require("ray", extra="ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
@@ -73,8 +75,10 @@ class Farm:
         device = asked if asked != "auto" else "cuda" if self._has("cuda") else "cpu"
         if not self._has(device):
             what = "GPU" if device == "cuda" else "core"
-            hint = "`ray status` lists what its nodes have"
-            raise MissingError(Diagnostic("missing-device", f"no node of this Ray has a {what}", hint=hint))
+            hint = "`ray status` lists the resources of its nodes"
+            raise MissingError(
+                Diagnostic("missing-device", f"no node of this Ray cluster has a {what}", hint=hint)
+            )
         return device
 
     def run(self, tasks: Sequence[Task], heard: Heard = nobody, alone: bool = False) -> list[Done]:
@@ -92,7 +96,7 @@ class Farm:
                     there = time.monotonic()
                 elif time.monotonic() - there > WAITING:
                     for task in waiting.values():
-                        _enter(done, _lost(task, "no node is left that it can run on"), heard)
+                        _enter(done, _lost(task, "no node is left that can run it"), heard)
                     break
         finally:
             for reference in waiting:
@@ -114,19 +118,19 @@ class Farm:
         try:
             key, node, rows, refused = self._ray.get(reference)
         except errors.RuntimeEnvSetupError as error:
-            message = f"a node of the Ray cluster cannot take this kgen: {_first(error)}"
+            message = f"a node of the Ray cluster cannot use this kgen: {_first(error)}"
             raise MissingError(Diagnostic("bad-node", message)) from None
         except errors.RayTaskError as error:
             if isinstance(error.cause, ImportError | errors.RaySystemError):
                 last = str(error.cause).strip().rpartition("\n")[2]
-                message = f"a node of the Ray cluster cannot import what a task needs: {last}"
-                hint = "install there what is installed here: pip install 'kgen-kernels[verify,ray]'"
+                message = f"a node of the Ray cluster cannot import a module of a task: {last}"
+                hint = "install the packages of this machine there: pip install 'kgen-kernels[verify,ray]'"
                 raise MissingError(Diagnostic("bad-node", message, hint=hint)) from None
             raise
         except errors.RayError as error:
             return _lost(task, f"{LOST + 1} nodes were lost: {_first(error)}")
         if refused:
-            hint = "begin its Ray again without a kgen of its own on PYTHONPATH"
+            hint = "restart its Ray without another kgen on PYTHONPATH"
             raise MissingError(Diagnostic("bad-node", f"node {node}: {refused}", hint=hint))
         assert key == task.key
         return Done(task, rows)
@@ -155,7 +159,7 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
 
     NODE[:] = [node := str(ray.util.get_node_ip_address())]
     if packed.package != (own := package_digest()):
-        refused = f"another kgen runs there ({own[:12]}, from {PACKAGE}), and {packed.package[:12]} was sent"
+        refused = f"another kgen runs there: expected {packed.package[:12]}, got {own[:12]} from {PACKAGE}"
         return (), node, [], refused
     for name in packed.code:
         # For this process and its workers.
@@ -227,9 +231,9 @@ def _ask(address: str) -> None:
     try:
         subprocess.run(command, capture_output=True, timeout=4 * SECONDS, check=True)
     except (subprocess.SubprocessError, OSError):
-        raise _absent(address, "what answers there is no Ray") from None
+        raise _absent(address, "the server there is not Ray") from None
 
 
 def _absent(address: str, why: str) -> MissingError:
-    hint = "`ray start --head` begins one and says its address; `--ray` alone begins one here"
+    hint = "`ray start --head` starts one and prints its address; `--ray` alone starts one here"
     return MissingError(Diagnostic("no-ray", f"no Ray cluster at `{address}`: {why}", hint=hint))

@@ -48,7 +48,7 @@ def pack(task: Task, code: Sequence[str] = ()) -> Packed:
 def unpack(packed: Packed, place: Path) -> Task:
     """Unpack a task, with its files in folders of `place`. Raises `Refused` for wrong digests."""
     if _digest(packed.task, packed.folders) != packed.digest:
-        raise Refused("a task did not arrive as it was sent")
+        raise Refused("a task changed on its way")
     folders = []
     for number, contents in enumerate(packed.folders):
         folders.append(place / str(number))

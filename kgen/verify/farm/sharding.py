@@ -28,9 +28,11 @@ class Shard:
         number, count = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= count:
             hint = (
-                f"parts are 1/{count} to {count}/{count}" if count else "as `--shard 1/4`: the first of four"
+                f"parts are 1/{count} to {count}/{count}"
+                if count
+                else "for example `--shard 1/4`, the first of four"
             )
-            raise KgenError(Diagnostic("bad-shard", f"`{text}` is no part of a whole", hint=hint))
+            raise KgenError(Diagnostic("bad-shard", f"`--shard {text}` is not a part", hint=hint))
         return cls(number, count)
 
     def of(self, things: Iterable[T], key: Callable[[T], object]) -> list[T]:
