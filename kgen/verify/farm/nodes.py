@@ -1,7 +1,11 @@
 """Tasks on the nodes of a Ray cluster, each with a GPU or a core.
 
-The nodes receive this kgen, and the files of each task. A task whose node is lost restarts as a whole on another node:
-Ray returns its rows together. The task itself handles crashes of its workers, as on one machine.
+Each node receives this kgen as a Ray module, which Ray names by its content, and the files of each task. A node reports
+the hash of its kgen, so all rows come from one version. A shared working directory would be overwritten under tasks of
+other nodes.
+
+A task whose node is lost restarts as a whole on another node: Ray returns its rows together. The task itself handles
+crashes of its workers, as on one machine.
 """
 
 from __future__ import annotations
