@@ -1,7 +1,7 @@
 """`kgen ledger merge`: combine the ledgers of several machines.
 
-Records are combined by file and place. Of two records of the same text at the same place, the record of a full run
-stays, then the one with the weaker claim. The result does not depend on the order of the ledgers. A failed run removes
+Records are combined by file and place. If two records have the same text and place, a full run wins, then the weaker
+claim. The result does not depend on the order of the ledgers. A failed run removes
 its record from its own ledger only, and exits with 1. Do not merge that ledger.
 """
 

@@ -44,7 +44,7 @@ def verify_specs(
     With several concurrent tasks, each pass of a file has its own process. `hands` runs the tasks, by default one
     process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message.
 
-    `hear` gets an event for each row, for each file or case that does not run, and for the end of the run. Raises
+    `hear` gets an event for each row, each file or case that does not run, and the end of the run. Raises
     `KgenError` for a spec that is not rendered and an unknown case. Raises `MissingError` without torch, triton or the
     device, and if every file is skipped; with a shard, all files may be skipped. An interrupt records files whose cases
     have all run, and failures, and raises `Interrupted`.

@@ -1,8 +1,8 @@
 """Programmatic dependent launches on the CPU, where kernels run one after the other.
 
 A dependent kernel starts as soon as all programs of the previous launch allow it (`gdc_launch_dependents`) or end.
-Before `gdc_wait`, a program may not read data of the previous launch. It may not read data of the launch before that
-either, if a program of the previous launch allowed the start before its own wait.
+Before `gdc_wait`, a program may not read data of the previous launch. A program of that launch may allow the start
+before its own wait. Then data of the launch before it are forbidden, too.
 
 A wait guarantees that the previous launch has ended. Each kernel must therefore wait before it ends. Otherwise, the
 next kernel's wait would not cover the previous launch.

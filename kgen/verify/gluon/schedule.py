@@ -2,8 +2,9 @@
 
 Each partition and event has a random priority. The runnable one with the highest priority runs. Sometimes a priority is
 drawn again. So a load may complete at once or as late as possible, and a warpgroup may run far ahead. Few seeds find
-errors that depend on the order of few events (Burckhardt et al., A randomized scheduler with probabilistic guarantees
-of finding bugs, ASPLOS 2010). The same seed gives the same order.
+errors that depend on the order of few events. The same seed gives the same order.
+
+Method: Burckhardt et al., A randomized scheduler with probabilistic guarantees of finding bugs, ASPLOS 2010.
 """
 
 from __future__ import annotations

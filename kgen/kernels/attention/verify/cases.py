@@ -284,7 +284,7 @@ def _of_its_output(
     """Return the verdict on dq or dk without the rounding of the output.
 
     `want` and `eager` use the delta of the output that the kernel stored. The error of a row is then one rounding of
-    dS, at most half a unit in the last place of the row's terms.
+    dS: half a unit in the last place of the row's terms.
     """
     limit = replace(allowed, row_noise=allowed.unit)
     parts = {"all of it": want}
