@@ -1,1 +1,1 @@
-"""Proof that an emitted kernel is right: reference, hard inputs, compare, ledger."""
+"""Verification of emitted kernels: reference, difficult inputs, comparison, ledger."""

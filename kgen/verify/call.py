@@ -1,6 +1,6 @@
 """One call of an emitted file, with gradients where it has them: `python -m kgen.verify.call JOB`.
 
-JOB is a pickled `kgen.verify.worker.Job`. Standard output carries one JSON line, the names of what came out.
+JOB is a pickled `kgen.verify.worker.Job`. Standard output carries one JSON line: the names of the results.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def main(job: Job, lines: IO[str]) -> None:
 
 
 def take_portable_kernels(module: Any) -> None:
-    """Keep calls of an emitted file off its kernels for one chip: what their warps hand to each other through barriers,
-    racecheck takes for races."""
+    """Make calls of an emitted file use its portable kernels.
+
+    racecheck reports false races for data that warps exchange through mbarriers.
+    """
     for chip in chips():
         if hasattr(module, chip.choice):
             setattr(module, chip.choice, lambda *tensors: False)

@@ -1,9 +1,8 @@
-"""Right or wrong: an output against float64, with the eager computation as the yardstick.
+"""Comparison of outputs with float64, relative to the error of an eager computation.
 
-Three things are asked of every output: the relative Frobenius error is at most `RATIO` times that of the
-eager computation (plus a floor that covers one rounding of the result), no single row is far worse than the
-eager computation's worst row, and rows that have nothing to attend to are exactly zero (or -inf). NaN never
-passes.
+An output passes under three conditions. Its relative Frobenius error is at most `RATIO` times the eager error, plus a
+floor that covers one rounding. No row is far worse than the worst eager row. Rows without keys are exactly zero (or
+-inf). NaN never passes. `docs/verification.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RATIO = 1.35
 ROW_RATIO = 3.0
 
 CANARY = 0xA5
-_MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
+_MARGIN = 256  # bytes on each side of an output; a multiple of all alignments that kernels specialize on
 
 
 NO_PARTS: Mapping[str, Tensor] = MappingProxyType({})
@@ -34,10 +33,10 @@ NO_PARTS: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`floor` is relative to the result; `noise` to what the result would be if nothing cancelled in it.
+    """Allowed errors. `floor` is relative to the result, `noise` to the result before cancellation.
 
-    `row_noise` is the same for a single row: a gradient that uses the rounded output, as every fused backward
-    pass does, cancels to one rounding of the dtype only.
+    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output, so a row of a gradient
+    cancels only to one rounding of the dtype.
     """
 
     floor: float
@@ -46,7 +45,7 @@ class Tolerance:
     unit: float = 0.0
     """Half a unit in the last place of an output, as it is stored."""
     smallest: float = 0.0
-    """Of numbers that an output has: what is less is nothing in whatever is computed from it."""
+    """Smallest positive number of the dtype. Smaller values vanish."""
 
 
 _TOLERANCES = {
@@ -63,23 +62,23 @@ def tolerance(
     fast_math: bool = False,
     reach: float = 0.0,
 ) -> Tolerance:
-    """What the arithmetic of a spec allows beside the eager error.
+    """Return the tolerance of a spec's arithmetic.
 
-    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
-    its rounding is theirs.
+    `reach` is the largest absolute log-sum-exp. Backward recomputes probabilities from it in fp32, so its rounding
+    error grows with it.
     """
     allowed = _TOLERANCES[dtype]
     if precision == "tf32":
-        # Results are rounded as in fp32, but what cancels in them was made of operands as coarse as fp16's.
+        # Results are rounded as in fp32, but cancelled terms have operands as coarse as fp16.
         allowed = replace(allowed, noise=2e-5, row_noise=2**-10)
     floor = max(allowed.floor, 2e-3) if fast_math else allowed.floor
     return replace(allowed, floor=floor + 2e-7 * reach)
 
 
 def of_log_sums(allowed: Tolerance, fast_math: bool, reach: float) -> Tolerance:
-    """What log-sum-exps are allowed, which are float32 whatever the dtype is, in place of what 16 bits are.
+    """Return the tolerance of log-sum-exps, which are float32 in all dtypes.
 
-    Ten times the worst that was measured of kernels without `fast_math` (2.4e-6 of a whole output; H200, H100).
+    Ten times the worst measured error without `fast_math` (2.4e-6 of a whole output; H200, H100).
     """
     wide = Tolerance(2e-5 + 2e-7 * reach, 2e-5, 1e-4)
     return wide if wide.floor < allowed.floor and not fast_math else allowed
@@ -114,13 +113,13 @@ def check(
 ) -> Check:
     """Compare an output with the float64 truth `want` of the same shape.
 
-    `empty` marks the rows (`want` without its last dimension; for `lse` its entries) that nothing contributes
-    to: exactly zero, or -inf where `want` is. `natural` holds the norms that its rows would have without
-    cancellation; `rounding` is how far the result moves when stored outputs move by a relative 1. `dtype` is
-    the one that `got` must have. `apart`: elements are rounded each by itself, so that these errors average, and what
-    is left of them along the truth is a wrong factor. `parts` are terms whose sum is the truth: none may have a
-    wrong factor of its own. `terms` is there if each element is computed in float32 and rounded once, to `dtype`: the
-    norms of the rows before anything cancels.
+    `empty` marks rows without contributions (`want` without its last dimension; for `lse` its entries). They must be
+    exactly zero, or -inf if `want` is. `natural` has the norms of the rows without cancellation. `rounding` is the
+    change of the result for a relative change of 1 in the stored output. `dtype` is the required dtype of `got`.
+
+    `apart`: elements are rounded independently, so their errors average, and a wrong factor shows. `parts` are terms
+    whose sum is the truth; none may have a wrong factor. `terms` has the norms of rows before cancellation, if each
+    element is computed in float32 and rounded once to `dtype`.
     """
 
     def wrong(message: str, error: float = math.inf) -> Check:
@@ -151,11 +150,11 @@ def check(
     size = float(want.norm())
     whole = 0.0 if natural is None else float(natural.norm())
     if size <= 1e-6 * whole or size == 0:
-        size = whole or 1.0  # all of it cancelled: relative to what cancelled
+        size = whole or 1.0  # all of it cancelled: use the size of the terms
     distance = float((got64 - want).norm())
     yardstick = float((eager64 - want).norm())
     if not math.isfinite(yardstick):
-        # The eager computation overflowed where the kernel must not.
+        # The eager computation overflowed; the kernel must not.
         yardstick, eager64 = 0.0, want
     slack = (
         allowed.floor * float(want.norm())
@@ -187,18 +186,18 @@ def _count(flags: Tensor) -> str:
 def _worst_row(
     got: Tensor, want: Tensor, eager: Tensor, slack: float, noise: float, natural: Tensor | None
 ) -> str | None:
-    """A row that is much worse than the eager computation's worst one, as a message."""
+    """Return a message if a row is much worse than the worst eager row."""
     if want.ndim < 2:
         return None
     width = want.shape[-1]
     got, want, eager = (t.reshape(-1, width) for t in (got, want, eager))
     norms = want.norm(dim=1)
-    # A row that is small beside the others is judged by a share of their size, its own errors being theirs.
+    # A small row shares the rounding errors of large rows, so its size is at least a share of theirs.
     size = norms + 0.05 * norms.square().mean().sqrt() + 1e-300
     errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
     bound = ROW_RATIO * yardstick.max() + 4 * slack / math.sqrt(len(want)) / size
     if natural is not None:
-        # Rounding is of the size of a row's terms; where their sum happens to be small, others' sums tell that size.
+        # Rounding has the size of a row's terms. If their sum is small by chance, use the mean of other rows.
         terms = natural.reshape(-1)
         bound = bound + noise * terms.clamp_min(float(terms.square().mean().sqrt())) / size
     worst = int((errors / bound.clamp_min(1e-300)).argmax())
@@ -213,10 +212,10 @@ def _worst_row(
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[list[Tensor]]:
-    """Everything that `torch.empty` and its relatives hand out inside holds poison, between canaries.
+    """Fill results of `torch.empty` and similar functions with poison, between canaries.
 
-    Python's entry points are replaced, which is where emitted launchers allocate: neither determinism
-    settings nor the allocator change. Yields the storages, for `broken_canaries`.
+    Only Python functions are replaced, which emitted launchers use. Determinism settings and the allocator stay the
+    same. Yields the storages, for `broken_canaries`.
     """
     storages: list[Tensor] = []
     places = [(torch, n) for n in ("empty", "empty_like", "empty_strided")]
@@ -226,7 +225,7 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
     def poisoning(original: Any) -> Any:
         def allocate(*args: Any, **kwargs: Any) -> Any:
             plain = original(*args, **kwargs)
-            # Fake, meta and symbolic tensors have no memory to poison.
+            # Fake, meta and symbolic tensors have no memory.
             if (
                 type(plain) is not torch.Tensor
                 or plain.device.type == "meta"
@@ -247,7 +246,7 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
 
 
 def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
-    """A tensor like `plain` in the middle of a bigger storage."""
+    """Return a tensor like `plain` in the middle of a larger storage."""
     span = (
         sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1 if plain.numel() else 0
     )
@@ -261,7 +260,7 @@ def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
         inside.fill_(
             torch.nan if plain.is_floating_point() else plain.dtype == torch.bool or min(2**30, _top(plain))
         )
-        # Not a view of the storage's first tensor, so that autograd sees an ordinary new tensor.
+        # Not a view, so that autograd sees an ordinary tensor.
         fresh = empty(0, dtype=plain.dtype, device=plain.device)
         fresh.set_(typed.untyped_storage(), margin, plain.shape, plain.stride())
     whole.kgen_span = span * item
@@ -274,24 +273,24 @@ def _top(tensor: Tensor) -> int:
 
 
 def broken_canaries(storages: list[Tensor]) -> int:
-    """How many of the storages were written outside their tensor."""
+    """Return the number of storages with writes outside their tensor."""
     return sum(
         bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any()) for s in storages
     )
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the whole storages below some tensors, gaps between rows included."""
+    """Return copies of the whole storages of tensors, including gaps between rows."""
     return {name: _bytes(tensor).clone() for name, tensor in tensors.items()}
 
 
 def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
-    """The tensors whose storage is not bit for bit what it was."""
+    """Return the names of tensors whose storage changed in any bit."""
     return [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit, NaN included."""
+    """Return True if two tensors are equal bit for bit, including NaN."""
     a, b = a.detach().contiguous(), b.detach().contiguous()
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -304,8 +303,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 AGAIN, AGAIN_SECONDS = 8, 0.05
-"""How many more runs, and for how long, have to give the bits of the first: a race that spoils one call of 300 is found
-by few runs only by luck."""
+"""Number and seconds of further runs that must have the same bits. Few runs miss a race in one of 300 calls."""
 
 
 def careful(
@@ -314,11 +312,11 @@ def careful(
     device: str,
     fixed: Callable[[str], bool] = lambda name: True,
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
-    """What `run` gives where every output starts as poison, and what it does wrong besides being off.
+    """Return the results of `run` with poisoned outputs, and failures other than wrong values.
 
-    That is: writing outside of its tensors, writing to `inputs`, in Triton's interpreter also reading outside of the
-    tensors that a kernel is launched with, and on a GPU giving other bits in an output that is
-    `fixed` in a later run, of which there are `AGAIN` or `AGAIN_SECONDS`, whichever takes longer.
+    Failures are writes outside of tensors and writes to `inputs`. In Triton's interpreter, reads outside of the tensors
+    of a launch fail, too. On a GPU, `run` repeats `AGAIN` times and for `AGAIN_SECONDS`, and outputs that are `fixed`
+    must have the same bits.
     """
     before = snapshot(inputs)
     with poisoned_outputs() as storages, watched() as outside:
@@ -345,7 +343,7 @@ def careful(
 
 
 def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
-    """Offsets of packed sequences that do not fit the tokens, by what is wrong with them."""
+    """Return wrong offsets of packed sequences, by a description of the error."""
     far = torch.full_like(right, 2**31 - 1)
     return {
         "past the tokens": right + 40,
@@ -357,5 +355,5 @@ def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
 
 
 def failure(name: str, message: str) -> Check:
-    """The verdict on what is wrong in another way than by its numbers."""
+    """Return a failed verdict without numbers."""
     return Check(name, False, math.inf, math.nan, math.inf, message)

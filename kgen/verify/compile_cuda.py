@@ -1,8 +1,7 @@
-"""Compiles the kernels of a `cuda.cu` for one architecture: `python -m kgen.verify.compile_cuda JOB`.
+"""Compile the kernels of a `cuda.cu` for one architecture: `python -m kgen.verify.compile_cuda JOB`.
 
-The emitted launcher decides what to compile: it is called on small CPU tensors, with its `_launch` replaced by one
-that compiles what would have been launched. NVRTC needs no GPU. JOB is a pickled `CompileJob`. Standard output carries
-a JSON line for each distinct kernel.
+The emitted launcher runs on small CPU tensors. Its `_launch` is replaced by a function that compiles the kernel
+instead. NVRTC needs no GPU. JOB is a pickled `CompileJob`. Standard output carries a JSON line for each kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kgen.verify.toolchain import import_file
 
 
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Make the family's calls of the emitted function, compiling what they launch."""
+    """Make the family's calls of the emitted function, and compile the kernels that they launch."""
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     seen: set[str] = set()
     variant = ""
@@ -34,19 +33,19 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
         try:
             registers, spills, static = usage_of(module._compiled(name, job.arch), name)
             row |= {"registers": registers, "spills": spills, "shared": static + shared}
-        except Exception as error:  # one kernel that does not compile must not hide the others
+        except Exception as error:  # report the other kernels, too
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {error}"[:2000]
         say(row)
 
-    # What the chip has decides what is launched; what it is compiled for may be more exact (sm_90a).
+    # The launcher chooses by compute capability. The compilation may be for a more exact architecture (sm_90a).
     module._arch = lambda device: f"sm_{job.capability}"
     module._launch = compile_only
-    module._resident = lambda *args: 1  # as if every kernel fitted
+    module._resident = lambda *args: 1  # every kernel fits
     module._shared_limit = lambda device: SHARED_LIMITS[job.capability]
     for variant, call in family_of(job.problem).compile_calls(job.problem):  # noqa: B007 (read by `compile_only`)
         call(getattr(module, job.problem.name))
-    # A table of shapes has kernels for widths that no call had.
+    # The table of shapes also has kernels for widths that no call has.
     for kernel, shapes in getattr(module, "_SHAPES", {}).items():
         for shape in shapes:
             if shape.cluster == 1 or job.capability >= 90:

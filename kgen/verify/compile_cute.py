@@ -1,7 +1,7 @@
-"""Compiles a `cute_<arch>.py` for its architecture: `python -m kgen.verify.compile_cute JOB`.
+"""Compile a `cute_<arch>.py` for its architecture: `python -m kgen.verify.compile_cute JOB`.
 
-The emitted file says how (`compile_for`); what comes out is looked at, nothing is launched. JOB is a pickled
-`CompileJob`. Standard output carries a JSON line for each kernel.
+The function `compile_for` of the emitted file compiles it; nothing is launched. JOB is a pickled `CompileJob`.
+Standard output carries a JSON line for each kernel.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kgen.verify.resources import usages
 from kgen.verify.toolchain import import_file
 
 TENSOR_CORES = {"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
-"""The instruction without which a kernel is not what it claims to be."""
+"""The tensor core instruction that the code for each architecture must contain."""
 INDICES = "_chunk_indices_kernel"
-"""The kernel that finds the chunks of packed sequences; all its memory is static."""
+"""The kernel that finds the chunks of packed sequences. All of its shared memory is static."""
 
 
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile a file: the kernel of its products, and that of its indices where it has one."""
+    """Compile the main kernel of a file, and the kernel for chunk indices if the file has one."""
     place: dict[str, Any] = {"variant": "", "error": None}
     try:
         module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")

@@ -1,8 +1,8 @@
-"""Compiles the kernels of a `triton.py` for one architecture: `python -m kgen.verify.compile_triton JOB`.
+"""Compile the kernels of a `triton.py` for one architecture: `python -m kgen.verify.compile_triton JOB`.
 
-The emitted launcher decides what to compile: it is called on small CPU tensors, with `JITFunction.run`
-replaced by one that compiles what would have been launched, exactly as Triton would specialise it.
-JOB is a pickled `CompileJob`. Standard output carries a JSON line for each distinct binary.
+The emitted launcher runs on small CPU tensors. `JITFunction.run` is replaced by a function that compiles the kernel,
+specialized as Triton would specialize it. JOB is a pickled `CompileJob`. Standard output carries a JSON line for each
+binary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kgen.verify.toolchain import import_file
 
 
 class OfflineDriver:
-    """Says that a device of some capability is the current one. It cannot launch anything."""
+    """Triton driver that reports a device of some compute capability. It cannot launch kernels."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -44,7 +44,7 @@ class OfflineDriver:
 
 
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Make the family's calls of the emitted function, compiling what they launch."""
+    """Make the family's calls of the emitted function, and compile the kernels that they launch."""
     seen: set[tuple[str, str]] = set()
 
     def take(variant: str, launch: Launch) -> None:
@@ -56,7 +56,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             seen.add((row["kernel"], kernel.hash))
             registers, spills = resources(kernel.asm["cubin"])
             row |= {"registers": registers, "spills": spills, "shared": int(kernel.metadata.shared)}
-        except Exception as error:  # one kernel that does not compile must not hide the others
+        except Exception as error:  # report the other kernels, too
             traceback.print_exc()
             row["error"] = f"{type(error).__name__}: {error}"[:2000]
             if (row["kernel"], row["error"]) in seen:
@@ -69,7 +69,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
 
 @dataclass(frozen=True)
 class Launch:
-    """What would have been launched: a kernel, its arguments, and what compiles it as Triton would specialise it."""
+    """A kernel that a call would launch, its arguments, and its compilation with Triton's specialization."""
 
     function: Any
     args: Sequence[Any]
@@ -79,17 +79,17 @@ class Launch:
 
 
 MULTIPROCESSORS = 4096
-"""More than any chip has."""
+"""More multiprocessors than any GPU has."""
 
 
 def each_launch(
     job: CompileJob, take: Callable[[str, Launch], None], sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> None:
-    """`take` what the family's calls launch, none of which runs."""
+    """Call `take` with each launch of the family's calls. No kernel runs."""
     driver.set_active(OfflineDriver(job.capability))
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     module._arch = lambda device: job.capability
-    # Decoding splits keys as long as multiprocessors are free, and here as long as there are keys.
+    # Decoding splits keys while multiprocessors are free. With this many, it splits as far as the keys allow.
     module._multiprocessors = lambda device: MULTIPROCESSORS
     run, variant = JITFunction.run, ""
 

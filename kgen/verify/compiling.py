@@ -1,6 +1,6 @@
-"""`kgen compile`: compile emitted kernels for architectures that need not be here.
+"""`kgen compile`: compile emitted kernels for architectures without a GPU.
 
-Each target has a worker of its own (`Runtime.compiler`) that says a row for each binary.
+Each target has its own worker (`Runtime.compiler`), which prints a row for each binary.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import require, versions
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
-"""Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
+"""Suffixes of architectures, and the least compute capability that has each: `a` for one chip, `f` for its family."""
 ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUFFIXES.items() if cc >= least}
-"""What can be compiled for, and its compute capability."""
+"""The architectures to compile for, with their compute capabilities."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
@@ -44,7 +44,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class CompileJob:
-    """What one worker compiles."""
+    """The work of one compiling worker."""
 
     problem: Any
     emitted: Emitted
@@ -57,7 +57,7 @@ class CompileJob:
 
 
 def capability(arch: str) -> int:
-    """`sm_90` or `sm_90a` -> 90. Raises `KgenError` for an architecture whose limits are not known."""
+    """Return 90 for `sm_90` and `sm_90a`. Raises `KgenError` for an unknown architecture."""
     if arch not in ARCHS:
         hint = did_you_mean(arch, ARCHS) or f"one of {', '.join(ARCHS)}"
         raise KgenError(Diagnostic("unknown-arch", f"unknown architecture {shown(arch)}", hint=hint))
@@ -69,11 +69,11 @@ class CompileOptions:
     """The kernels to compile, and the architectures to compile them for."""
 
     archs: Sequence[str] = DEFAULT_ARCHS
-    """Names of architectures, as `sm_90`."""
+    """Names of architectures, for example `sm_90`."""
     jobs: int = 1
-    """How many workers compile at a time."""
+    """Number of concurrent workers."""
     timeout: float = 600.0
-    """Seconds that one kernel may take."""
+    """Time limit for one kernel, in seconds."""
     record: bool = False
     """True to enter the result in the ledger."""
     targets: Collection[str] | None = None
@@ -86,13 +86,13 @@ DEFAULT = CompileOptions()
 def compile_specs(
     loaded: Sequence[Any], generated: Path, options: CompileOptions = DEFAULT, hear: Listener = ignore
 ) -> list[dict[str, Any]]:
-    """Compile every kernel of some specs for every architecture; no GPU is needed.
+    """Compile every kernel of some specs for every architecture, without a GPU.
 
-    A file that is for one architecture is compiled for that one, where it is among the architectures (`sm_90` stands
-    for `sm_90a` too). Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory a
-    thread), shared and limit (bytes a block), ok, error. `ok` is false where it does not compile or needs more shared
-    memory than the architecture has. `hear` gets an event for each file and architecture. Raises `KgenError` for a spec
-    that is not rendered, `MissingError` without torch, triton or the package of a target.
+    A file for one architecture is compiled for that one, if `options.archs` contains it (`sm_90` includes `sm_90a`).
+    Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory per thread), shared
+    and limit (bytes per block), ok, error. `ok` is false if the kernel does not compile, or needs more shared memory
+    than the architecture has. `hear` gets an event for each file and architecture. Raises `KgenError` for a spec that
+    is not rendered, and `MissingError` without torch, triton or the package of a target.
     """
     jobs = _jobs(loaded, generated, options)
     for runtime in {job.emitted.runtime: None for job in jobs}:
@@ -124,7 +124,7 @@ def compile_specs(
 
 
 def _jobs(loaded: Sequence[Any], generated: Path, options: CompileOptions) -> list[CompileJob]:
-    """Each file with each architecture that it is compiled for. Raises `KgenError` if there are none."""
+    """Pair each file with each of its architectures. Raises `KgenError` if there are none."""
     archs, targets = list(dict.fromkeys(options.archs)), options.targets
     for arch in archs:
         capability(arch)
@@ -135,23 +135,23 @@ def _jobs(loaded: Sequence[Any], generated: Path, options: CompileOptions) -> li
         CompileJob(p, replace(f, path=f.path.resolve()), arch)
         for p, f in work
         for arch in _archs(f, archs)
-        # The launcher of a file refuses older chips too.
+        # The launcher of a file refuses older GPUs, too.
         if capability(arch) >= getattr(p, "least_capability", 0)
     ]
     if loaded and not jobs:
         only = [f"`{file.path.name}` is for {_least(problem, file)}" for problem, file in work]
-        message = "no file is for these targets and architectures"
+        message = "no file has these targets and architectures"
         raise KgenError(Diagnostic("nothing-to-compile", message, hint=", ".join(only) or None))
     return jobs
 
 
 def _least(problem: Any, file: Emitted) -> str:
-    """Which chips a file is for."""
+    """The GPUs that a file supports, as text."""
     return file.arch or f"sm_{getattr(problem, 'least_capability', 0)} or newer"
 
 
 def _archs(file: Emitted, asked: Sequence[str]) -> Sequence[str]:
-    """Those of the architectures asked for that a file is for."""
+    """The requested architectures that a file supports."""
     if file.arch is None:
         return asked
     return [file.arch] if capability(file.arch) in map(capability, asked) else []

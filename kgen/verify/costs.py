@@ -1,4 +1,4 @@
-"""How long the cases of a run are expected to take, for a progress bar that goes on evenly."""
+"""Expected durations of the cases of a run, for an even progress bar."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CHECKS: Mapping[str, float] = {
     "imports-alone": 0.4,
     "imports-twice": 0.4,
 }
-"""Seconds of a case that was not measured yet, and of those that take longer: on one core of a server."""
+"""Expected seconds of a case without a measurement (`CASE`), and of slower checks: one core of a server."""
 
 Key = tuple[str, str]
-"""A pass, and a case."""
+"""The pass and the name of a case."""
 
 
 class Costs:
-    """The seconds of the cases of a run. A case is expected to take what it took in other files of this run."""
+    """The seconds of the cases of a run. Estimates come from the same case in other files of the run."""
 
     def __init__(self, cases: Iterable[Key]) -> None:
         self._left = Counter(cases)
@@ -32,13 +32,13 @@ class Costs:
         self._runs: Counter[Key] = Counter()
 
     def done(self, case: Key, seconds: float | None) -> None:
-        """A case is over; a case that lost its worker has no seconds."""
+        """Record the end of a case. `seconds` is None if the case lost its worker."""
         self._left[case] -= 1
         self._spent[case] += self._expected(case, self._pace()) if seconds is None else seconds
         self._runs[case] += 1
 
     def progress(self) -> tuple[float, float]:
-        """The seconds that were spent, and those of the whole run. They are equal when no case is left."""
+        """Return the seconds that were spent, and the seconds of the whole run."""
         spent, pace = sum(self._spent.values()), self._pace()
         left = sum(count * self._expected(case, pace) for case, count in self._left.items() if count > 0)
         return spent, spent + left
@@ -48,11 +48,11 @@ class Costs:
         return self._spent[case] / runs if runs else _before(case) * pace
 
     def _pace(self) -> float:
-        """How much longer than expected this machine takes."""
+        """Ratio of measured to expected time on this machine."""
         expected = sum(_before(case) * runs for case, runs in self._runs.items())
         return sum(self._spent.values()) / expected if expected else 1.0
 
 
 def _before(case: Key) -> float:
-    """What a case is expected to take before any was measured."""
+    """Expected seconds of a case before any measurement."""
     return CHECKS.get(case[1], CASE)

@@ -1,8 +1,8 @@
-"""What in an expression decides something, and which way: comparisons, truth values that are read, min, max and abs.
+"""Find which nodes of an expression decide its result: comparisons, truth values that are read, min, max and abs.
 
-A comparison that is true in every pair of positions that a kernel is tried on could as well be left out of the kernel.
-One that is false somewhere need not decide anything there either, where another part hides the pair anyway. So each is
-replaced by what it could have been: where the result then is another, it decided.
+A kernel without some comparison passes if that comparison is true in all tested pairs of positions. A false comparison
+decides nothing if another part of the mask hides the pair. So each node is replaced by its alternatives. The node
+decides where the result changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EITHER = ("min", "max")
 
 
 def decisions(tree: Node) -> tuple[Node, ...]:
-    """The nodes that take one of two ways, each once."""
+    """Return the nodes with two alternatives, each once."""
     return tuple(node for node in distinct(tree) if _decides(node))
 
 
@@ -34,7 +34,7 @@ def _decides(node: Node) -> bool:
 
 
 def ways(node: Node) -> tuple[Node, Node]:
-    """What a decision could be instead: of a truth value true and false, of the others one argument or the other."""
+    """Return the two alternatives of a node: true and false for a truth value, else either argument."""
     if node.type is Type.BOOL:
         return Const(True, Type.BOOL), Const(False, Type.BOOL)
     assert isinstance(node, Call)
@@ -46,7 +46,7 @@ def ways(node: Node) -> tuple[Node, Node]:
 
 
 def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
-    """The integers about the constants that a buffer or a param is compared with, in order."""
+    """Return, in order, the integers around the constants that a buffer or a parameter is compared with."""
     found = set()
     for node in (n for tree in trees for n in distinct(tree)):
         if isinstance(node, Call) and node.fn in (*_COMPARING, *_EITHER):
@@ -59,7 +59,7 @@ def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
 def decided(
     tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor
 ) -> set[int]:
-    """Which of its `ways` a node of the tree takes in a place, of those in `where`, in which the other would differ."""
+    """Return which of its `ways` a node takes at places in `where` at which the other way changes the result."""
 
     def value(of: Node) -> Tensor:
         found: Tensor = evaluate(of, env, torch).expand(shape)

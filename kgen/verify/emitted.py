@@ -1,4 +1,4 @@
-"""The emitted files of a spec that can be called, and where they can be."""
+"""The emitted files of a spec that can be called, and where they can run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from kgen.targets.launching import FILENAME as LAUNCH
 from kgen.verify.families import chip_of
 
 PORTABLE = "triton.py"
-"""The file that others lie beside: the launch functions, and kernels for one chip. They belong to it, though they have
-other stems."""
+"""The Triton file. The launch functions and the kernels for one chip belong to it, although their stems differ."""
 
 
 def parts(path: Path) -> list[Path]:
-    """An emitted file, and what belongs to it: files of its stem (`cuda.cu`), and those that it imports."""
+    """Return an emitted file and its parts: files of the same stem (`cuda.cu`), and files that it imports."""
     path = Path(path)
     stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
     names = [*(chip.file for chip in chips()), LAUNCH] if path.name == PORTABLE else []
@@ -29,33 +28,33 @@ def parts(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A Python file of a target that can be called by itself; `parts` says what belongs to it."""
+    """A callable Python file of a target. `parts` lists the files that belong to it."""
 
     spec: str
     target: str
     path: Path
     runtime: Runtime
     arch: str | None = None
-    """The one architecture that it is for, as sm_90a."""
+    """The only architecture that it supports, for example sm_90a. None for any."""
     rank: int | None = None
-    """Which is called where several can run: the highest. None for a file without the spec's function."""
+    """Priority if several files can run; the highest is called. None for a file without the spec's function."""
     forward_only: bool = False
     part: str | None = None
-    """Which part of the spec's kernel the file does, where it does not do all of it."""
+    """The part of the spec's kernel in this file. None for all of it."""
 
     @property
     def stem(self) -> str:
-        """What tells it from the spec's other files: `triton`, `cuda`, `cute_sm90`."""
+        """Name that distinguishes the file from others of the spec: `triton`, `cuda`, `cute_sm90`."""
         return self.path.stem
 
     def chip(self, problem: Any) -> Chip | None:
-        """The kernels for one chip in a file beside this one; None where that is not there."""
+        """The kernels for one chip in a file next to this one; None without that file."""
         chip = chip_of(problem)
         there = chip and self.path.name == PORTABLE and self.path.with_name(chip.file).is_file()
         return chip if there else None
 
     def unable(self, device: str) -> str | None:
-        """Why it cannot run on `cuda` or `cpu`; None where it can."""
+        """Reason why it cannot run on `cuda` or `cpu`; None if it can."""
         if device == "cpu" and not self.runtime.on_cpu:
             return "needs a GPU"
         if self.arch is not None and self.arch != (here := _arch_here()):
@@ -65,7 +64,7 @@ class Emitted:
         return None
 
     def missing_package(self) -> str | None:
-        """The package of its target, where that is not installed."""
+        """The package of its target, if it is not installed."""
         package = self.runtime.needs
         return package if package and importlib.util.find_spec(package) is None else None
 
@@ -77,7 +76,7 @@ def _arch_here() -> str:
 
 
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
-    """Every file of a spec that can be called, whether it was rendered or not."""
+    """Return every callable file of a spec, rendered or not."""
     name, own = loaded.folder, family(loaded.spec.kernel).targets
     belonging = {chip.file for chip in chips()}
     return [
@@ -98,7 +97,7 @@ def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
 
 
 def require_emitted(generated: Path, loaded: Any) -> list[Emitted]:
-    """The same. Raises `KgenError` where one was not rendered."""
+    """Return every callable file of a spec. Raises `KgenError` if one is not rendered."""
     files = emitted_files(generated, loaded)
     if missing := [file.path for file in files if not file.path.is_file()]:
         raise KgenError(

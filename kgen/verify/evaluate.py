@@ -1,6 +1,6 @@
-"""The value of an expression tree on plain PyTorch: what every reference is made of.
+"""Evaluation of expression trees on plain PyTorch, for all references.
 
-It walks the tree that the user wrote, so a wrong simplification cannot hide.
+It uses the tree as written, so a wrong simplification cannot hide.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kgen.expr.nodes import Const, Node, Read, Type, Var, measured
 
 
 def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -> Any:
-    """The value of a tree through the table's `reference` column.
+    """Evaluate a tree by the `reference` column of the function table.
 
-    `env` gives every variable a number or a tensor, and every buffer its tensor. Integers come as int64, and those of
-    32 bits wrap as these do, two's complement; reals have the dtype `real` (float64 unless given), truth values are
-    bool; operands broadcast. A buffer read out of range is zero, and negative indices do not wrap. Differentiable in
-    `score` and in float buffers. Raises `KeyError` for a name that `env` does not have.
+    `env` maps each variable to a number or a tensor, and each buffer to its tensor. Integers are int64; 32-bit ones
+    wrap in two's complement. Reals have the dtype `real` (default: float64), truth values are bool. Operands
+    broadcast. A buffer read out of range is zero, and negative indices do not wrap. The result is differentiable in
+    `score` and in float buffers. Raises `KeyError` for a name that is not in `env`.
     """
     real = real or torch.float64
     dtypes = {Type.INT: torch.int64, Type.LONG: torch.int64, Type.FLOAT: real, Type.BOOL: torch.bool}
@@ -37,7 +37,7 @@ def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -
             return _read(env[node.buffer], [value(index) for index in node.indices], torch).to(dtype)
         args = [value(arg) for arg in node.args]
         if Type.FLOAT in (node.type, *(arg.type for arg in node.args)):
-            # Promote before the operation: int / int would otherwise be computed in torch's default dtype.
+            # Promote first: torch computes int / int in its default dtype.
             args = [arg if arg.dtype == torch.bool else arg.to(real) for arg in args]
         result = TABLE[node.fn].reference(torch, *args).to(dtype)
         return result.to(torch.int32).to(dtype) if node.type is Type.INT and node.fn in WRAPPING else result

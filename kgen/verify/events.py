@@ -1,4 +1,4 @@
-"""Events of a run, for the one listener of `verify_specs`, `bench_specs`, `compile_specs` and their like."""
+"""Events of a run, for the listener of `verify_specs`, `bench_specs`, `compile_specs` and similar functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kgen.verify.emitted import Emitted
 
 @dataclass(frozen=True)
 class Progressed:
-    """More of the work is done: `done` of `total`, in cases, tasks or expected seconds. `doing` names what ended."""
+    """Progress: `done` of `total`, in cases, tasks or expected seconds. `doing` names the finished item."""
 
     done: float
     total: float
@@ -21,7 +21,7 @@ class Progressed:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file does not run here, or is not built, and why."""
+    """A file that does not run here, or is not built, with the reason."""
 
     file: Emitted
     why: str
@@ -29,14 +29,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Judged:
-    """A case or a call ended: the `row` of it says in `ok` whether it is right."""
+    """The end of a case or a call. `row["ok"]` is true if the result is right."""
 
     row: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Cases of files of one name that ran in one way: "cases on NVIDIA H200"."""
+    """Cases of files of one name that ran in the same way: "cases on NVIDIA H200"."""
 
     file: str
     cases: int
@@ -45,19 +45,19 @@ class Ran:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run ended, with what there is to say of it beside its rows."""
+    """The end of the run, with its summary."""
 
     ran: tuple[Ran, ...]
     recorded: Path | None
-    """The ledger that the run was entered in."""
+    """The ledger with the result of the run."""
     recordable: bool
-    """True if `record` was left out and would have entered it."""
+    """True if `record` was left out, and would have entered the result."""
 
 
 Event = Progressed | LeftOut | Judged | Ended
 Listener = Callable[[Event], None]
-"""Called in one thread at a time, in the order of the events."""
+"""Called by one thread at a time, in the order of the events."""
 
 
 def ignore(event: Event) -> None:
-    """Hear nothing of a run."""
+    """Ignore an event."""

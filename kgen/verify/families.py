@@ -1,4 +1,4 @@
-"""What a kernel family brings to verification (`kgen.family.Verification`): a problem, hard cases, calls."""
+"""Interface of a kernel family to verification (`kgen.family.Verification`): a problem, cases and calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """What a worker process needs to know of a spec: plain data that can be pickled."""
+    """Properties of a spec for a worker process, as plain data that can be pickled."""
 
     @property
     def name(self) -> str:
-        """Of the spec, and of the emitted function."""
+        """Name of the spec and of the emitted function."""
 
     @property
     def kernel(self) -> str:
@@ -30,11 +30,11 @@ class Problem(Protocol):
 
     @property
     def part(self) -> str | None:
-        """The part of the family's kernel that is verified by itself; None for all of it."""
+        """The separately verified part of the family's kernel; None for all of it."""
 
     @property
     def passes(self) -> tuple[str, ...]:
-        """The passes that the emitted files have."""
+        """The passes of the emitted files."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Subject:
 
     @property
     def function(self) -> Any:
-        """The function that bears the spec's name."""
+        """The emitted function, which has the spec's name."""
         return getattr(self.module, self.problem.name)
 
     @property
     def backward(self) -> bool:
-        """Whether the file offers gradients."""
+        """True if the file has gradients."""
         return "backward" in self.problem.passes
 
 
 @dataclass(frozen=True)
 class Example:
-    """One call of an emitted function. `wanted` are the inputs that gradients are asked for, by name.
+    """One call of an emitted function. `wanted` has the inputs that need gradients, by name.
 
-    `cotangents` belong to the outputs in order; None for one that no gradient flows from.
+    `cotangents` are in the order of the outputs. None stands for an output without a gradient.
     """
 
     args: tuple[Any, ...]
@@ -71,12 +71,12 @@ class Example:
     cotangents: tuple[Any, ...] = ()
 
     def call(self, function: Any) -> tuple[Tensor, ...]:
-        """The outputs."""
+        """Return the outputs of a function."""
         result = function(*self.args, **self.kwargs)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
     def run(self, function: Any, *, create_graph: bool = False) -> dict[str, Tensor]:
-        """The outputs, called `out0`, ..., and the gradients, called `dq` for the input `q`."""
+        """Return the outputs as `out0`, ..., and the gradients, as `dq` for the input `q`."""
         import torch
 
         outputs = self.call(function)
@@ -95,58 +95,58 @@ class Example:
 
 
 NO_SIZES: Mapping[str, Sequence[int]] = MappingProxyType({})
-"""Those of a family's choice."""
+"""Default sizes, chosen by the family."""
 
 
 class Cases(Protocol):
-    """The module `cases` of a family, or of a part of it. A group is a pass that is verified by itself."""
+    """The module `cases` of a family or of a part of it. A group is a separately verified pass."""
 
     CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]]
-    """Checks of this family alone: each raises when it fails; the flag says whether it needs a GPU."""
+    """Checks of this family. Each raises an error if it fails. The flag is true if it needs a GPU."""
 
     def groups(self, problem: Any) -> tuple[str, ...]:
-        """The passes that can be called by themselves; the first also runs the integration checks."""
+        """The passes that can run separately. The first also runs the integration checks."""
 
     def case_names(self, problem: Any, group: str, quick: bool) -> tuple[str, ...]:
-        """In running order; `quick` ones are small enough for Triton's interpreter on a CPU."""
+        """Return names in running order. `quick` cases are small enough for Triton's interpreter."""
 
     def run_case(self, subject: Subject, group: str, name: str) -> list[Check]:
-        """The verdicts on each output of a case."""
+        """Return the verdict on each output of a case."""
 
     def example(self, subject: Subject, name: str) -> Example:
-        """A small call for the integration check of that name; another name gives other numbers."""
+        """Return a small call for an integration check. The name is the random seed."""
 
     def compile_calls(
         self, problem: Any, sizes: Mapping[str, Sequence[int]] = NO_SIZES
     ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-        """Calls on CPU tensors that between them launch every kernel in every specialisation.
+        """Yield calls on CPU tensors that together launch every kernel in every specialization.
 
-        Each is the name of a variant and a function of the emitted function. What a spec leaves open has a size or two
-        of ours, or those of `sizes`: `gqa`, `batch`, `width`, `heads`.
+        Each has the name of a variant, and takes the emitted function. Sizes that a spec leaves open are a default, or
+        come from `sizes`: `gqa`, `batch`, `width`, `heads`.
         """
 
 
 class ChipCases(Protocol):
-    """The module `cases` of `kgen.family.Chip`: small cases of kernels for one chip."""
+    """The module `cases` of `kgen.family.Chip`: small cases for the kernels of one chip."""
 
     def case_names(self, problem: Any) -> tuple[str, ...]:
-        """In running order. They are the same for each group, and no case of the family has one of these names."""
+        """Return names in running order, the same for each group. No case of the family has one of these names."""
 
     def imported(self, path: Path, name: str) -> ModuleType:
-        """Import the emitted file anew, so that its calls run the kernels in the interpreter."""
+        """Import the emitted file again, with calls that run the kernels in the interpreter."""
 
     def run_case(self, subject: Subject, group: str, name: str) -> list[Check] | None:
-        """The verdicts on each output of a case; None where its call launched none of the kernels."""
+        """Return the verdict on each output of a case. Returns None if its call launched none of the kernels."""
 
     def unable(self, module: ModuleType) -> str | None:
-        """Why the interpreter cannot run the kernels of an imported file; None where it can."""
+        """Return why the interpreter cannot run the kernels of an imported file; None if it can."""
 
     def unused(self, module: ModuleType) -> str | None:
-        """Why calls on this GPU do not run the kernels; None where they do."""
+        """Return why calls on this GPU do not run the kernels; None if they do."""
 
 
 def problem_of(loaded: Any, target: str = "") -> Any:
-    """The problem of a spec's files of a target. Raises `KgenError` for a family that cannot be verified yet."""
+    """Return the problem of a spec's files for a target. Raises `KgenError` for a family without verification."""
     kernel = loaded.spec.kernel
     own = family(kernel) if kernel in NAMES else None
     of = own.targets.get(target) if own else None
@@ -159,21 +159,21 @@ def problem_of(loaded: Any, target: str = "") -> Any:
 
 
 def family_of(problem: Any) -> Cases:
-    """What the family of a problem has to verify it with. Imports torch."""
+    """Return the cases module of a problem's family. Imports torch."""
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
     return cast("Cases", verification.cases.get())
 
 
 def chip_of(problem: Any) -> Chip | None:
-    """The kernels for one chip that files of a problem may have beside them."""
+    """Return the kernels for one chip of a problem, None if there are none."""
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
     return cast("Chip", verification.chip.get()) if verification.chip is not None else None
 
 
 def chip_cases(chip: Chip) -> ChipCases:
-    """The small cases of such kernels. Imports torch."""
+    """Return the small cases of the kernels for one chip. Imports torch."""
     return cast("ChipCases", chip.cases.get())
 
 
@@ -183,11 +183,11 @@ NOT_NUMBERS: Mapping[str, Any] = {
     "inf in float32": 1e39,
     "NaN": float("nan"),
 }
-"""What a number that kernels compute with may not be."""
+"""Invalid values for a numeric argument."""
 
 
 def elsewhere(tensors: Mapping[str, Tensor], device: str) -> dict[str, dict[str, Tensor]]:
-    """The same call with one of the tensors on another device: the CPU, or where kernels run there, without data."""
+    """Return changes of a call that put one tensor on another device: the CPU, or meta if kernels run on the CPU."""
     other = "meta" if device == "cpu" else "cpu"
     return {f"{name} on another device": {name: x.detach().to(other)} for name, x in tensors.items()}
 
@@ -197,7 +197,7 @@ def must_refuse(
     *,
     errors: tuple[type[Exception], ...] = (ValueError, TypeError),
 ) -> None:
-    """Raise `AssertionError` unless each call, named by what is wrong with it, ends in one of `errors`."""
+    """Raise `AssertionError` unless each call raises one of `errors`. The key names the error in the call."""
     accepted = []
     for what, call in calls.items():
         try:

@@ -1,4 +1,4 @@
-"""Bounds finer than the noise of an output: a wrong factor of it or of one of its terms, and a wrong rounding."""
+"""Bounds below the noise of an output: a wrong factor of the output or of a term, and a wrong rounding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 RATIO = 1.35
 SIGMAS = 6.0
 BEFORE_ROUNDING = 1e-3
-"""Relative error of an element before it is rounded: float32 arithmetic makes a hundredth of that."""
+"""Allowed relative error of an element before rounding. float32 arithmetic causes 1 % of it."""
 OF_TERMS = 5e-6
-"""The same, relative to a row before anything cancels: the noise of float32."""
+"""Allowed error before rounding, relative to a row before cancellation: the noise of float32."""
 
 
 def wrong_factor(

@@ -1,4 +1,4 @@
-"""The results of each file of a run of `kgen verify`: its rows, where it ran, and what is recorded of it."""
+"""The results of each file of a run of `kgen verify`: its rows, its device, and its record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.verify.packages import manifest_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was interrupted. It has the rows so far, and how many cases are left."""
+    """Interrupted run, with its rows and the number of remaining cases."""
 
     def __init__(self, rows: Sequence[Row], left: int) -> None:
         super().__init__()
@@ -26,18 +26,18 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Found:
-    """What came of one file: its rows, and where they are of; or why it could not run there."""
+    """The result of one file: its rows and their device, or the reason why it could not run."""
 
     emitted: Emitted
     cases: int = 0
-    """How many there are."""
+    """Number of cases."""
     chip: Chip | None = None
-    """Of the kernels for one chip beside it, whose rows these names have:"""
+    """The kernels for one chip next to the file. `chip_names` has their cases."""
     chip_names: Collection[str] = ()
     where: dict[str, Any] | None = None
     unable: str | None = None
     unused: str | None = None
-    """Why calls here do not run the kernels for one chip."""
+    """Reason why calls here do not run the kernels for one chip."""
 
     def __post_init__(self) -> None:
         self.rows: list[Row] = []
@@ -46,11 +46,11 @@ class Found:
 
     @property
     def whole(self) -> bool:
-        """True if every case has a row, or had one."""
+        """True if every case has ended."""
         return self.ended == self.cases
 
     def add(self, rows: Sequence[Row]) -> None:
-        """The rows of one of its tasks."""
+        """Add the rows of one of its tasks."""
         for row in rows:
             if "where" in row:
                 self.where = row["where"]
@@ -63,21 +63,21 @@ class Found:
                 self.rows.append(row)
 
     def leave_out_unbuilt(self) -> list[str]:
-        """The cases that a package has no machine code for: they are neither right nor wrong."""
+        """Remove the cases without machine code in the package, and return their names. They have no verdict."""
         rows = [row for row in self.rows if row.get("unbuilt")]
         self.rows = [row for row in self.rows if not row.get("unbuilt")]
         self.unbuilt = sorted({f"{row['pass']} {row['case']}" for row in rows})
         return self.unbuilt
 
     def leave_out_unrun(self) -> None:
-        """The cases that launched none of the kernels for one chip; if no case did, these kernels did not run."""
+        """Remove the cases that launched no kernel for one chip. If none did, set `unused`."""
         unrun = [row["unrun"] for row in self.rows if "unrun" in row]
         self.rows = [row for row in self.rows if "unrun" not in row]
         if unrun and not any(self._of_chip(row) for row in self.rows):
             self.unused = unrun[0]
 
     def ran(self) -> Iterable[Ran]:
-        """Its cases, by file and by how they ran."""
+        """Its cases by file and by device."""
         if self.where is None:
             return
         own = sum(not self._of_chip(row) for row in self.rows)
@@ -89,21 +89,23 @@ class Found:
             yield Ran(self.chip.file, small, f"small cases in {self.chip.interpreter}")
 
     def not_run(self) -> Emitted | None:
-        """What stands for the file of the kernels for one chip, where these did not run."""
+        """The file of the kernels for one chip, if they did not run."""
         if self.chip is None or self.unused is None:
             return None
         return replace(self.emitted, path=self.emitted.path.with_name(self.chip.file))
 
     def record(self, generated: Path, digest: str, built: Path | None, *, quick: bool) -> bool:
-        """Enter its rows in the ledger, which takes a failure back; true if all are right. Where not all cases ran,
-        only a failure counts."""
+        """Enter its rows in the ledger; return True if all are right.
+
+        A failure removes the record. If some cases did not run, only a failure is entered.
+        """
         wrong = any(not row["ok"] for row in self.rows)
         if self.where is None or not (self.whole or wrong):
             return False
         path, where = self.emitted.path, ledger.Where(**self.where)
         if built is None:
             ledger.record(generated, path, digest, self.rows, where, quick=quick)
-        # If a package has no machine code for the device, no case has run, and there is nothing to take back.
+        # Without machine code for the device, no case has run, and there is no record to remove.
         for code in () if built is None else _code_for(built, self):
             ledger.record_package(generated, path, digest, self.rows, where, code, quick=quick)
         return bool(self.rows) and all(row["ok"] for row in self.rows)
@@ -113,7 +115,7 @@ class Found:
 
 
 def all_that_ran(files: Iterable[Found]) -> tuple[Ran, ...]:
-    """The same of several files, those of one name together."""
+    """Return the cases of several files, grouped by file name."""
     counts: Counter[tuple[str, str]] = Counter()
     for one in (ran for file in files for ran in file.ran()):
         counts[one.file, one.how] += one.cases
@@ -121,7 +123,7 @@ def all_that_ran(files: Iterable[Found]) -> tuple[Ran, ...]:
 
 
 def archs_built(built: Path, found: Found) -> list[str]:
-    """The architectures of the machine code that a package has of a file for where it ran."""
+    """Return the architectures of a file's machine code in a package, for the device of the run."""
     assert found.where is not None
     file, chip = found.emitted, found.where["capability"].replace(".", "")
     rows = manifest_of(built, file.spec)["kernels"]
@@ -131,7 +133,7 @@ def archs_built(built: Path, found: Found) -> list[str]:
 
 
 def _code_for(built: Path, found: Found) -> Iterator[ledger.PackageCode]:
-    """The machine code that a package has of a file for where it ran, by architecture."""
+    """Yield a file's machine code in a package for the device of the run, by architecture."""
     tools = found.emitted.runtime.tools
     made = manifest_of(built, found.emitted.spec)["compilers"]
     compilers = {tool: version for tool, version in made.items() if tool in tools}

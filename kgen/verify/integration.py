@@ -1,6 +1,6 @@
-"""Does an emitted file behave as a PyTorch operator should, beside being right.
+"""Checks that an emitted file behaves as a PyTorch operator.
 
-Each check is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kgen.verify.toolchain import import_file
 
 
 def imports_alone(subject: Subject) -> None:
-    """The file needs Python, torch, the target's own package and what belongs to it, nothing else."""
+    """Check that the file imports only the standard library, torch, the target's package and its own parts."""
     roots = set()
     own = [path for path in parts(subject.path) if path.suffix == ".py"]
     for node in (node for path in own for node in ast.walk(ast.parse(path.read_text()))):
@@ -43,7 +43,7 @@ def imports_alone(subject: Subject) -> None:
 
 
 def imports_twice(subject: Subject) -> None:
-    """Two copies of the file live in one process, so do two imports of one, and all give the same."""
+    """Check that two copies, and two imports of one copy, return the same results in one process."""
     example = family_of(subject.problem).example(subject, "twice")
     with tempfile.TemporaryDirectory() as folder:
         for path in parts(subject.path):
@@ -60,7 +60,7 @@ def imports_twice(subject: Subject) -> None:
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[misc]
-    """Remembers the arguments of every custom operator that is called."""
+    """Mode that records the arguments of every called custom operator."""
 
     def __init__(self, names: set[str]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
 
 
 def passes_opcheck(subject: Subject) -> None:
-    """`torch.library.opcheck` on every operator that the file registers."""
+    """Run `torch.library.opcheck` on every operator that the file registers."""
     operators = {
         value.name() for value in vars(subject.module).values() if isinstance(value, torch._ops.OpOverload)
     }
@@ -99,7 +99,7 @@ def passes_opcheck(subject: Subject) -> None:
 
 
 def compiles_whole(subject: Subject) -> None:
-    """`torch.compile(fullgraph=True)` gives what the plain call gives, gradients too."""
+    """Check that `torch.compile(fullgraph=True)` returns the results and gradients of the plain call."""
     example = family_of(subject.problem).example(subject, "compile")
     torch._dynamo.reset()
     plain = example.run(subject.function)
@@ -109,7 +109,7 @@ def compiles_whole(subject: Subject) -> None:
 
 
 def captures_graph(subject: Subject) -> None:
-    """A CUDA graph of the call replays with new inputs."""
+    """Check that a CUDA graph of the call replays with other inputs."""
     family = family_of(subject.problem)
     example, other = family.example(subject, "graph"), family.example(subject, "graph-replay")
     with torch.no_grad():
@@ -133,9 +133,9 @@ def captures_graph(subject: Subject) -> None:
 
 
 def refuses_derivatives(subject: Subject) -> None:
-    """A derivative that does not exist raises `RuntimeError`, where it would be zero without a word.
+    """Check that a missing derivative raises `RuntimeError` instead of being zero.
 
-    That is a second one, one in forward mode, and one with respect to a tensor that gets no gradient.
+    These are second derivatives, forward-mode derivatives, and gradients of tensors that have none.
     """
     example = family_of(subject.problem).example(subject, "derivatives")
     given: dict[Any, Any] = {**dict(enumerate(example.args)), **example.kwargs}
@@ -170,7 +170,7 @@ def refuses_derivatives(subject: Subject) -> None:
 
 
 def casts_under_autocast(subject: Subject) -> None:
-    """Under autocast operands of another dtype give what they give in the dtype of the kernels.
+    """Check that autocast casts operands to the dtype of the kernels.
 
     Gradients have the dtype of the operands.
     """
@@ -195,7 +195,7 @@ def casts_under_autocast(subject: Subject) -> None:
     for name, value in plain.items():
         got, dtype = cast[name], dtypes.get(name, value.dtype)
         assert got.dtype == dtype, f"{name} is {got.dtype}, and not {dtype}"
-        # What was rounded on one way, too, is rounded on the other.
+        # Round both results through both dtypes.
         pair = got.to(value.dtype).to(dtype), value.to(dtype)
         torch.testing.assert_close(*pair, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -209,18 +209,17 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "compile-fullgraph": (compiles_whole, True),
     "cuda-graph": (captures_graph, True),
 }
-"""By name: the check, and whether it needs a GPU."""
+"""The checks by name. The flag is true if a check needs a GPU."""
 OF_FILES = ("imports-alone", "imports-twice", "launches")
-"""Checks of an emitted file alone: of its text, its copies, and how it looks up what Triton compiled. A package is more
-files than one, and looks up what it was built with."""
+"""Checks that do not apply to packages: of the text, of copies, and of the lookup of kernels that Triton compiled."""
 
 
 def named(family: Cases) -> dict[str, Callable[[Subject], None]]:
-    """Every check by name, with those of the family."""
+    """Return every check by name, including the checks of the family."""
     return {name: check for name, (check, _) in {**CHECKS, **family.CHECKS}.items()}
 
 
 def checks(family: Cases, device: str) -> tuple[str, ...]:
-    """The names of the checks that a device can run."""
+    """Return the names of the checks that a device can run."""
     every = {**CHECKS, **family.CHECKS}
     return tuple(name for name, (_, gpu) in every.items() if device != "cpu" or not gpu)

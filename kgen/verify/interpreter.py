@@ -1,4 +1,4 @@
-"""Triton's interpreter, made to work with the NumPy that is installed, and to do nothing twice."""
+"""Patches of Triton's interpreter: for current NumPy versions, for exact semantics, and for speed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ ENVIRONMENT: Mapping[str, str] = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Of a process with the interpreter. What it multiplies, and what references do of small cases, is so little that
-threads would only wait for each other, which takes a hundred times as long where the cores have other work."""
+"""Environment of a process with the interpreter.
+
+Products are so small that threads would only wait for each other: 100 times slower on busy cores.
+"""
 
 
 def mend() -> None:
-    """Let run-time integers bound loops in the interpreter under NumPy 2.4 and later.
+    """Patch the interpreter. Call this before the first kernel runs.
 
-    The interpreter keeps scalars as arrays of one element and calls `int` on them, which NumPy 2.4 refuses.
-    Harmless where that is not so. Casts from float32 to bfloat16 round to the nearest, as those of a GPU do: the
-    interpreter's own truncate. Call it before the first kernel runs.
+    The interpreter calls `int` on arrays of one element, which NumPy 2.4 refuses, so such arrays get `__index__`.
+    Casts from float32 to bfloat16 round to nearest, as on a GPU; the interpreter truncates.
     """
     import triton.runtime.interpreter as interpreter
 
@@ -32,7 +33,7 @@ def mend() -> None:
 
     def patch(tensor: Any, *args: Any) -> None:
         original(tensor, *args)
-        # Past the scope that restores attributes: it restores this one's predecessor, as it should.
+        # Set outside of the scope that restores attributes, which restores the previous value.
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     patch.kgen_mended = True  # type: ignore[attr-defined]
@@ -46,14 +47,14 @@ def mend() -> None:
 
 
 class _Wide(int):
-    """A launch argument that the kernel takes as int64."""
+    """A launch argument that the kernel declares as int64."""
 
 
 def _widen(interpreter: Any) -> None:
-    """Give a parameter that is annotated as `tl.int64` 64 bits, as a GPU does.
+    """Pass parameters that are annotated as `tl.int64` with 64 bits, as on a GPU.
 
-    The interpreter gives every number below 2**31 32 bits, so that products with strides overflow. It also holds a
-    number between 2**31 and 2**32 as unsigned, though its type is int64.
+    The interpreter passes numbers below 2**31 with 32 bits, so products with strides overflow. It also stores numbers
+    between 2**31 and 2**32 as unsigned, although their type is int64.
     """
     import numpy
     import triton.language as tl
@@ -77,16 +78,16 @@ def _widen(interpreter: Any) -> None:
 
 
 def _wide_parameters(kernel: Any) -> frozenset[str]:
-    """The parameters of a kernel that are annotated as `tl.int64`, by a type or by its name."""
+    """Return the parameters of a kernel that are annotated as `tl.int64`, by type or by name."""
     annotations = kernel.__annotations__.items()
     return frozenset(name for name, of in annotations if str(of).removeprefix("tl.") in ("int64", "i64"))
 
 
 def _keep_layouts() -> None:
-    """Let `x.float()` have the strides of x, with NaN between its elements.
+    """Make `x.float()` keep the strides of x, with NaN between its elements.
 
-    Launchers let float32 stand in for bfloat16, which the interpreter cannot multiply. PyTorch would make that dense,
-    and kernels would never meet the layouts that verification draws.
+    Launchers convert bfloat16 to float32, because the interpreter cannot multiply bfloat16. PyTorch would return a
+    dense tensor, and kernels would not run on the layouts of the cases.
     """
     import torch
 
@@ -130,8 +131,10 @@ _REFLECTED = ("mod", "and_", "or_", "xor", "lshift", "rshift")
 
 
 def _calculate_with_constants() -> None:
-    """Let compile-time constants stand left of an operator, as they may where kernels are compiled: with a tensor they
-    would make a constant of it. And let them stand right of a number."""
+    """Allow compile-time constants on both sides of an operator, as the compiler does.
+
+    In the interpreter, a constant to the left of a tensor makes a constant of the result.
+    """
     import triton.language as tl
 
     constexpr, tensor = tl.core.constexpr, tl.core.tensor
@@ -153,8 +156,7 @@ def _calculate_with_constants() -> None:
 
 
 def _splat_truth_values(interpreter: Any) -> None:
-    """Let a comparison of two numbers be a truth value of each element of a tile. The interpreter has it in the type of
-    what was compared."""
+    """Broadcast a comparison of two numbers as a truth value. The interpreter keeps the type of the operands."""
     builder = interpreter.InterpreterBuilder
     splat = builder.create_splat
 
@@ -165,7 +167,7 @@ def _splat_truth_values(interpreter: Any) -> None:
 
 
 def _rounding(convert: Any) -> Any:
-    """The interpreter's conversion of floats, with float32 to bfloat16 rounded to nearest, ties to even."""
+    """Wrap the conversion of floats: round float32 to bfloat16 to nearest, ties to even."""
     import numpy
 
     def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
@@ -179,11 +181,10 @@ def _rounding(convert: Any) -> Any:
 
 
 def _quicken(interpreter: Any) -> None:
-    """Spare the interpreter most of its time: it works out again and again what it knows.
+    """Remove repeated work from the interpreter.
 
-    Sums and products of integers are made a second time in 64 bits, for an assertion that is left out unless kernels
-    are debugged. The functions of the language are replaced for a launch, and again for each call of a helper in it.
-    Types, and what a tensor has of its type, are always the same.
+    It computes sums and products of integers again in 64 bits, for an assertion that only debugging needs. It patches
+    the functions of the language for a launch, and again for each call of a helper. It creates equal types repeatedly.
     """
     import triton.language as tl
 
@@ -206,13 +207,13 @@ def _quicken(interpreter: Any) -> None:
 
 
 def _once_a_launch(patch: Any, tl: Any) -> Any:
-    """`patch(function)`, which has an object that restores what was replaced, where there is something to replace."""
+    """Wrap `patch`, which returns an object that restores replaced functions: patch only if something is unpatched."""
     nothing: Any = None
 
     def patched(function: Any) -> Any:
         nonlocal nothing
         languages = [x for x in function.__globals__.values() if x is tl or x is tl.core]
-        # Those of tensors are restored after each launch.
+        # Functions of tensors are restored after each launch.
         theirs = [tl.core.tensor.__add__, *(language.load for language in languages)]
         if languages and not any(map(tl.core.is_builtin, theirs)):
             return nothing
@@ -224,7 +225,7 @@ def _once_a_launch(patch: Any, tl: Any) -> Any:
 
 
 def _remembering_shapes(init: Any, constexpr: Any) -> Any:
-    """`block_type.__init__`, which makes the same of the same shape."""
+    """Wrap `block_type.__init__`: reuse results for equal shapes."""
     known: dict[Any, dict[str, Any]] = {}
 
     def remembering(self: Any, element_ty: Any, shape: Any) -> None:
@@ -239,7 +240,7 @@ def _remembering_shapes(init: Any, constexpr: Any) -> Any:
 
 
 def _remembering_types(init: Any) -> Any:
-    """`tensor.__init__`, which makes the same of the same type."""
+    """Wrap `tensor.__init__`: reuse results for equal types."""
     known: dict[str, dict[str, Any]] = {}
 
     def remembering(self: Any, handle: Any, type: Any) -> None:

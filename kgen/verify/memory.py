@@ -1,4 +1,4 @@
-"""Triton's interpreter, whose kernels may not touch memory outside of the tensors that they are launched with."""
+"""Memory checks for Triton's interpreter: kernels may only access the tensors of their launch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """Yields what is read, written or added to outside of a launch's tensors; it does not happen.
+    """Yield a list of accesses outside the tensors of a launch. These accesses are suppressed.
 
-    Without the interpreter nothing is watched.
+    Without the interpreter, nothing is checked.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield []
@@ -26,7 +26,7 @@ def watched() -> Iterator[list[str]]:
     memory, called = Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))  # what TMA descriptors describe
+        given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))  # descriptors have a base tensor
         spans = {_span(x) for x in given if isinstance(x, torch.Tensor)}
         memory.spans = sorted((first, last) for first, last in spans if first <= last)
         called(self, *args, **kwargs)
@@ -39,13 +39,13 @@ def watched() -> Iterator[list[str]]:
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first and the last element; those of nothing are none."""
+    """Return the addresses of the first and last element; an empty range for an empty tensor."""
     last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     return x.data_ptr(), x.data_ptr() + last * x.element_size()
 
 
 class Memory:
-    """Stands for Triton's functions that touch memory."""
+    """Replacement of Triton's functions that access memory."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -56,10 +56,10 @@ class Memory:
         return getattr(self.real, name)
 
     def _live(self, what: str, pointers: Any, mask: Any) -> Any:
-        """The mask without what is outside."""
+        """Return the mask without elements outside the tensors."""
         mask = numpy.asarray(mask)
         live = pointers[mask]
-        # Nearly always one tensor has all of it.
+        # One tensor usually contains all of it.
         low, high = (live.min(), live.max()) if live.size else (0, -1)
         if low > high or any(first <= low and high <= last for first, last in self.spans):
             return mask

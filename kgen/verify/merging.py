@@ -1,8 +1,8 @@
-"""`kgen ledger merge`: what several machines found, as one ledger.
+"""`kgen ledger merge`: combine the ledgers of several machines.
 
-Records are put together by file and place. Of two that speak of one text of a file at one place the one of a full run
-stays, then the one that claims less: the order of ledgers, and how often each is given, makes no difference. A run
-that fails takes its record away from its own ledger alone: it exits with 1, and what it left is not to be merged.
+Records are combined by file and place. If two records have the same text and place, a full run wins, then the weaker
+claim. The result does not depend on the order of the ledgers. A failed run removes
+its record from its own ledger only, and exits with 1. Do not merge that ledger.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kgen.verify.ledger import Ledger
 
 
 def merge(paths: Sequence[Path], into: Path) -> tuple[int, int]:
-    """Merge ledgers into the one at `into`, which may not be there yet; how many files and records that has then.
+    """Merge ledgers into the one at `into`, and return its numbers of files and records.
 
-    In a project's own, beside the emitted files, what these were before is forgotten as `ledger.update` does. Raises
-    `KgenError`, and writes nothing, where one of them is no ledger.
+    `into` need not exist. Next to emitted files, records of earlier texts are removed as in `ledger.update`. Raises
+    `KgenError`, and writes nothing, if a file is not a ledger.
     """
     found = [_read(path) for path in paths]
     folder = into.parent
     if not folder.is_dir():
-        hint = "make it first, or name another file"
+        hint = "create the folder, or name another file"
         raise KgenError(Diagnostic("no-folder", "there is no such folder", str(folder), hint=hint))
     with ledger.locked(folder):
         if into.exists():
@@ -39,12 +39,12 @@ def merge(paths: Sequence[Path], into: Path) -> tuple[int, int]:
 
 
 def union(ledgers: Sequence[Ledger]) -> Ledger:
-    """All records of some ledgers."""
+    """Return all records of some ledgers."""
     merged: Ledger = {}
     for files in ledgers:
         for digest, entry in files.items():
             own = merged.setdefault(digest, {"file": entry["file"], "records": {}})
-            # A text that several files have is known by one of their names.
+            # Files with the same text share one name.
             own["file"] = min(own["file"], entry["file"])
             for place, record in entry["records"].items():
                 other = own["records"].get(place, record)
@@ -53,8 +53,10 @@ def union(ledgers: Sequence[Ledger]) -> Ledger:
 
 
 def _claims(record: dict[str, Any]) -> tuple[Any, ...]:
-    """Greater for the record that is kept: of a full run, with the worse errors, of fewer cases, with more unknown;
-    and then any order, if only it is one."""
+    """Sort key; the record with the greater key is kept.
+
+    A full run, worse errors, fewer cases and more unknown obligations are greater. The rest makes the order total.
+    """
     worst = record.get("worst", {}).values()
     kernels = record.get("kernels", {})
     uses = [value for use in kernels.values() for value in use.values()] if isinstance(kernels, dict) else []
@@ -72,7 +74,7 @@ def _claims(record: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _read(path: Path) -> Ledger:
-    hint = "merge what `kgen verify --record` wrote"
+    hint = "merge files that `kgen verify --record` wrote"
     try:
         return ledger.read_path(path, hint)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Packages of `kgen build`, as far as others go by them: what one says of itself, and whether it is as it was built."""
+"""Manifests of packages of `kgen build`, and checks that a package is unchanged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MANIFEST = "manifest.json"
 
 
 Argument = Annotated[list[Any], Field(min_length=3, max_length=3)]
-"""Name, kind and value."""
+"""Name, kind and value of an argument."""
 
 
 class Kernel(BaseModel):
-    """One file of machine code, and what its launcher goes by: part of that is of its target alone."""
+    """One file of machine code, with the data that its launcher reads. Some fields depend on the target."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -39,7 +39,7 @@ class Kernel(BaseModel):
 
 
 class Manifest(Part):
-    """What a package is made of and by what, and every file that it has, each with its hash."""
+    """The sources and compilers of a package, and the hash of each of its files."""
 
     spec: str
     sources: dict[Name, Digest]
@@ -56,7 +56,7 @@ class Manifest(Part):
 
 
 def manifest_of(built: Path, spec: str) -> Any:
-    """What the package of a spec says of itself, as JSON. Raises `KgenError` where `kgen build` made none."""
+    """Return the manifest of a spec's package as JSON. Raises `KgenError` if there is no package."""
     path, hint = Path(built) / spec / MANIFEST, f"kgen build {spec} -o {built}"
     if not path.is_file():
         raise KgenError(Diagnostic("not-built", f"`{path}` does not exist", hint=hint))
@@ -64,13 +64,13 @@ def manifest_of(built: Path, spec: str) -> Any:
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Of what a manifest says beside it."""
+    """Return the digest of a manifest without its own digest."""
     said = {name: value for name, value in manifest.items() if name != "digest"}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def altered(built: Path, spec: str) -> list[str]:
-    """The files of a package that are not what was built."""
+    """Return the files of a package that changed since it was built."""
     manifest = manifest_of(built, spec)
     files = manifest["files"] | {row["file"]: row["sha256"] for row in manifest["kernels"]}
     paths = {name: Path(built) / spec / name for name in files}

@@ -1,4 +1,4 @@
-"""Worker processes that may crash, hang or talk nonsense without taking the caller along."""
+"""Worker processes. A crash, a hang or wrong output of a worker does not affect the caller."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _ended = threading.Event()
 
 
 class WorkerError(Exception):
-    """A worker died, hung or wrote something that is not a result."""
+    """A worker that died, timed out, or wrote something that is not a result."""
 
 
 @contextlib.contextmanager
 def threads(jobs: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that each run one worker at a time. What interrupts them ends the workers, and no other starts.
+    """Yield threads that each run one worker at a time.
 
-    A worker that is ended so has not failed: whoever waits for its `messages` is interrupted as well.
+    An interrupt ends the workers, and no other worker starts. Such a worker has not failed: the thread that waits for
+    its `messages` is interrupted, too.
     """
     try:
         with ThreadPoolExecutor(max(1, jobs)) as pool:
@@ -50,7 +51,7 @@ def threads(jobs: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    # The whole group: a compiler that the worker started must not outlive it.
+    # End the whole group: a compiler of the worker must not outlive it.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -62,11 +63,11 @@ def messages(
     environment: Mapping[str, str | None],
     under: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Run `python -m module JOB` and yield the JSON objects that it prints, one a line.
+    """Run `python -m module JOB` and yield the JSON objects that it prints, one per line.
 
-    `timeout` is in seconds and counts anew with every line. `environment` is added to this process's; `None`
-    takes a variable away. `under` is a command that runs the worker. Raises `WorkerError`, with the end of the
-    worker's standard error, when it goes wrong, and `KeyboardInterrupt` when `threads` were interrupted.
+    `timeout` is in seconds, and restarts with every line. `environment` is added to the environment of this process;
+    `None` removes a variable. `under` is a command that runs the worker. Raises `WorkerError` with the end of the
+    worker's standard error if it fails, and `KeyboardInterrupt` if `threads` were interrupted.
     """
     try:
         if not _ended.is_set():
@@ -149,13 +150,13 @@ def _tail(stderr: Any, size: int = 1500) -> str:
 
 
 def importing_from(*paths: object) -> str:
-    """PYTHONPATH of these that are there."""
+    """Return a PYTHONPATH of the paths that exist."""
     return os.pathsep.join(str(path) for path in paths if path)
 
 
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment = dict(os.environ)
-    # `-m kgen...` must find this kgen, installed or not.
+    # `-m kgen...` must import this kgen, installed or not.
     root = str(Path(kgen.__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = importing_from(root, environment.get("PYTHONPATH"))
     for name, value in changes.items():
@@ -167,10 +168,10 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def serve(main: Callable[[Any, IO[str]], int | None]) -> NoReturn:
-    """Be a worker: run `main(job, lines)` on the pickled job that the command line names, and exit with its code.
+    """Run `main(job, lines)` as a worker on the pickled job of the command line, and exit with its code.
 
-    `lines` is standard output, which carries results alone: what anything else prints there goes to standard
-    error. On Linux a worker ends with whoever started it, however that ended.
+    `lines` is standard output. Other output to standard output goes to standard error. On Linux, a worker ends with
+    its parent process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

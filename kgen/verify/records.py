@@ -1,4 +1,4 @@
-"""What a ledger has, as models: one that was written elsewhere is looked at whole before any of it is taken."""
+"""Models of ledger records. A ledger from elsewhere is validated as a whole before any record is used."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Error = Annotated[float, Field(ge=0)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _NAME = r"(\w[\w.-]*/)*\w[\w.-]*"
 Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
-"""Of a file below a folder: no part of it leads out, on any system."""
+"""Name of a file below a folder, without a part that leaves the folder on any system."""
 
 
 def is_name(text: str) -> bool:
-    """Whether that is a `Name`."""
+    """Return True if a text is a `Name`."""
     return re.fullmatch(_NAME, text) is not None
 
 
 class Part(BaseModel):
-    """Part of a record: no other keys, no conversions, no numbers that are none."""
+    """Part of a record: no extra keys, no conversions, no NaN or infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Worst(Part):
-    """Of one output of all cases; `ratio` is of the error that is allowed."""
+    """Worst error of one output over all cases. `ratio` is relative to the allowed error."""
 
     error: Error
     ratio: Error
 
 
 class OfPackage(Part):
-    """Which machine code ran, and the cases that there was none for; the oldest records do not say these."""
+    """The machine code that ran, and the cases without machine code, which the oldest records lack."""
 
     arch: str
     compilers: dict[str, str]
@@ -42,7 +42,7 @@ class OfPackage(Part):
 
 
 class Ran(Part):
-    """What came of the cases of a file, or of a package, on a device."""
+    """Results of the cases of a file, or of a package, on a device."""
 
     device: str
     capability: str
@@ -55,14 +55,14 @@ class Ran(Part):
 
 
 class Compiled(Part):
-    """Registers, spills and shared memory of each kernel for an architecture, the most of its variants."""
+    """Registers, spills and shared memory of each kernel for an architecture: the maximum over its variants."""
 
     versions: dict[str, str]
     kernels: dict[str, dict[str, Count]]
 
 
 class Proof(Part):
-    """How many obligations of the kernels' index work are proved and unknown, and what is beyond the proof."""
+    """Numbers of proved and unknown obligations of index arithmetic, and the reasons for unknown ones."""
 
     versions: dict[str, str]
     kernels: list[str]
@@ -72,21 +72,21 @@ class Proof(Part):
 
 
 class Sanitized(Part):
-    """A tool of compute-sanitizer found nothing."""
+    """A run of compute-sanitizer without errors."""
 
     versions: dict[str, str]
     capability: str
 
 
 class Mutants(Part):
-    """How many mutants were `killed`, `lived`, or are `equivalent`."""
+    """Numbers of mutants by result: `killed`, `lived`, `equivalent`."""
 
     versions: dict[str, str]
     counts: dict[str, Count]
 
 
 def _kind(record: Any) -> str:
-    """What a record is of, by what no other has."""
+    """Return the kind of a record, by a key that only this kind has."""
     kinds = {"worst": "ran", "proved": "proof", "kernels": "compiled", "counts": "mutants"}
     has = record if isinstance(record, dict) else {}
     return next((kind for key, kind in kinds.items() if key in has), "sanitized")
@@ -103,7 +103,7 @@ Record: TypeAlias = Annotated[
 
 
 class Entry(Part):
-    """What is known of one text of a file, by place, tool or kind."""
+    """The records of one text of a file, by place, tool or kind."""
 
     file: Name
     records: dict[str, Record]

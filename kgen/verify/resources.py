@@ -1,4 +1,4 @@
-"""What a compiled kernel uses: read from its cubin by the tool that comes with Triton."""
+"""Resources of a compiled kernel, read from its cubin by a tool that comes with Triton."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import triton
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory of each thread of the (one) kernel in a cubin."""
+    """Return registers and bytes of local memory per thread, for the only kernel in a cubin."""
     return usage(cubin)[:2]
 
 
 def usage(cubin: bytes) -> tuple[int, int, int]:
-    """The same, and the bytes of shared memory that it declares."""
+    """Return `resources` and the bytes of declared shared memory."""
     ((_, found),) = usages(cubin).items()
     return found
 
 
 def usage_of(code: Any, name: str) -> tuple[int, int, int]:
-    """The same of one kernel of what NVRTC compiled (an `ObjectCode`), by the name expression that asked for it."""
+    """Return `usage` of one kernel in an NVRTC `ObjectCode`, by its name expression."""
     return usages(bytes(code.code))[code.symbol_mapping[name].decode()]
 
 
 def parameters(cubin: bytes) -> list[tuple[int, int]]:
-    """Offset and bytes of each parameter of the (one) kernel in a cubin, in their order."""
+    """Return offset and bytes of each parameter, in order, for the only kernel in a cubin."""
     found = re.findall(r"Ordinal : (\w+)\s+Offset\s+: (\w+)\s+Size\s+: (\w+)", _said(cubin, "--dump-elf"))
     return [(offset, size) for _, offset, size in sorted(tuple(int(x, 16) for x in one) for one in found)]
 
 
 def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
-    """The same of each kernel, by its mangled name."""
+    """Return `usage` of each kernel, by its mangled name."""
     text = _said(cubin, "--dump-resource-usage")
     found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if not found:

@@ -1,8 +1,8 @@
-"""`kgen verify --sanitizer`: a call of each emitted file, with gradients where it has them, under compute-sanitizer.
+"""`kgen verify --sanitizer`: run one call of each emitted file, with gradients, under compute-sanitizer.
 
-It comes with the CUDA toolkit. memcheck finds reads and writes outside of any tensor, racecheck accesses to shared
-memory that no barrier orders, in the portable kernels (those for one chip it does not understand), initcheck reads of
-what nobody wrote, synccheck barriers that not all threads reach.
+compute-sanitizer comes with the CUDA toolkit. memcheck finds accesses outside of tensors, initcheck reads of
+uninitialized memory, synccheck barriers that not all threads reach. racecheck finds unordered accesses to shared
+memory. It runs the portable kernels only, because it does not understand mbarriers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kgen.verify.verifying import files_to_run
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PROGRAM = "compute-sanitizer"
 FOUND = 86
-"""The exit status that says that the tool found something."""
+"""The exit status of a tool that found errors."""
 WHOLE_RUN = RunOptions()
 
 
@@ -42,12 +42,12 @@ def sanitize_specs(
     hands: Hands | None = None,
     hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
-    """Run the example call of the emitted files of some specs under some of `TOOLS`, a process for each.
+    """Run the example call of emitted files under some of `TOOLS`, each in its own process.
 
     Returns rows of spec, target, tool, ok, seconds, message. `hands` and `hear` are as in `verify_specs`. The ledger
-    has which tool found nothing on which device. When it is interrupted, it records what it knows and raises
-    `Interrupted`. Raises `KgenError` for an unknown tool and a spec that is not rendered, `MissingError` without
-    compute-sanitizer, torch, triton or the device.
+    records tools without errors, by device. An interrupt records the results so far and raises `Interrupted`. Raises
+    `KgenError` for an unknown tool and a spec that is not rendered, and `MissingError` without compute-sanitizer,
+    torch, triton or the device.
     """
     for tool in tools:
         if tool not in TOOLS:
@@ -55,7 +55,7 @@ def sanitize_specs(
             raise KgenError(Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint))
     hands = Here() if hands is None else hands
     if not hands.far and shutil.which(PROGRAM) is None:
-        hint = "it comes with the CUDA toolkit"
+        hint = "install the CUDA toolkit"
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
     device, _, files = files_to_run(loaded, generated, options, hands, hear)
     record = device == "cuda" if options.record is None else options.record
@@ -96,7 +96,7 @@ def _entered(
     hashes: Mapping[Emitted, str],
     hear: Listener,
 ) -> list[dict[str, Any]]:
-    """The rows of files and tools that ran, in order. Those of files with a hash are entered in the ledger."""
+    """Return the rows of files and tools that ran, in order. Rows of files with a hash are recorded."""
     rows = []
     for file, tool, row in ended:
         where, why = row.pop("where"), row.pop("unable")
@@ -120,7 +120,7 @@ class _Call:
 
 
 def run_call(call: _Call, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
-    """The row of a call, with `where` that was, or why the file is `unable` to run there."""
+    """Yield the row of a call with its place (`where`), or the reason why the file is `unable` to run."""
     why = None if instead else call.file.unable(call.device)
     if not (why or instead) and shutil.which(PROGRAM) is None:
         why = f"needs `{PROGRAM}`"
@@ -138,11 +138,11 @@ def _row(call: _Call, timeout: float, messages: Messages) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         log = Path(folder) / "log"
-        # Calls of the driver that fail are not errors of the kernel: packages try which entry points there are.
+        # Failed driver calls are not kernel errors: packages probe for entry points.
         command = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no"]
         environment = {
             "TRITON_INTERPRET": "1" if device == "cpu" else None,
-            # Each tensor is an allocation of its own then, and what lies outside of it is outside of memory.
+            # Each tensor then has its own allocation, so that memcheck sees accesses outside of it.
             "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
         }
         message, calls = "", 0

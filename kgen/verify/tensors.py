@@ -1,4 +1,4 @@
-"""Tensors as a kernel may meet them: dtypes by their names in specs, and layouts that are hard to get right."""
+"""Test tensors: dtypes by their names in specs, and difficult memory layouts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,21 @@ LAYOUTS = (
 
 
 def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
-    """The same values in a storage of another layout; what lies between and after the rows is poison.
+    """Return the values in another memory layout, with poison between and after the rows.
 
-    `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
-    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: elements of poison
-    after every row, the first one aligned; `offset`: contiguous, not aligned; `stepped`: elements that lie apart;
-    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come; `odd-1`: the operand
-    in place 1 alone is not aligned, and of its strides that of dimension 1 alone; the others are `spaced`.
+    `contiguous`: as in PyTorch.
+    `bshd`: dimensions 1 and 2 are swapped in memory.
+    `guarded`: poison after every row and head and at both ends; nothing is aligned.
+    `padded`: as `guarded`, with rows aligned to 16 bytes.
+    `spaced`: poison after every row; the first row is aligned.
+    `offset`: contiguous, not aligned.
+    `stepped`: elements are not adjacent.
+    `mixed`: `bshd` and `spaced` alternate between operands.
+    `broadcast`, `expanded`: unchanged, with strides of 0.
+    `odd-1`: the stride of dimension 1 is not aligned for operand 1; other operands are `spaced`.
 
-    `place` is that of the operand in its call: no two of a call have the same strides or offset, so that a kernel which
-    takes those of another is wrong.
+    `place` is the index of the operand in its call. Each operand of a call has its own strides and offset, so a
+    kernel that uses the strides of another operand fails.
     """
     if layout in ("broadcast", "expanded"):
         return values
@@ -49,7 +54,7 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
         layout = "spaced"
     shape = list(values.shape)
     if layout == "bshd":
-        # The heads of a projection that also has those of other operands.
+        # As in a projection that also has the heads of other operands.
         shape[1], shape[2] = shape[2], shape[1] + place
         view = _poison(tuple(shape), values).transpose(1, 2)[:, : values.shape[1]]
     elif layout == "offset":
@@ -62,7 +67,7 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
         view = _poison((*shape[:-1], step * shape[-1]), values)[..., ::step]
     else:
         step, start = (8, 8) if layout == "padded" else (2, 1)
-        # Rows begin after poison too; an aligned layout keeps its rows aligned.
+        # Poison before rows, too. An aligned layout keeps its rows aligned.
         extra = [(0, 0)] * len(shape)
         extra[-1] = (start, step * (1 + place))
         if len(shape) > 1:
@@ -78,7 +83,7 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
 
 
 def _odd(values: Tensor, axis: int) -> Tensor:
-    """The same values; the stride of one dimension is odd, those of the others are multiples of 16 bytes."""
+    """Return the values with an odd stride in one dimension. Other strides are multiples of 16 bytes."""
     strides, step = [1], values.shape[-1]
     for dim in range(values.ndim - 2, -1, -1):
         strides.insert(0, -(-step // 16) * 16 + (1 if dim == axis else 0))
@@ -87,7 +92,7 @@ def _odd(values: Tensor, axis: int) -> Tensor:
 
 
 def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """NaN, or an integer that no index survives or that has all bits, or True."""
+    """Return NaN, an integer that is invalid as an index or has all bits set, or True."""
     value: Any = (
         torch.nan if like.is_floating_point() else {torch.bool: True, torch.uint8: 255}.get(like.dtype, 2**30)
     )

@@ -1,4 +1,4 @@
-"""Which packages and devices there are, and clear errors where one is missing."""
+"""Available packages and devices, and errors for missing ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, MissingError
 
 Progress = Callable[[float, float, str], None]
-"""Called with how much of how much is done (cases or files, or seconds of work), and what was done last."""
+"""Called with the amount done and the total (cases, files or seconds), and the name of the last item."""
 
 
 def require(*packages: str, extra: str = "verify") -> None:
-    """Raise `MissingError` unless all packages can be imported, which an extra of this package brings."""
+    """Raise `MissingError` unless all packages can be imported. `extra` is the extra of kgen that installs them."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingError(
@@ -33,7 +33,7 @@ def require(*packages: str, extra: str = "verify") -> None:
 
 
 def pick_device(device: str) -> str:
-    """`cuda` or `cpu`; `auto` is `cuda` where there is one.
+    """Return `cuda` or `cpu`; `auto` is `cuda` if there is a GPU.
 
     Raises `MissingError` without torch and triton, and for `cuda` without a device.
     """
@@ -55,23 +55,23 @@ def pick_device(device: str) -> str:
 
 
 def versions(tools: Iterable[str] = ()) -> dict[str, str]:
-    """Versions of what a result depends on: Python, torch, triton and the `tools` of a target that are installed."""
+    """Return the versions of Python, torch, triton and the installed `tools` of a target."""
     found = {"python": platform.python_version()}
     for package in ("torch", "triton", *tools):
-        # A compiler may come from a toolkit that is no package.
+        # A compiler may come from a toolkit instead of a package.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
 
 
 def toolchain(tools: Iterable[str]) -> str:
-    """What a result stands and falls with, as the ledger names it: "torch 2.11.0, triton 3.6.0"."""
+    """Return the versions that distinguish records of the ledger: "torch 2.11.0, triton 3.6.0"."""
     found = versions(tools := ("torch", *tools))
     return ", ".join(f"{package} {found[package]}" for package in tools if package in found)
 
 
 def describe(device: str) -> dict[str, str]:
-    """A device and its capability. The CPU is called `interpreter`, for Triton's interpreter runs there."""
+    """Return a device and its compute capability. The CPU is named `interpreter`."""
     if device == "cpu":
         return {"device": "interpreter", "capability": ""}
     torch: Any = importlib.import_module("torch")
@@ -80,9 +80,9 @@ def describe(device: str) -> dict[str, str]:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Import an emitted file by its path, anew, as a module of a package of that name: it finds what lies beside it.
+    """Import an emitted file again by its path, as a module of a package `name`, so that relative imports work.
 
-    `__init__.py` is the package itself; for another file it is not run.
+    `__init__.py` is the package itself. For another file it does not run.
     """
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
         del sys.modules[known]

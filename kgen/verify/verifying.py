@@ -1,4 +1,4 @@
-"""`kgen verify`: run emitted kernels on hard inputs and compare them with float64."""
+"""`kgen verify`: run emitted kernels on difficult inputs and compare them with float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kgen.verify.worker import Job
 
 RESTARTS = 5
-"""How often a job may lose its worker, for each pass that it has, before the cases that are left are given up."""
+"""Number of workers that a job may lose for each of its passes, before its remaining cases fail."""
 EVERY_CASE = VerifyOptions()
 
 
@@ -39,15 +39,15 @@ def verify_specs(
     hands: Hands | None = None,
     hear: Listener = ignore,
 ) -> list[Row]:
-    """Verify the emitted files of some specs, each in a process of its own, or each pass where a machine does several
-    tasks side by side.
+    """Verify the emitted files of some specs, each in its own process.
 
-    `hands` do that, by default one process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio,
-    seconds, message. `hear` gets an event for each of these rows as soon as it is there, for each file that cannot run
-    on the device, for kernels for one chip beside a file that did not run, for cases that a package has no machine code
-    for, and for the end of the run. Raises `KgenError` for a spec that is not rendered and a case that no spec has,
-    `MissingError` without torch, triton or the device, and where every file is skipped; a part of the whole may be such
-    files, or none. When it is interrupted, it records what is whole, and what is wrong, and raises `Interrupted`.
+    With several concurrent tasks, each pass of a file has its own process. `hands` runs the tasks, by default one
+    process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message.
+
+    `hear` gets an event for each row, each file or case that does not run, and the end of the run. Raises
+    `KgenError` for a spec that is not rendered and an unknown case. Raises `MissingError` without torch, triton or the
+    device, and if every file is skipped; with a shard, all files may be skipped. An interrupt records files whose cases
+    have all run, and failures, and raises `Interrupted`.
     """
     if options.cases is not None and options.record:
         message = "only a run of every case is recorded"
@@ -58,7 +58,7 @@ def verify_specs(
     options = _settled(options, device)
     if options.record:
         ledger.require_readable(generated)
-    # Hash before running: a file that changes meanwhile must not inherit the verdict.
+    # Hash before running: a file that changes during the run must not get the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
     if options.built is not None:
         _require_as_built(options.built, hashes)
@@ -84,14 +84,14 @@ def verify_specs(
 
 
 def _recordable(options: VerifyOptions, device: str) -> bool:
-    """True if `record` is left out, and would enter a run that is not entered without it."""
+    """True if the run is not recorded, and would be with `record`."""
     entered = _settled(options, device).record
     asks = options.record is None and options.cases is None
     return asks and not entered and (options.built is None or device == "cuda")
 
 
 def _settled(options: VerifyOptions, device: str) -> VerifyOptions:
-    """The options with everything decided that depends on the device."""
+    """Return the options with defaults that depend on the device."""
     whole_run = device == "cuda" and options.cases is None and options.built is None
     return replace(
         options,
@@ -108,11 +108,13 @@ def _jobs(
     *,
     one_task: bool,
 ) -> list[Job]:
-    """The jobs of some files, each of a file if that is `one_task`, else of a pass. Raises `KgenError` for a case that
-    none of the `whole` files has."""
+    """Return a job for each file if `one_task`, else for each pass.
+
+    Raises `KgenError` for a case that none of the `whole` files has.
+    """
     job = partial(_job, built=options.built, device=options.device, quick=bool(options.quick))
-    # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
-    # of a file is of one device: elsewhere it is one task.
+    # Importing torch and triton takes seconds, so passes are split only for concurrent processes. A record has one
+    # device, so on several machines a file is one task.
     found = [
         job(problem, file, groups)
         for problem, file in work
@@ -127,7 +129,7 @@ def _jobs(
 def _run(
     jobs: Sequence[Job], options: VerifyOptions, hands: Hands, hear: Listener
 ) -> tuple[dict[tuple[str, ...], list[Row]], bool]:
-    """Do jobs; return the rows by task, those so far and True if that is interrupted."""
+    """Run jobs; return the rows by task, and True after an interrupt."""
     costs = Costs(case for job in jobs for case in job.cases)
     compiles = not (options.built and options.record)
     do = partial(run_job, timeout=options.timeout, beside=hands.beside, compiles=compiles)
@@ -153,7 +155,7 @@ def _run(
 def _recorded(
     files: Sequence[Found], generated: Path, hashes: Mapping[Emitted, str], options: VerifyOptions
 ) -> Path | None:
-    """Enter what is to be recorded; return the ledger if all rows of a file are right in it."""
+    """Record results; return the path of the ledger if a file is entered as right."""
     entered = [
         one.record(generated, hashes[one.emitted], options.built, quick=bool(options.quick))
         for one in files
@@ -163,26 +165,26 @@ def _recorded(
 
 
 def _found(file: Emitted, problem: Any, jobs: Sequence[Job], options: VerifyOptions) -> Found:
-    """A file of which nothing is known yet."""
+    """Return the empty result of a file."""
     own = [job for job in jobs if (job.emitted.spec, job.emitted.stem) == (file.spec, file.stem)]
     chip = file.chip(problem)
     names = chip_cases(chip).case_names(problem) if chip else ()
     interpreted = options.built is not None and options.device == "cpu"
-    unused = "is left out where packages run" if interpreted else None
+    unused = "does not run with packages" if interpreted else None
     return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
 
 
 def _leave_out(files: Sequence[Found], built: Path | None, hear: Listener) -> None:
-    """Leave out the cases that nothing ran, and say so."""
+    """Remove the cases that did not run, and report them."""
     for one in files:
         one.leave_out_unrun()
         if beside := one.not_run():
             hear(LeftOut(beside, str(one.unused)))
-        # Where a package has no machine code for the device at all, its cases have failed.
+        # Without any machine code for the device, the cases of a package have failed.
         if built is None or one.where is None or not archs_built(built, one):
             continue
         if names := one.leave_out_unbuilt():
-            why = f"in cases that its package has no machine code for: {', '.join(names)}"
+            why = f"in cases without machine code in its package: {', '.join(names)}"
             hear(LeftOut(one.emitted, why))
 
 
@@ -194,9 +196,11 @@ def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
 def run_job(
     job: Job, messages: Messages | None = None, *, timeout: float, beside: int, compiles: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a job, where it is done: first `where` that is, as the ledger names it; or one row that says why its
-    file is `unable` to run there. What `messages` stands for was done nowhere. Unless it `compiles`,
-    packages take no compiler for what they have no machine code for."""
+    """Yield the rows of a job. Runs where the job runs.
+
+    The first row has its place (`where`) as in the ledger. A single row has the reason if the file is `unable` to run.
+    With `messages`, the job does not run. Unless `compiles`, packages do not compile missing machine code.
+    """
     if messages is None and (why := job.emitted.unable(job.device)):
         yield {"unable": why}
         return
@@ -214,20 +218,20 @@ def files_to_run(
     hear: Listener,
     built: Path | None = None,
 ) -> tuple[str, list[tuple[Any, Emitted]], list[tuple[Any, Emitted]]]:
-    """The device, and the emitted files of specs that run there, each with its problem: all, and those of the part.
+    """Return the device, all emitted files that run there, and the files of the shard, each with its problem.
 
-    Which files other machines cannot run shows there. With `built`, they are those that the packages there are made of.
-    Says and raises what `verify_specs` does.
+    On other machines, unsupported files are found during the run. With `built`, only sources of packages are returned.
+    Reports events and raises errors as `verify_specs`.
     """
     targets = options.targets
     for one in loaded:
-        problem_of(one)  # a family without a reference is the first thing to say
+        problem_of(one)  # first report a family without a reference
     files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     files = [(problem, file) for problem, file in files if targets is None or file.target in targets]
     if built is not None:
         files = [one for one in files if one[1].path.name in manifest_of(built, one[1].spec)["sources"]]
     if loaded and not files:
-        message = f"no file is for the target {', '.join(targets or ())}"
+        message = f"no file has the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
     part = options.shard.of(files, lambda one: (one[1].spec, one[1].stem))
     device = hands.device(options.device)
@@ -244,29 +248,29 @@ def files_to_run(
 
 
 def _in_package(built: Path, file: Emitted) -> Emitted:
-    """What stands for a file in the package of its spec."""
+    """Return the file in the package of its spec."""
     return replace(file, path=Path(built) / file.spec / file.path.name)
 
 
 def _require_as_built(built: Path, hashes: Mapping[Emitted, str]) -> None:
-    """Raise `KgenError` where a package is not what was built of the emitted files as they are now."""
+    """Raise `KgenError` if a package was not built from the current emitted files, or was changed."""
     for file, digest in hashes.items():
         hint = f"kgen build {file.spec} -o {built}"
         if manifest_of(built, file.spec)["sources"][file.path.name] != digest:
-            message = f"the package `{file.spec}` is not of `{file.path}` as it is now"
+            message = f"the package `{file.spec}` was not built from the current `{file.path}`"
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
         if names := altered(built, file.spec):
-            message = f"{names[0]} of the package `{file.spec}` is not what was built"
+            message = f"{names[0]} of the package `{file.spec}` changed after the build"
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
 
 
 def _tell_interpreted(built: Path, files: Iterable[Emitted], record: bool, hear: Listener) -> None:
-    """Say that no machine code runs on the CPU. Raises `KgenError` where that would be recorded."""
+    """Report that machine code does not run on the CPU. Raises `KgenError` with `record`."""
     if record:
         message, hint = "a package has no machine code for the CPU", "leave out `--record`"
         raise KgenError(Diagnostic("usage", message, hint=hint))
     for file in files:
-        why = "as machine code, which is for GPUs: Triton's interpreter runs what it was built from"
+        why = "as machine code, which needs a GPU: Triton's interpreter runs the sources"
         hear(LeftOut(_in_package(built, file), why))
 
 
@@ -279,23 +283,23 @@ def _require_known(cases: Collection[str], jobs: Sequence[Job]) -> None:
 
 
 def _chosen(jobs: Sequence[Job], cases: Collection[str]) -> list[Job]:
-    """The jobs with those cases alone."""
+    """Return the jobs with only these cases."""
     chosen = (replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in jobs)
     return [job for job in chosen if job.cases]
 
 
 def _tell_unable(files: Sequence[Found], hear: Listener) -> None:
-    """Say which files cannot run."""
+    """Report files that cannot run."""
     for file in files:
         if file.unable:
             hear(LeftOut(file.emitted, file.unable))
 
 
 def _require_able(files: Sequence[Found]) -> None:
-    """Raise `MissingError` where none of some files can run."""
+    """Raise `MissingError` if no file can run."""
     if files and all(file.unable for file in files):
         message = f"`{files[0].emitted.path}` {files[0].unable}"
-        hint = "`kgen compile` checks it without one"
+        hint = "`kgen compile` checks it without a GPU"
         raise MissingError(Diagnostic("missing-device", message, hint=hint))
 
 
@@ -306,7 +310,7 @@ def _job(
     from kgen.verify.worker import Job, case_names
 
     left_out = () if built is None else OF_FILES
-    # Packages have machine code in place of what an interpreter runs.
+    # Packages have machine code, which no interpreter runs.
     chip = file.chip(problem) if device == "cpu" and built is None else None
     small = chip_cases(chip).case_names(problem) if chip else ()
     found = tuple(
@@ -322,15 +326,15 @@ def _job(
 def _rows(
     job: Job, timeout: float, jobs: int, instead: Messages | None = None, compiles: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
+    """Yield the rows of a job. A lost worker fails one case, and another worker continues."""
     cores = max(1, (os.cpu_count() or 1) // jobs)
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": str(cores)}
     if job.device == "cpu":
         environment = {**ENVIRONMENT}
     if not compiles:
-        environment["KGEN_NO_COMPILER"] = "1"  # of `kgen.build.runtime.folder`
+        environment["KGEN_NO_COMPILER"] = "1"  # read by `kgen.build.runtime.folder`
     if jobs > 1:
-        # By itself torch.compile begins a process for each core, in every worker.
+        # The default of torch.compile is a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     left = list(job.cases)
     restarts = RESTARTS * len({group for group, _ in job.cases})
@@ -349,7 +353,7 @@ def _rows(
                     yield message
                 elif (case := (message.get("pass"), message.get("case"))) in left:
                     left.remove(case)
-                    culprit = None  # whatever happens before the next case starts is nobody's fault
+                    culprit = None  # an error before the next start belongs to no case
                     yield {**_place(job), **message}
         except WorkerError as error:
             trouble = str(error)
@@ -357,7 +361,7 @@ def _rows(
             left.remove(culprit)
             yield _lost(job, culprit, trouble)
     for case in left:
-        yield _lost(job, case, f"not run: the worker was lost {restarts} times")
+        yield _lost(job, case, f"not run: {restarts} workers were lost")
 
 
 def _lost(job: Job, case: tuple[str, str], message: str) -> dict[str, Any]:

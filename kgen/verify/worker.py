@@ -1,8 +1,7 @@
-"""Runs the cases of one emitted file in a process of its own: `python -m kgen.verify.worker JOB`.
+"""Run the cases of one emitted file in its own process: `python -m kgen.verify.worker JOB`.
 
-JOB is a pickled `Job`. Standard output carries JSON lines, `{"start": [pass, case]}` and then a row, and nothing
-else: whatever the kernels or libraries print goes to standard error. On a GPU `{"unused": why}` says that kernels for
-one chip do not run there.
+JOB is a pickled `Job`. Standard output carries only JSON lines: `{"start": [pass, case]}`, then a row. Output of
+kernels and libraries goes to standard error. On a GPU, `{"unused": why}` reports that kernels for one chip do not run.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from kgen.verify.toolchain import import_file
 
 T = TypeVar("T")
 WAITS = (1.0, 4.0, 16.0)
-"""Seconds until a case that ran out of memory is tried again."""
+"""Seconds to wait before a case that ran out of memory is retried."""
 NOT_LAUNCHED = "does not serve the tensors of any small case"
-"""Why kernels for one chip did not run, where their launcher took the others."""
+"""The reason if the launcher chose other kernels than those for one chip."""
 NO_MACHINE_CODE = "NoMachineCode"
-"""What a package raises, which has that class in a module of its own."""
+"""Name of an exception of packages. Each package has its own class."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker does: cases of one emitted file, each the name of a pass and its own."""
+    """The work of one worker: cases of one emitted file, each a pair of pass and name."""
 
     problem: Any
     emitted: Emitted
@@ -45,24 +44,24 @@ class Job:
 
 
 def case_names(problem: Any, group: str, device: str, quick: bool) -> tuple[str, ...]:
-    """All the cases of a pass group, in running order; integration checks go with the first group."""
+    """Return all cases of a group in running order. Integration checks belong to the first group."""
     family = family_of(problem)
     checks = integration.checks(family, device) if group == family.groups(problem)[0] else ()
     return tuple(family.case_names(problem, group, quick)) + checks
 
 
 def main(job: Job, lines: IO[str]) -> int:
-    """Run a job; 0 when every case could be run, whatever came of it."""
+    """Run a job. Return 0 if every case ran, right or wrong."""
 
     def say(line: Mapping[str, Any]) -> None:
         print(json.dumps(line), file=lines, flush=True)
 
-    say({"start": job.cases[0]})  # an import that dies counts against the first case
+    say({"start": job.cases[0]})  # a crash of the import fails the first case
     if job.device == "cpu":
         interpreter.mend()
     problem, file = job.problem, job.emitted
     module = import_file(file.path, f"kgen_emitted_{problem.name}_{file.stem}")
-    # Of a package, the module that has the function.
+    # For a package, the module that defines the function.
     module = sys.modules[getattr(module, problem.name).__module__]
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
@@ -105,14 +104,14 @@ def main(job: Job, lines: IO[str]) -> int:
             }
         )
         if message and job.device == "cuda":
-            # A broken CUDA context would fail every case that follows: leave, and let the parent start
-            # afresh.
+            # A broken CUDA context would fail all following cases. Exit, so that the parent starts
+            # another worker.
             torch.cuda.synchronize()
     return 0
 
 
 class ChipRunner:
-    """Runs cases of kernels for one chip in their interpreter, for which the file is imported a second time."""
+    """Runner of cases for the kernels of one chip in their interpreter. It imports the file a second time."""
 
     def __init__(self, chip: ChipCases, subject: Subject) -> None:
         self.chip, self.subject = chip, subject
@@ -120,7 +119,7 @@ class ChipRunner:
         self.module: ModuleType | None = None
 
     def run(self, group: str, name: str) -> tuple[list[compare.Check], str | None]:
-        """The verdicts of a case, or why none of the kernels ran."""
+        """Return the verdicts of a case, or the reason why none of the kernels ran."""
         if why := self.chip.unable(self.subject.module):
             return [], why
         if self.module is None:
@@ -137,7 +136,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _with_memory(run: Callable[[], T]) -> T:
-    """What `run` gives, tried again a few times where a device has no memory left: other workers give some back."""
+    """Return the result of `run`. Retry if the device has no memory left, because other workers free some."""
     for seconds in WAITS:
         try:
             return run()

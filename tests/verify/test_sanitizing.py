@@ -105,5 +105,5 @@ def test_what_is_missing(sample, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(MissingError, match="not on the PATH"):
         sanitize_specs([sample], tmp_path / "generated", ["racecheck"])
-    with pytest.raises(KgenError, match="no file is for the target cute"):
+    with pytest.raises(KgenError, match="no file has the target cute"):
         sanitized(sample, tmp_path, monkeypatch, "", targets=["cute"])

@@ -1,1 +1,1 @@
-"""Who does the work of a verb: processes of this machine (`tasks.Here`), or those of a Ray cluster (`nodes.Farm`)."""
+"""Execution of tasks in processes of this machine (`tasks.Here`), or on a Ray cluster (`nodes.Farm`)."""

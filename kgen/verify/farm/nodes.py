@@ -1,10 +1,11 @@
-"""Tasks on the nodes of a Ray cluster: a GPU or a core for each.
+"""Tasks on the nodes of a Ray cluster, each with a GPU or a core.
 
-Each node gets the kgen package of the command as a Ray module, which Ray names by its content, and
-with each task the files that it is about. A node reports the hash of its kgen, so all rows are of
-one version. A shared working directory would be rewritten under the tasks of other nodes. A task
-whose node is lost is done again on another, as a whole: Ray returns its rows once, when all are
-there. A worker that a kernel takes along is the task's own affair, as on one machine.
+Each node receives this kgen as a Ray module, which Ray names by its content, and the files of each task. A node reports
+the hash of its kgen, so all rows come from one version. A shared working directory would be overwritten under tasks of
+other nodes.
+
+A task whose node is lost restarts as a whole on another node: Ray returns its rows together. The task itself handles
+crashes of its workers, as on one machine.
 """
 
 from __future__ import annotations
@@ -31,26 +32,28 @@ from kgen.verify.processes import importing_from
 from kgen.verify.toolchain import require
 
 LOST = 3
-"""How often a task that lost its node is begun again."""
+"""Number of restarts of a task that lost its node."""
 SECONDS = 5.0
-"""That a machine may take to answer; its Ray may take four times that."""
+"""Time limit for an answer of a machine, in seconds. Its Ray may take four times as long."""
 WAITING = 60.0
-"""Seconds that a cluster may be without a device that its tasks need, before these are lost."""
+"""Seconds without a required device after which the tasks of a cluster are lost."""
 BESIDE = "kgen_beside"
-"""The module that has the folders that tasks import from."""
+"""The module that contains the folders that tasks import from."""
 MEMORY = 128 * 2**20
-"""Bytes for what is sent, where a cluster begins here: tasks are small, and so may be the memory that is shared."""
+"""Bytes of shared memory of a cluster that starts here. Tasks are small."""
 
 
 @contextlib.contextmanager
 def farm(address: str, code: Sequence[str] = ()) -> Iterator[Farm]:
     """The Ray cluster at an address, `host:port` or `auto`.
 
-    Raises `MissingError` without Ray and where none answers, `KgenError` for what is no address.
+    Raises `MissingError` without Ray or an answer, and `KgenError` for a wrong address.
     """
     if not is_address(address):
-        hint = "as `--ray head:6379`, or `--ray` alone for that of this machine"
-        raise KgenError(Diagnostic("bad-address", f"`{address}` is no address of a Ray cluster", hint=hint))
+        hint = "for example `--ray head:6379`, or `--ray` alone for the local cluster"
+        raise KgenError(
+            Diagnostic("bad-address", f"`{address}` is not an address of a Ray cluster", hint=hint)
+        )
     require("ray", extra="ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
@@ -72,16 +75,18 @@ class Farm:
         self.beside = max([1, *(int(node.get("GPU") or node.get("CPU", 1)) for node in nodes)])
 
     def device(self, asked: str) -> str:
-        """`cuda` for `auto` where a node has a GPU."""
+        """Return `cuda` for `auto` if a node has a GPU."""
         device = asked if asked != "auto" else "cuda" if self._has("cuda") else "cpu"
         if not self._has(device):
             what = "GPU" if device == "cuda" else "core"
-            hint = "`ray status` lists what its nodes have"
-            raise MissingError(Diagnostic("missing-device", f"no node of this Ray has a {what}", hint=hint))
+            hint = "`ray status` lists the resources of its nodes"
+            raise MissingError(
+                Diagnostic("missing-device", f"no node of this Ray cluster has a {what}", hint=hint)
+            )
         return device
 
     def run(self, tasks: Sequence[Task], heard: Heard = nobody, alone: bool = False) -> list[Done]:
-        """Each on a node of its own choice; a GPU does one at a time whether that is asked for or not."""
+        """Run each task on any node. A GPU always runs one task at a time."""
         done: dict[tuple[str, ...], Done] = {}
         waiting = {self._begun(task): task for task in tasks}
         there = time.monotonic()
@@ -95,7 +100,7 @@ class Farm:
                     there = time.monotonic()
                 elif time.monotonic() - there > WAITING:
                     for task in waiting.values():
-                        _enter(done, _lost(task, "no node is left that it can run on"), heard)
+                        _enter(done, _lost(task, "no node is left that can run it"), heard)
                     break
         finally:
             for reference in waiting:
@@ -117,26 +122,26 @@ class Farm:
         try:
             key, node, rows, refused = self._ray.get(reference)
         except errors.RuntimeEnvSetupError as error:
-            message = f"a node of the Ray cluster cannot take this kgen: {_first(error)}"
+            message = f"a node of the Ray cluster cannot use this kgen: {_first(error)}"
             raise MissingError(Diagnostic("bad-node", message)) from None
         except errors.RayTaskError as error:
             if isinstance(error.cause, ImportError | errors.RaySystemError):
                 last = str(error.cause).strip().rpartition("\n")[2]
-                message = f"a node of the Ray cluster cannot import what a task needs: {last}"
-                hint = "install there what is installed here: pip install 'kgen-kernels[verify,ray]'"
+                message = f"a node of the Ray cluster cannot import a module of a task: {last}"
+                hint = "install the packages of this machine there: pip install 'kgen-kernels[verify,ray]'"
                 raise MissingError(Diagnostic("bad-node", message, hint=hint)) from None
             raise
         except errors.RayError as error:
             return _lost(task, f"{LOST + 1} nodes were lost: {_first(error)}")
         if refused:
-            hint = "begin its Ray again without a kgen of its own on PYTHONPATH"
+            hint = "restart its Ray without another kgen on PYTHONPATH"
             raise MissingError(Diagnostic("bad-node", f"node {node}: {refused}", hint=hint))
         assert key == task.key
         return Done(task, rows)
 
 
 def _enter(done: dict[tuple[str, ...], Done], one: Done, heard: Heard) -> None:
-    """A task counts once, whatever became of attempts at it."""
+    """Enter the result of a task once, also after several attempts."""
     if one.task.key not in done:
         done[one.task.key] = one
         for row in one.rows:
@@ -148,20 +153,20 @@ def _lost(task: Task, why: str) -> Done:
 
 
 def _first(error: BaseException) -> str:
-    """The first line of what Ray says, which may be many."""
+    """Return the first line of an error of Ray, which may have many."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
 
 
 def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
-    """On a node: the key of a task, the node, the rows of the task, or why they are none."""
+    """Run a task on a node. Return its key, the node, and its rows or an error."""
     import ray
 
     NODE[:] = [node := str(ray.util.get_node_ip_address())]
     if packed.package != (own := package_digest()):
-        refused = f"another kgen runs there ({own[:12]}, from {PACKAGE}), and {packed.package[:12]} was sent"
+        refused = f"another kgen runs there: expected {packed.package[:12]}, got {own[:12]} from {PACKAGE}"
         return (), node, [], refused
     for name in packed.code:
-        # For this process, and for the workers that it begins.
+        # For this process and its workers.
         place = str(_beside() / name)
         if place not in sys.path:
             sys.path.insert(0, place)
@@ -175,13 +180,13 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
 
 
 def _beside() -> Path:
-    """On a node: the folder of what came beside the package."""
+    """Return the folder on a node with the code that came with the package."""
     found: str = importlib.import_module(BESIDE).__path__[0]
     return Path(found)
 
 
 def _stage(folder: Path, code: Sequence[str]) -> list[str]:
-    """The package with its templates, as in a wheel, and what it takes of the repository, as modules for every node."""
+    """Stage the package with its templates, and `code` of the repository, as modules for every node."""
 
     def copy(source: Path, to: Path) -> None:
         shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", ".*"), dirs_exist_ok=True)
@@ -198,7 +203,7 @@ def _stage(folder: Path, code: Sequence[str]) -> list[str]:
 def _joined(address: str, modules: Sequence[str]) -> Any:
     import ray
 
-    # Not a working directory: nodes of one machine share its place, and each that begins writes it anew.
+    # Not a working directory: nodes of one machine share it, and each node overwrites it when it starts.
     options: dict[str, Any] = {"runtime_env": {"py_modules": [*modules]}}
     options |= {"logging_level": "ERROR", "log_to_driver": False}
     try:
@@ -216,7 +221,7 @@ def _joined(address: str, modules: Sequence[str]) -> Any:
 
 
 def _ask(address: str) -> None:
-    """Raise `MissingError` where no Ray answers soon: by itself it takes minutes to say so, or ends the process."""
+    """Raise `MissingError` if no Ray answers soon. Ray itself takes minutes, or ends the process."""
     found = ADDRESS.fullmatch(address)
     assert found is not None
     client, host, port = found.groups()
@@ -230,9 +235,9 @@ def _ask(address: str) -> None:
     try:
         subprocess.run(command, capture_output=True, timeout=4 * SECONDS, check=True)
     except (subprocess.SubprocessError, OSError):
-        raise _absent(address, "what answers there is no Ray") from None
+        raise _absent(address, "the server there is not Ray") from None
 
 
 def _absent(address: str, why: str) -> MissingError:
-    hint = "`ray start --head` begins one and says its address; `--ray` alone begins one here"
+    hint = "`ray start --head` starts one and prints its address; `--ray` alone starts one here"
     return MissingError(Diagnostic("no-ray", f"no Ray cluster at `{address}`: {why}", hint=hint))

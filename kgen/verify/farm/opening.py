@@ -1,4 +1,4 @@
-"""Open the hands that do the tasks of a command: this machine, or a Ray cluster."""
+"""Open the executor of a command's tasks: this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kgen.verify.farm.tasks import Hands, Here
 
 @contextlib.contextmanager
 def hands(jobs: int, ray: str | None, code: Sequence[str] = ()) -> Iterator[Hands]:
-    """Open this machine with `jobs` processes, or with an address the Ray cluster there (`auto`: the local one).
+    """Yield this machine with `jobs` processes, or the Ray cluster at the address `ray` (`auto`: the local one).
 
-    `code` are folders beside the package that tasks import from, too. Raises what `nodes.farm` does.
+    Tasks also import from the folders `code` next to the package. Raises errors as `nodes.farm`.
     """
     if ray is None:
         yield Here(jobs)
         return
-    from kgen.verify.farm.nodes import farm  # imports more than a command of one machine needs
+    from kgen.verify.farm.nodes import farm  # imports Ray
 
     with farm(ray, code) as cluster:
         yield cluster

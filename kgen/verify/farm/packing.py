@@ -1,4 +1,4 @@
-"""A task as bytes, with the files that it is about, and the task again on a machine that has none of them."""
+"""Packing of a task and its files as bytes, and unpacking on a machine without these files."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PACKAGE = Path(kgen.__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Packed:
-    """A pickled task, and the files of its folders by their names in these.
+    """A pickled task, and the files of its folders by relative name.
 
-    `digest` is of all of it, and `package` of the kgen that packed it. `code` are folders beside that package from
-    which the task imports.
+    `digest` is the digest of all of it, `package` the digest of the kgen that packed it. `code` has folders next to
+    that package from which the task imports.
     """
 
     task: bytes
@@ -33,11 +33,11 @@ class Packed:
 
 
 class Refused(Exception):
-    """What was packed cannot be done here."""
+    """A packed task that cannot run here."""
 
 
 def pack(task: Task, code: Sequence[str] = ()) -> Packed:
-    """A task whose paths into its folders stand for files that go along."""
+    """Pack a task. Paths into its folders refer to packed files."""
     folders = tuple(folder.resolve() for folder in task.folders)
     out = io.BytesIO()
     _Pickler(out, folders).dump(task)
@@ -46,9 +46,9 @@ def pack(task: Task, code: Sequence[str] = ()) -> Packed:
 
 
 def unpack(packed: Packed, place: Path) -> Task:
-    """The task, with its files in folders of `place`. Raises `Refused` for what came as something else."""
+    """Unpack a task, with its files in folders of `place`. Raises `Refused` for wrong digests."""
     if _digest(packed.task, packed.folders) != packed.digest:
-        raise Refused("a task did not arrive as it was sent")
+        raise Refused("a task changed on its way")
     folders = []
     for number, contents in enumerate(packed.folders):
         folders.append(place / str(number))
@@ -62,7 +62,7 @@ def unpack(packed: Packed, place: Path) -> Task:
 
 @cache
 def package_digest() -> str:
-    """Of the modules of kgen that run here."""
+    """Return the digest of the modules of this kgen."""
     found = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content = path.read_bytes()
@@ -76,7 +76,7 @@ class _Pickler(pickle.Pickler):
         self.folders = folders
 
     def persistent_id(self, obj: Any) -> tuple[int, str] | None:
-        """Of a path into a folder: its number, and the rest."""
+        """Return the number of a folder and the rest, for a path into it."""
         if isinstance(obj, Path):
             for number, folder in enumerate(self.folders):
                 if obj.is_absolute() and obj.is_relative_to(folder):
@@ -90,13 +90,13 @@ class _Unpickler(pickle.Unpickler):
         self.folders = folders
 
     def persistent_load(self, pid: tuple[int, str]) -> Path:
-        """The path there."""
+        """Return the path on this machine."""
         number, rest = pid
         return self.folders[number] / rest
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """All files of a folder but for what Python keeps there."""
+    """Yield all files of a folder except Python's caches."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and "__pycache__" not in name.parts:

@@ -1,7 +1,7 @@
-"""A verb says its tasks once; hands do them, here or on many machines, and give back the rows of each.
+"""Tasks of a command, and executors that run them on one or many machines and return their rows.
 
-A task runs where it is done from its first row to its last, with the workers that it begins there: what is compared in
-it was measured on one device. It writes nothing that others read; ledgers, tables and reports are the verb's.
+A task runs on one machine, with its workers, so its measurements come from one device. Only the command writes
+ledgers, tables and reports.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from kgen.verify.toolchain import pick_device
 
 Row = dict[str, Any]
 Messages = Callable[..., Iterator[Row]]
-"""`kgen.verify.processes.messages`, or what stands in for it."""
+"""`kgen.verify.processes.messages`, or a replacement."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to do, once.
+    """One unit of work.
 
-    `key` tells it from the others. `work` is a function of a module, or a `partial` of one, that yields the rows of a
-    `job`; as a second argument it takes what stands in for `messages`. A `job` is pickled: paths in it that lie in one
-    of the `folders` go along with all that is there. `device` is `cuda` or `cpu`.
+    `key` identifies it. `work` is a function of a module, or a `partial` of one, that yields the rows of a `job`. Its
+    second argument is a replacement of `messages`. The `job` is pickled. Paths in it that lie in one of the `folders`
+    are sent with all files there. `device` is `cuda` or `cpu`.
     """
 
     key: tuple[str, ...]
@@ -38,44 +38,44 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """A task, and all of its rows."""
+    """A task with all of its rows."""
 
     task: Task
     rows: list[Row]
 
 
 NODE: list[str] = []
-"""The node of a cluster that this process does tasks on; empty where that is this machine."""
+"""The cluster node of this process. Empty on this machine."""
 
 
 Heard = Callable[[Task, Row], None]
 
 
 def nobody(task: Task, row: Row) -> None:
-    """Who hears of no row before all are there."""
+    """Ignore a row."""
 
 
 class Hands(Protocol):
-    """Who does tasks."""
+    """An executor of tasks."""
 
     far: bool
-    """Whether they are other machines, of which nothing is known here: neither their devices nor their packages."""
+    """True for other machines, whose devices and packages are unknown here."""
     beside: int
-    """How many tasks a machine does side by side."""
+    """Number of concurrent tasks of a machine."""
 
     def device(self, asked: str) -> str:
-        """`cuda` or `cpu` for `auto`, `cuda` or `cpu`. Raises `MissingError` where there is no such device."""
+        """Return `cuda` or `cpu` for `auto`, `cuda` or `cpu`. Raises `MissingError` without that device."""
 
     def run(self, tasks: Sequence[Task], heard: Heard = nobody, alone: bool = False) -> list[Done]:
-        """Do all tasks and give their rows, in the order of the tasks, each task's once.
+        """Run all tasks and return their results in the order of the tasks.
 
-        `heard` is called with each row, in one thread at a time. Of tasks that are to be `alone` a device does one at
-        a time. What interrupts the caller ends the tasks.
+        `heard` is called with each row, by one thread at a time. With `alone`, a device runs one task at a time. An
+        interrupt of the caller ends the tasks.
         """
 
 
 class Here:
-    """Processes of this machine, some at a time."""
+    """Executor with processes of this machine."""
 
     far = False
 
@@ -83,11 +83,11 @@ class Here:
         self.beside = max(1, jobs)
 
     def device(self, asked: str) -> str:
-        """What this machine has."""
+        """Return the device of this machine."""
         return pick_device(asked)
 
     def run(self, tasks: Sequence[Task], heard: Heard = nobody, alone: bool = False) -> list[Done]:
-        """In threads, each of which waits for the workers of one task."""
+        """Run tasks in threads, each of which waits for the workers of one task."""
         lock = Lock()
 
         def do(task: Task) -> Done:
@@ -103,7 +103,7 @@ class Here:
 
 
 def lost(why: str) -> Messages:
-    """In place of `messages`: the worker never came back. What a verb says of that, it says of a lost node, too."""
+    """Return a replacement of `messages` whose worker is lost, for a lost node."""
 
     def messages(*_: object, **__: object) -> NoReturn:
         raise WorkerError(why)

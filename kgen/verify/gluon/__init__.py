@@ -1,1 +1,1 @@
-"""An interpreter of Gluon for the CPU, which runs the emitted kernels in Gluon."""
+"""An interpreter of Gluon for the CPU, for emitted kernels."""

@@ -1,4 +1,4 @@
-"""Transfers and products that a partition has begun."""
+"""Asynchronous transfers and products of a partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.verify.gluon.schedule import InFlight
 
 
 class Begun:
-    """What one partition has under way, oldest first."""
+    """The transfers and products of one partition that are in flight, oldest first."""
 
     def __init__(self) -> None:
         self.products: list[Product] = []

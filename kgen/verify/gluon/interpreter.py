@@ -1,14 +1,18 @@
-"""Gluon on the CPU: as much of it as the emitted kernels use, on torch tensors.
+"""Gluon on the CPU, on torch tensors: the subset that emitted kernels use.
 
-Partitions run in one order out of many, which `schedule` draws from a seed, and so does what is in flight.
-Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
-its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
-until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
-error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored
-in shared memory without a fence since, or a barrier that was set up without one, and if a program reads what the
-launch that it begins beside may not have written yet (`overlap`). A load of numbers is done when they are used,
-or at a fence: TMA may overtake it.
-Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
+`schedule` draws the order of partitions and asynchronous events from a seed. Barriers count arrivals and bytes as
+mbarriers do. TMA fills a slot with NaN at once, and with data at any time until its barrier completes. A product reads
+shared memory at any time between its start and its wait. A store by TMA reads until it is awaited. So a slot that is
+released early, read early or filled twice gives NaN in some orders. A load to registers completes when its values are
+used, or at a fence, so TMA may overwrite its source.
+
+These are errors:
+
+- a barrier that never completes, or that no partition uses
+- a product or TMA on stored data, or on an initialized barrier, without a fence in between
+- a read of data that the overlapping previous launch may not have written yet (`overlap`)
+
+Layouts and registers are not modelled, and programs run one after the other.
 """
 
 from __future__ import annotations
@@ -36,14 +40,14 @@ from kgen.verify.toolchain import import_file
 
 
 class Kernel:
-    """A jitted function: called like any other by kernels, launched over a grid from outside."""
+    """A jitted function. Kernels call it directly; launchers launch it over a grid."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.used: dict[str, list[bool]] = {}
 
     def unused(self) -> list[str]:
-        """Barriers that no launch so far has used. Triton may give the place of such barriers to other data."""
+        """Barriers that no launch has used so far. Triton may reuse the memory of such barriers."""
         return [
             f"barriers that nobody uses, number {i} of {constants}"
             for constants, used in self.used.items()
@@ -60,7 +64,7 @@ class Kernel:
         ) -> None:
             named = dict(zip(self.function.__code__.co_varnames, args, strict=False))
             counter = named.get("counter_ptr")
-            # Forward begins beside what fills its counter, of which backward has two, and older.
+            # Forward overlaps the fill of its counter. Backward has two counters, filled earlier.
             running.overlap.begin(launch_pdl, [counter] if counter is not None and len(counter) == 1 else [])
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             constants = ", ".join(f"{name}={value}" for name, value in options.items())
@@ -80,7 +84,7 @@ class Kernel:
 
 
 def _following(launch: Callable[..., None], *args: Any, **meta: Any) -> None:
-    """The emitted `_launch`, watched."""
+    """Call the emitted `_launch`, and record its writes."""
     tensors = [x.tensor if isinstance(x, Descriptor) else x for x in args]
     running.overlap.following(lambda: launch(*args, **meta), [x for x in tensors if isinstance(x, Tensor)])
 
@@ -91,7 +95,7 @@ def _jit(function: Any = None, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Have `import triton.experimental.gluon` give this module's Gluon meanwhile."""
+    """Make `import triton.experimental.gluon` return this module's Gluon within the context."""
     mbarrier = SimpleNamespace(
         MBarrierLayout=no_layout,
         init=lambda barrier, count: barrier.init(count),
@@ -129,7 +133,7 @@ def installed() -> Iterator[None]:
 
 
 class _Whole(int):
-    """A whole number that kernels know when they are compiled; launchers take its value."""
+    """An integer that is a compile-time constant of kernels. Launchers read its value."""
 
     @property
     def value(self) -> int:
@@ -142,18 +146,18 @@ BOTH = {"_tile_and_head"} | {
     for spelling in {*row.spellings("triton")} & {*row.spellings("gluon")}
     if spelling.helper
 }
-"""Helpers of Triton's kernels that those of Gluon call, too."""
+"""Helpers that kernels in Triton and in Gluon call."""
 
 
 def prepare(module: Any, multiprocessors: int = 3) -> None:
-    """Have an emitted module's launcher take its kernels in Gluon, here, wherever TMA could load the operands."""
+    """Make an emitted module's launcher use its Gluon kernels here, if TMA could load the operands."""
     import triton.language as tl
 
     for chip in chips():
         setattr(module, chip.choice, lambda *tensors: all(module._by_tma(x) for x in tensors))
     module._multiprocessors = lambda device: multiprocessors
     module.gdc_wait = lambda: running.overlap.wait(own.place)
-    # Triton's kernels say it as well: what is ahead of them is over.
+    # Kernels in Triton call it, too. The launch before them has ended.
     module.gdc_launch_dependents = _let_begin
     module._launch = functools.partial(_following, module._launch)
     for name, value in list(vars(module).items()):
@@ -164,7 +168,7 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
 
 def imported(path: Path, name: str) -> Any:
-    """Import an emitted file anew, as `import_file` does, with its kernels in Gluon, which then run here."""
+    """Import an emitted file as `import_file`, with Gluon kernels that run in this interpreter."""
     with installed():
         module: Any = import_file(path, name)
         beside = [getattr(module, chip.module)() for chip in chips() if hasattr(module, chip.module)]
@@ -179,6 +183,6 @@ def _let_begin() -> None:
 
 
 def _of_both(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
-    """One of them: ours in a kernel that runs here."""
+    """Return a helper that uses this interpreter inside kernels that run here."""
     ours = FunctionType(function.fn.__code__, {**names, "tl": gl})
     return lambda *args: ours(*args) if hasattr(own, "place") else function(*args)

@@ -54,8 +54,7 @@ _PTX: dict[str, Callable[..., Tensor]] = {
 
 
 def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any) -> Tensor:
-    """PTX over `pack` elements at a time, neighbours in a row, others where they are too few; each thread votes for
-    itself."""
+    """Run PTX on `pack` elements at a time, neighbors in a row if there are enough. Each thread votes alone."""
     broadcast = torch.broadcast_tensors(*map(torch.as_tensor, args))
     missing = -broadcast[0].numel() % pack
     operands = [

@@ -16,7 +16,7 @@ from kgen.verify.gluon.schedule import InFlight
 
 
 class Loading(Tensor):  # type: ignore[misc]
-    """Numbers on their way from shared memory into registers: there when they are used, or at a fence."""
+    """Values of a load from shared memory to registers. The load completes when they are used, or at a fence."""
 
     landing: InFlight
 
@@ -49,7 +49,7 @@ def arrive(barrier: Barrier, count: int, pred: Any = True) -> None:
 
 
 def fence() -> None:
-    """Loads are done, and what was stored is there for TMA and products."""
+    """Complete loads, and make stores visible to TMA and products."""
     for loading in own.begun.loads:
         loading.land()
     for stored in own.begun.unfenced:
@@ -58,7 +58,7 @@ def fence() -> None:
 
 
 class Memory:
-    """A view of shared memory, and which elements of it were stored without a fence since."""
+    """A view of shared memory, and the elements that were stored since the last fence."""
 
     def __init__(self, tensor: Tensor, unfenced: Tensor | None = None) -> None:
         self.tensor = tensor
@@ -83,7 +83,7 @@ class Memory:
 
     def load(self, layout: Any) -> Tensor:
         running.schedule.others()
-        # Whole numbers are written by other threads, for which a barrier is an order; the rest by TMA.
+        # Integers are written by threads, which barriers order. Other data are written by TMA.
         return Loading.of(self.tensor) if self.dtype.is_floating_point else self.tensor.clone()
 
     def store(self, value: Tensor) -> None:
@@ -95,13 +95,13 @@ class Memory:
         own.begun.unfenced.append(self.unfenced)
 
     def fenced(self) -> Tensor:
-        """Its numbers, for TMA and products."""
+        """Return its values for TMA and products, after a fence."""
         assert not self.unfenced.any(), "used without a fence since it was stored"
         return self.tensor
 
 
 class Barrier:
-    """An mbarrier: a phase ends when all have arrived and all bytes that were announced are there."""
+    """An mbarrier. A phase ends when all threads and all announced bytes have arrived."""
 
     def __init__(self) -> None:
         self.phase = self.bytes = self.count = self.left = 0
@@ -119,7 +119,7 @@ class Barrier:
         running.schedule.others()
 
     def land(self, count: int) -> None:
-        """Bytes that TMA has moved are there."""
+        """Count bytes that TMA has moved."""
         assert not self.unfenced, "TMA arrives at a barrier without a fence since it was set up"
         self._change(0, -count)
 
@@ -154,10 +154,10 @@ class Barriers:
 
 
 class Descriptor:
-    """A TMA descriptor: `tensor` by blocks of `block`, zeros outside.
+    """A TMA descriptor: `tensor` in blocks of `block`, zeros outside.
 
-    Addresses are sums of indices times strides, modulo 2**64, and the last index is a multiple of 16 bytes, as on the
-    chip, which stops at any other.
+    Addresses are sums of indices times strides, modulo 2**64. The last index must be a multiple of 16 bytes; a GPU
+    stops at any other.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Descriptor:
         self.block_type = SimpleNamespace(shape=self.block, nbytes=math.prod(block) * tensor.element_size())
 
     def inside(self, at: Sequence[Any]) -> tuple[Tensor, tuple[slice, ...]]:
-        """The part of a block that exists, and where in the block it is."""
+        """Return the part of a block inside the tensor, and its place in the block."""
         starts = [int(i) for i in at]
         assert min(starts) >= 0
         assert max(starts) < 2**31

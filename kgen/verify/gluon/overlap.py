@@ -1,9 +1,11 @@
 """Programmatic dependent launches on the CPU, where kernels run one after the other.
 
-A kernel that is launched so begins beside the end of the launch ahead of it, as soon as all programs of that one say so
-or end. Until a program has waited (`gdc_wait`), it may not read what the launch ahead wrote; nor what the one before
-that wrote, if a program of the launch ahead let others begin before it had waited itself. A program that waits knows
-the launch ahead to be done, so that one has to, or what comes next would not wait for that launch either.
+A dependent kernel starts as soon as all programs of the previous launch allow it (`gdc_launch_dependents`) or end.
+Before `gdc_wait`, a program may not read data of the previous launch. A program of that launch may allow the start
+before its own wait. Then data of the launch before it are forbidden, too.
+
+A wait guarantees that the previous launch has ended. Each kernel must therefore wait before it ends. Otherwise, the
+next kernel's wait would not cover the previous launch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 Elements = dict[int, Tensor]
-"""By storage, for each element of it, whether it is one of them."""
+"""Sets of elements: a boolean tensor for each storage."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 EARLY = "read before the launch ahead is known to be done"
 LATE = "over before the launch ahead is known to be"
@@ -26,7 +28,7 @@ def _storage(x: Tensor) -> int:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """All elements of its storage."""
+    """Return all elements of the storage as integers."""
     count = x.untyped_storage().nbytes() // x.element_size()
     return x.detach().as_strided((count,), (1,), 0).view(BITS[x.element_size()])
 
@@ -37,7 +39,7 @@ def _both(some: Elements, others: Elements) -> Elements:
 
 
 class Overlap:
-    """What may still be under way."""
+    """The launches that may still be running, and their writes."""
 
     def __init__(self) -> None:
         self._written: Elements = {}
@@ -46,7 +48,7 @@ class Overlap:
         self._early = False
 
     def following(self, launch: Callable[[], None], tensors: Iterable[Tensor]) -> None:
-        """A launch of any kernel, of these tensors: what it writes."""
+        """Run a launch of a kernel on `tensors`, and record its writes."""
         there = {_storage(x): x for x in tensors if x.numel()}
         before = {key: _bits(x).clone() for key, x in there.items()}
         self._pending, self._early = {}, False
@@ -55,26 +57,26 @@ class Overlap:
         self._written = _both(written, self._pending if self._early else {})
 
     def begin(self, beside: bool, filled: Iterable[Tensor] = ()) -> None:
-        """A kernel: `beside` the launch ahead, or beside what `filled` these."""
+        """Start a kernel. It overlaps the previous launch if `beside`, or the fill of the tensors `filled`."""
         fills = {_storage(x): torch.ones_like(_bits(x), dtype=torch.bool) for x in filled}
         self._pending = (fills or self._written) if beside else {}
         self._waited.clear()
 
     def wait(self, program: Any) -> None:
-        """`gdc_wait`."""
+        """Handle `gdc_wait`."""
         self._waited.add(program)
 
     def let_begin(self, program: Any) -> None:
-        """`gdc_launch_dependents`, which the end of a program says, too."""
+        """Handle `gdc_launch_dependents`, or the end of a program."""
         self._early |= program not in self._waited
 
     def end(self) -> None:
-        """The kernel, whose programs have all ended."""
+        """End a kernel after all of its programs."""
         if any(some.any() for some in self._pending.values()) and not self._waited:
             raise RuntimeError(LATE)
 
     def read(self, program: Any, part: Tensor) -> None:
-        """A view of a tensor, by a program."""
+        """Check a program's read of a view."""
         pending = self._pending.get(_storage(part))
         if pending is None or program in self._waited:
             return
@@ -82,7 +84,7 @@ class Overlap:
             raise RuntimeError(EARLY)
 
     def read_at(self, program: Any, storage: Tensor, at: Tensor) -> None:
-        """Elements of a storage, by a program."""
+        """Check a program's read of elements of a storage."""
         pending = self._pending.get(_storage(storage))
         if pending is not None and program not in self._waited and pending[at].any():
             raise RuntimeError(EARLY)

@@ -1,4 +1,4 @@
-"""Matrix products in flight."""
+"""Asynchronous matrix products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kgen.verify.gluon.schedule import InFlight
 
 
 class Product:
-    """A matrix product in flight. Those of a partition are done in their order."""
+    """A matrix product in flight. Products of a partition complete in order."""
 
     def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None, before: Product | None) -> None:
         self.a, self.b, self.acc = a, b, acc

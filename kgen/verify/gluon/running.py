@@ -1,4 +1,4 @@
-"""The launch under way: the order of its events, and what overlaps it."""
+"""State of the current launch: the order of its events, and overlapping launches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kgen.verify.gluon.overlap import Overlap
 from kgen.verify.gluon.schedule import Schedule
 
 SEED = 0
-"""Of the order of the first launch's events; each launch after it has the next."""
+"""Seed of the first launch. Each following launch has the next seed."""
 
 
 class Running:
-    """The state that all partitions share."""
+    """State that all partitions share."""
 
     def __init__(self) -> None:
         self.schedule = Schedule(SEED)
@@ -23,9 +23,9 @@ class Running:
 
 running = Running()
 own = threading.local()
-"""Of this thread, which runs a program or a partition of one: its `place` in the grid, and what it has `begun`."""
+"""State of the thread of a program or partition: its `place` in the grid, and its events in flight (`begun`)."""
 
 
 def explore(seed: int) -> None:
-    """Begin with the order of this seed."""
+    """Use this seed for the next launch."""
     running.seeds = itertools.count(seed)

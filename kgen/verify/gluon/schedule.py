@@ -1,9 +1,10 @@
-"""One order of events out of many, by seed: partitions of a kernel, of which one runs at a time, and what is in flight.
+"""A random order of events by seed: steps of partitions, of which one runs at a time, and asynchronous events.
 
-Each has a priority that is drawn, and the highest of those that can go on goes on; now and then one is drawn anew. So a
-load may land at once or when nobody can go on without it, and a warpgroup may be far ahead of another: errors that need
-few events in one order are found by few seeds (Burckhardt et al., A randomized scheduler with probabilistic guarantees
-of finding bugs, ASPLOS 2010). The same seed gives the same order.
+Each partition and event has a random priority. The runnable one with the highest priority runs. Sometimes a priority is
+drawn again. So a load may complete at once or as late as possible, and a warpgroup may run far ahead. Few seeds find
+errors that depend on the order of few events. The same seed gives the same order.
+
+Method: Burckhardt et al., A randomized scheduler with probabilistic guarantees of finding bugs, ASPLOS 2010.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import threading
 from collections.abc import Callable, Sequence
 
 CHANGES = 1 / 16
-"""How often, of the times that others may go first, a partition's priority is drawn anew."""
+"""Probability that a partition draws a new priority when it yields to others."""
 
 
 class Stuck(RuntimeError):
-    """Nobody can go on."""
+    """No partition can continue."""
 
 
 class _Ended(BaseException):
-    """Another partition raised an error."""
+    """Error in another partition."""
 
 
 class InFlight:
-    """What happens once, at any time from now on, but after what it follows."""
+    """An event that happens once, at any later time, after the event that it follows."""
 
     def __init__(self, happen: Callable[[], None], follows: InFlight | None, priority: float) -> None:
         self.happen, self.follows, self.priority = happen, follows, priority
@@ -43,7 +44,7 @@ class _Partition:
 
 
 class Schedule:
-    """The order of one launch of partitions."""
+    """Scheduler of one launch of partitions."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -54,7 +55,7 @@ class Schedule:
         self._over = threading.Event()
 
     def run(self, functions: Sequence[Callable[[], None]]) -> None:
-        """Run all to their ends, and what they have begun. Raises the first error of any."""
+        """Run all partitions and their events to the end. Raises the first error of any."""
         self._partitions = [_Partition(self._random.random()) for _ in functions]
         threads = [
             threading.Thread(target=self._live, args=(partition, function))
@@ -70,13 +71,13 @@ class Schedule:
             raise self._error
 
     def begin(self, happen: Callable[[], None], follows: InFlight | None = None) -> InFlight:
-        """Have something in flight."""
+        """Start an event, and return it."""
         begun = InFlight(happen, follows, self._random.random())
         self._in_flight.append(begun)
         return begun
 
     def finish(self, begun: InFlight) -> None:
-        """Have it happen now, if it has not."""
+        """Make an event happen, if it has not happened yet."""
         if not begun.done:
             if begun.follows is not None:
                 self.finish(begun.follows)
@@ -85,7 +86,7 @@ class Schedule:
             begun.happen()
 
     def others(self, ready: Callable[[], bool] = lambda: True) -> None:
-        """Let others go first, and wait until `ready`. Raises `Stuck` where nothing can make it so."""
+        """Yield to others, and wait until `ready`. Raises `Stuck` if nothing can make it true."""
         me: _Partition = self._own.partition
         me.ready = ready
         if self._random.random() < CHANGES:
@@ -111,10 +112,10 @@ class Schedule:
             self._fail(error)
 
     def _next(self, me: _Partition | None) -> None:
-        """Let whoever has the highest priority go on, and return when it is `me`, or at once for none."""
+        """Resume the partition with the highest priority. Return when that is `me`; at once if `me` is None."""
         while True:
             if self._error is not None:
-                # Each ends as soon as it is its turn.
+                # Each partition ends at its next turn.
                 waiting = [partition for partition in self._partitions if partition is not me]
                 if me is None:
                     self._go(waiting[0] if waiting else None)
@@ -137,7 +138,7 @@ class Schedule:
                 return None
 
     def _go(self, partition: _Partition | None) -> None:
-        """Wake one, or whoever waits for all."""
+        """Wake a partition; None wakes the thread that waits for all."""
         if partition is None:
             self._over.set()
         else:

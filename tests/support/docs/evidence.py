@@ -1,4 +1,4 @@
-"""What verification found besides its cases, as a table of the documentation: from the reports that are checked in."""
+"""Tables of the documentation: the results of random specs, mutants and sanitizers, from checked-in reports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def table() -> str:
-    """Random specs, mutants, sanitizers."""
+    """Random specs, mutants and sanitizers, each with its result."""
     rows = [*_random_specs(), *_mutants(), *_sanitizers(), *repeating.rows(), *large.rows()]
-    return (
-        "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
-        + "\n"
-    )
+    lines = ["| run | result |", "|---|---|", *(f"| {what} | {result} |" for what, result in rows)]
+    return "\n".join(lines) + "\n"
 
 
 def _read(path: str) -> Any:
@@ -35,46 +33,38 @@ def _counted(counts: dict[str, int]) -> str:
 
 def _random_specs() -> Iterator[tuple[str, str]]:
     seeds = _read("tests/fuzzing/seeds.json")
-    yield f"{seeds['tried']} random specs on the CPU", f"{_counted(seeds['outcomes'])}"
-    unmended = f"{len(EXPLAINED)} of them explained in `tests/fuzzing/explained.py`"
-    yield "of these that failed", f"mended since, but for {unmended}"
-    yield (
-        "of these that FlexAttention was asked about",
-        f"{seeds['flexed']}, where it gives what the reference gives",
-    )
-    yield "of these refused, by error", _counted(seeds["refused"])
-    for counts in seeds["before"].values():
-        yield f"{sum(counts.values())} of an earlier generator", f"{_counted(counts)}; all mended since"
+    before: Counter[str] = sum((Counter(counts) for counts in seeds["before"].values()), Counter())
+    explained = f"; {len(EXPLAINED)} explained in `tests/fuzzing/explained.py`" * bool(EXPLAINED)
+    yield f"{seeds['tried']} random specs on the CPU", _counted(seeds["outcomes"]) + explained
+    yield f"{before.total()} random specs of earlier generators", f"{_counted(before)}; all fixed"
+    yield "random specs that FlexAttention can express", f"{seeds['flexed']} agree with the reference"
     cuda = _read("tests/fuzzing/seeds_cuda.json")
-    yield (
-        f"{cuda['tried']} random specs on a GPU",
-        f"{_counted(cuda['outcomes'])}; what failed is mended since",
-    )
+    yield f"{cuda['tried']} random specs on a GPU", f"{_counted(cuda['outcomes'])}; all fixed"
+    expressions = _read("tests/fuzzing/expressions.json")
+    yield f"{expressions['tried']} random expressions", _counted(expressions["outcomes"])
 
 
 def _mutants() -> Iterator[tuple[str, str]]:
     report = _read("tests/mutating/report.json")
-    by_file: dict[str, Counter[str]] = {}
-    by_operator: dict[str, Counter[str]] = {}
-    for file, found in sorted(report.items()):
-        for operator, counts in found["operators"].items():
-            by_file.setdefault(f"of `{file}`", Counter()).update(counts)
-            by_operator.setdefault(f"by {operator}", Counter()).update(counts)
-    total = sum(by_file.values(), Counter())
-    told = Counter(one["on"]["device"] for row in report.values() for one in row["survivors"] if "on" in one)
-    found, unknown = total["killed"] + told.total(), total["gpu"] - told.total()
-    share = f"{found / max(1, found + total['lived']):.1%} of those that change what comes out are found"
-    yield f"{total.total()} mutants", f"{_counted(total)}: {share}" + f", {unknown} not run" * bool(unknown)
-    for device, count in told.items():
+    by_operator = (counts for row in report.values() for counts in row["operators"].values())
+    total: Counter[str] = sum(map(Counter, by_operator), Counter())
+    on_gpu = Counter(
+        one["on"]["device"] for row in report.values() for one in row["survivors"] if "on" in one
+    )
+    found, unknown = total["killed"] + on_gpu.total(), total["gpu"] - on_gpu.total()
+    share = f"{found / max(1, found + total['lived']):.1%} of those that change a result are found"
+    result = f"{_counted(total)}: {share}" + f", {unknown} not run" * bool(unknown)
+    yield f"{total.total()} mutants of {len(report)} files", result
+    for device, count in on_gpu.items():
         yield f"mutants for a GPU, on {device}", f"{count} run and found"
-    for of, counts in (*by_file.items(), *sorted(by_operator.items())):
-        yield f"mutants {of}", _counted(counts)
 
 
 def _sanitizers() -> Iterator[tuple[str, str]]:
-    clean: Counter[tuple[str, str]] = Counter()
+    clean: dict[str, Counter[str]] = {}
     for entry in _read("generated/verified.json")["files"].values():
-        places = (place.partition(" ") for place in entry["records"])
-        clean.update((tool, device) for tool, _, device in places if tool in TOOLS)
-    for (tool, device), count in sorted(clean.items()):
-        yield f"`{tool}` on {device}", f"nothing in {count} files"
+        for tool, _, device in (place.partition(" ") for place in entry["records"]):
+            if tool in TOOLS:
+                clean.setdefault(tool, Counter()).update([device])
+    for tool, devices in sorted(clean.items()):
+        found = (f"{count} files on {device}" for device, count in sorted(devices.items()))
+        yield f"`{tool}`", f"no error in {', '.join(found)}"

@@ -1,1 +1,1 @@
-"""Attention: its references, hard inputs and checks."""
+"""Attention: references, difficult inputs and checks."""

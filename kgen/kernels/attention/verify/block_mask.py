@@ -1,6 +1,6 @@
-"""Checks of block masks: lists against the mask evaluated for every pair, and what a call makes of them.
+"""Checks of block masks: lists against the mask of every pair, and calls with lists.
 
-Each is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kgen.verify.families import Subject, must_refuse
 LENGTHS = (
     *((1, 1), (1, 300), (300, 1), (127, 129), (128, 128), (129, 127), (255, 257), (256, 384), (640, 512)),
     *((300, 900), (0, 5), (5, 0), (0, 0)),
-    (1, 256 * BLOCK_SIZE + 1),  # more blocks than a list takes at once
+    (1, 256 * BLOCK_SIZE + 1),  # more blocks than the kernel for lists reads at once
 )
 LONG = ((513, 1025), (1000, 700), (1024, 1024), (2049, 1500))
-"""Where there is a GPU."""
+"""Further sizes on a GPU."""
 MOST_PAIRS = 2**23
-"""Of a case. Specs that tie the lengths would have 2**30 in that of many blocks, which no reference lists."""
+"""Largest number of pairs of a case. With tied lengths, the case of many blocks would have 2**30 pairs."""
 
 
 def lists_every_pair(subject: Subject) -> None:
-    """Each list names exactly the blocks that have allowed pairs, ascending: those with others too, then those without.
+    """Check that each list has exactly the blocks with allowed pairs: partial, then whole blocks, both ascending.
 
-    So each allowed pair is in one listed block, and a block that is walked without the mask has no other pair.
+    So each allowed pair is in one listed block, and a block without the mask has only allowed pairs.
     """
     for number, (sq, sk) in enumerate(LENGTHS + LONG * (subject.device != "cpu")):
         ints = ("mixed", "runs", "zero", "past")[number % 4]
@@ -46,7 +46,7 @@ def lists_every_pair(subject: Subject) -> None:
 
 
 def build(subject: Subject, inputs: Inputs) -> Any:
-    """The block mask of some inputs, by the emitted function."""
+    """Return the block mask of some inputs from the emitted function."""
     return _maker(subject, inputs)()
 
 
@@ -84,8 +84,10 @@ def _compare(problem: Problem, inputs: Inputs, got: Any) -> None:
 
 
 def pairs(problem: Problem, inputs: Inputs, b: int, h: int) -> Tensor:
-    """The pairs [SQ, SK] that the mask allows, on the CPU, from the trees as the user wrote them: a score of minus
-    infinity, whatever the score was, is a mask."""
+    """Return the allowed pairs, bool [SQ, SK] on the CPU, from the trees as written.
+
+    A modified score that is always -inf counts as masked.
+    """
     size = inputs.case.sizes
     sq, sk = size["SQ"], size["SK"]
     length = int(inputs.cache["kv_lens"][b]) if "kv_lens" in inputs.cache else sk
@@ -105,7 +107,7 @@ def pairs(problem: Problem, inputs: Inputs, b: int, h: int) -> Tensor:
 
 
 def block_kinds(allowed: Tensor) -> Tensor:
-    """What a mask [SQ, SK] leaves of each block: 0 nothing, 1 a part, 2 all of it; blocks past an end are not whole."""
+    """Return the kind of each block of a mask [SQ, SK]: 0 empty, 1 partial, 2 whole. Blocks past an end are partial."""
     sq, sk = allowed.shape
     rows, columns = -(-sq // BLOCK_SIZE), -(-sk // BLOCK_SIZE)
     padded = torch.zeros(rows * BLOCK_SIZE, columns * BLOCK_SIZE, dtype=torch.int64)
@@ -115,13 +117,13 @@ def block_kinds(allowed: Tensor) -> Tensor:
 
 
 def _listed(kinds: Tensor) -> Tensor:
-    """The columns of each row: those of kind 1, then 2, then 0."""
+    """Return the columns of each row: kind 1, then 2, then 0."""
     order = (kinds == 2).int() + 2 * (kinds == 0).int()
     return order.sort(dim=1, stable=True).indices.int()
 
 
 def reuses_lists(subject: Subject) -> None:
-    """A call with a block mask gives the bits that it gives without; one that does not fit is refused."""
+    """Check that a call returns the same bits with and without a block mask, and refuses a wrong one."""
     inputs = sized(subject.problem, "reuse", 200, 200, subject.device)
     built = build(subject, inputs)
     for (name, value), other in zip(_results(subject, inputs), _results(subject, inputs, built), strict=True):
@@ -140,9 +142,9 @@ def reuses_lists(subject: Subject) -> None:
 
 
 def compiles_with_lists(subject: Subject) -> None:
-    """Compiled with `fullgraph=True`, a call with a block mask and one that makes it give the bits of a plain call.
+    """Check that calls with a block mask return the bits of a plain call under `fullgraph=True`.
 
-    By `aot_eager`: the operators are what is traced, and they are the same for every backend.
+    The backend is `aot_eager`, because the traced operators are the same for every backend.
     """
     inputs = sized(subject.problem, "compiled", 140, 140, subject.device)
     make = _maker(subject, inputs)

@@ -1,4 +1,4 @@
-"""KV caches as a server keeps them: sequences of very different lengths, and pages in no order."""
+"""KV caches as in a server: sequences of very different lengths, and unordered pages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 SPARE = 3
-"""Pages of the pool that no sequence has: they hold NaN."""
+"""Number of unused pages in the pool. They hold NaN."""
 NO_PAGE = 2**30
-"""What the block table says past a sequence's last page: an index that no kernel survives."""
+"""Entry of the block table past a sequence's last page: reading this page faults."""
 
 
 def lengths(batch: int, sk: int, turn: int) -> Tensor:
-    """Keys per sequence, [B] int32: some off any tile, all of them, none, all but one, one, and again.
+    """Return keys per sequence, [B] int32, in a cycle: not a multiple of a tile, all, none, all but one, one.
 
-    They begin at any of these, by the `turn`: which sequence is the longest says nothing. One sequence has all keys.
+    `turn` selects the start of the cycle, so any sequence may be the longest. One sequence has all keys.
     """
     some = (sk // 3 + 1, sk, 0, max(0, sk - 1), 1)
     found = [min(sk, some[(b + turn) % len(some)]) for b in range(batch)] if batch > 1 else [sk] * batch
@@ -22,22 +22,22 @@ def lengths(batch: int, sk: int, turn: int) -> Tensor:
 
 
 def beyond(lens: Tensor, sk: int) -> Tensor:
-    """The keys [B, 1, SK] that a sequence does not have."""
+    """Return the keys past the end of each sequence, bool [B, 1, SK]."""
     return (torch.arange(sk, device=lens.device)[None, :] >= lens[:, None])[:, None]
 
 
 def share_first_page(x: Tensor, size: int) -> Tensor:
-    """x [B, HKV, SK, D] with the same first page in all sequences, as after a common prompt."""
+    """Return x [B, HKV, SK, D] with the same first page in all sequences, as with a common prompt."""
     x = x.clone()
     x[:, :, :size] = x[:1, :, :size]
     return x
 
 
 def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tensor, Tensor]:
-    """x [B, HKV, SK, D] as a pool [pages, size, HKV, D] and a block table [B, n] int32.
+    """Convert x [B, HKV, SK, D] to a pool [pages, size, HKV, D] and a block table [B, n] int32.
 
-    Pages lie in random order; the rest of a last page, and pages that nobody has, are NaN. With `share`, sequences
-    whose first page is whole take that of the first of them.
+    Pages are in random order. Unused pages and the rest of last pages are NaN. With `share`, all sequences with a whole
+    first page use the same one.
     """
     batch, heads, sk, width = x.shape
     n = -(-sk // size)

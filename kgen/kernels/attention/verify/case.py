@@ -1,4 +1,4 @@
-"""A case of an attention kernel: a name, and the few numbers that make one call."""
+"""Cases of attention kernels: a name and the numbers of one call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from itertools import accumulate
 class Case:
     """One call of the kernel.
 
-    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided`,
-    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what
-    unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
-    the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
-    their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
-    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
-    gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
-    `sk`; `tail` the numbers of tokens after them. `unread` puts NaN and infinities into what no visible pair reads.
+    `layout`: one of `LAYOUTS`, for q, k, v and the buffers.
+    `dout`: `contiguous`, `strided`, `expanded` or `none` (gradient through the log-sum-exp only).
+    `ints`: values of unsorted integer and bool buffers. `mixed`, `runs` (of equal numbers along positions), `zero`,
+    `past` (beyond every length) or `wide` (64-bit buffers, also sorted ones, differ in their high halves).
+    `hidden`: rows of K and V that no query sees at any position hold NaN.
+    `edge`: index of the values of run-time parameters.
+    `lse`: return the log-sum-exp, with a gradient through it.
+    `packed`: lengths (queries, keys) of packed sequences; the longest are `sq` and `sk`.
+    `tail`: numbers of tokens after the last sequence.
+    `unread`: buffer elements that no visible pair reads hold NaN and infinities.
     """
 
     name: str
@@ -35,24 +37,24 @@ class Case:
     hidden: bool = False
     edge: int = 0
     learned: tuple[str, ...] = ()
-    """What gradients are asked for; empty for all."""
+    """Names of the required gradients. Empty for all."""
     few: bool = False
-    """As few heads as the spec allows: the case is for its lengths."""
+    """Use as few heads as the spec allows, because only the lengths matter."""
     ties: bool = False
-    """q and k are whole multiples of `magnitude`, so that scores are exact, and tie or lie far apart."""
+    """q and k are integer multiples of `magnitude`, so scores are exact, and equal or far apart."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
     unread: bool = False
 
     @property
     def cu_seqlens(self) -> tuple[list[int], list[int]]:
-        """Where each packed sequence begins among the queries and among the keys, and where the last ends."""
+        """Offsets of the packed sequences in the queries and in the keys, including the end."""
         queries, keys = ([lengths[i] for lengths in self.packed] for i in (0, 1))
         return [0, *accumulate(queries)], [0, *accumulate(keys)]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that buffer shapes and expressions may name."""
+        """Sizes by the names in buffer shapes and expressions."""
         heads = self.heads_kv * self.group
         batch = len(self.packed) or self.batch
         return {"B": batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}

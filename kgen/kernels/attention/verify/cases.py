@@ -1,4 +1,4 @@
-"""The hard cases of attention run on an emitted file, the checks that are its own, and calls to compile."""
+"""Verification of attention: difficult cases on an emitted file, checks, and calls to compile."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay":
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
-    """`forward`, and `backward` where there is one."""
+    """Return `forward`, and `backward` if the spec has it."""
     return ("forward", "backward") if "backward" in problem.passes else ("forward",)
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """The same for each group; block masks are checked with the first."""
+    """Return the names of the cases, the same for each group. `forward` also has the checks of block masks."""
     lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
     return (*(case.name for case in cases(problem, quick)), *lists)
 
 
 def example(subject: Subject, name: str) -> Example:
-    """Forward, with gradients where there are some."""
+    """Return a call with gradients, if the spec has them."""
     problem = subject.problem
     sizes = _DECODED if problem.decodes else _EXAMPLES
     inputs = sized(problem, name, *sizes.get(name, (129, 129)), subject.device)
@@ -53,7 +53,7 @@ def example(subject: Subject, name: str) -> Example:
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
-    """The verdicts on each output of a call: `out` and `lse`, or the gradients for `backward`."""
+    """Return the verdict on each output of a call: `out` and `lse`, or the gradients for `backward`."""
     if name in BLOCK_MASKS:
         BLOCK_MASKS[name](subject)
         return []
@@ -62,7 +62,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 
 def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
-    """The verdicts of one case."""
+    """Return the verdicts of one case."""
     problem, device = subject.problem, subject.device
     inputs = draw(problem, case, device)
     wanted = differentiable(problem, inputs) if group == "backward" else {}
@@ -81,12 +81,12 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
         found = _compare(problem, got, *compared_with(run["out"]), inputs.case.ties)
         return [*found, *_in_another_order(inputs, got), *broken]
 
-    # Gradients of buffers may be summed by atomics; everything else has one order of summation,
+    # Gradients of buffers may be sums of atomics. All others have one order of summation, except dq of the kernel for
+    # all three gradients without deterministic algorithms.
     fixed = {"out", "lse", "dq", "dk", "dv"}
     if not (wanted and _may_sum_dq_by_atomics(subject, inputs)):
         return verdicts(fixed)
-    # but for dq where one kernel has all three gradients, unless PyTorch is asked for deterministic algorithms. Here it
-    # has them however few the keys are.
+    # Here that kernel runs for any number of keys.
     with _in_one_kernel(_names_for_chip(vars(subject.module))):
         found = verdicts(fixed - {"dq"})
     with _deterministic():
@@ -105,8 +105,10 @@ def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
-    """The names that call an emitted file's kernels for one chip: those of the file beside it, or its own. They are its
-    own with a Triton that these kernels are not for, which cannot import them."""
+    """Return the namespace that calls the kernels for one chip: the file with these kernels, or the emitted file.
+
+    With an unsupported Triton version, it is the emitted file, because the kernels cannot be imported.
+    """
     serves = names.get("TRITON") in names.get("GLUON_TRITONS", ())
     beside = names[CHIP.module]() if CHIP is not None and CHIP.module in names and serves else None
     return names if beside is None else vars(beside)
@@ -114,7 +116,7 @@ def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_one_kernel(names: dict[str, Any]) -> Iterator[None]:
-    """One kernel for all three gradients meanwhile, however few the keys are, if the file with these names has it."""
+    """Use one kernel for all three gradients within the context, if the file has it, for any number of keys."""
     chosen = names.get("_in_one_kernel")
     if chosen is None:
         yield
@@ -128,7 +130,7 @@ def _in_one_kernel(names: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _deterministic() -> Iterator[None]:
-    """`torch.use_deterministic_algorithms` meanwhile."""
+    """Set `torch.use_deterministic_algorithms` within the context."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -138,7 +140,7 @@ def _deterministic() -> Iterator[None]:
 
 
 def fits_other_chips(subject: Subject) -> None:
-    """In Triton's interpreter: the tiles of other chips are right too, of other shapes and loaded by TMA."""
+    """Check the tiles of other GPUs in Triton's interpreter: other shapes, and loads by TMA."""
     if subject.device != "cpu" or not hasattr(subject.module, "_tile"):
         return
     names = ["several"] if subject.problem.varlen else ["off-tile", "q-shorter"]
@@ -155,7 +157,7 @@ def fits_other_chips(subject: Subject) -> None:
 
 
 def merges_many_splits(subject: Subject) -> None:
-    """Few queries are right in other splits of the keys than those that fill a device: two, and as many as can be."""
+    """Check decoding with other numbers of splits: two, and the maximum."""
     if not (subject.problem.decodes and hasattr(subject.module, "_splits")):
         return
     for wanted in (2, 128):
@@ -179,7 +181,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 def references(
     problem: Problem, inputs: Inputs, wanted: tuple[str, ...], stored: Tensor | None = None
 ) -> tuple[Result, Result]:
-    """The float64 truth and the eager computation, with gradients of `wanted` where that is not empty.
+    """Return the float64 truth and the eager computation, with gradients of `wanted` if it is not empty.
 
     `stored` is the output that a kernel's backward pass read.
     """
@@ -207,7 +209,7 @@ def references(
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Call the emitted function: its outputs, or the output and gradients (`dq`, ...) where some are wanted."""
+    """Call the emitted function. Return its outputs, or the output and gradients (`dq`, ...) if some are wanted."""
     asks_lse = inputs.dlse is not None
     result = call(subject.function, inputs, **({"return_lse": True} if asks_lse else {}))
     out, lse = result if asks_lse else (result, None)
@@ -221,7 +223,7 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
 
 
 def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[compare.Check]:
-    """Outputs and gradients whose memory has not the order of what they are like: [B, S, H, D] or [B, H, S, D]."""
+    """Yield failures of outputs and gradients whose memory order ([B, S, H, D] or [B, H, S, D]) differs from q or k."""
     like = {"out": inputs.q, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
     for name, x in got.items():
         if inputs.case.layout == "bshd" and name in like and x.dim() == 4 and min(x.shape[1:3]) > 1:
@@ -234,7 +236,7 @@ def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[com
 def _compare(
     problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result, exact: bool
 ) -> list[compare.Check]:
-    """The verdict on each output; scores that are `exact` leave P no error that grows with them."""
+    """Return the verdict on each output. With `exact` scores, the error of P does not grow with them."""
     finite = truth.lse.nan_to_num(0.0, 0.0, 0.0).abs()
     reach = float(finite.max()) if finite.numel() and not exact else 0.0
     allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
@@ -259,8 +261,7 @@ def _compare(
             expected = dtype if source in ("q", "k", "v") else yardstick.grads[source].dtype
             limit = allowed
             if source in buffers:
-                # The rounding of the output, which delta is computed from, is an error of its own in each
-                # row; a gradient that sums over rows averages these.
+                # delta uses the rounded output, an independent error in each row. A sum over rows averages it.
                 summed = max(1.0, truth.lse.numel() / max(1, value.numel()))
                 limit = replace(allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed)))
             common: dict[str, Any] = {"natural": truth.natural.get(source), "empty": empty, "dtype": expected}
@@ -280,10 +281,10 @@ def _compare(
 def _of_its_output(
     name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, common: dict[str, Any]
 ) -> compare.Check:
-    """The verdict on dq or dk without the rounding of the output.
+    """Return the verdict on dq or dk without the rounding of the output.
 
-    `want` and `eager` have the delta of the output that the kernel stored. So the error of a row is one rounding of dS,
-    at most half a unit in the last place of the row's terms.
+    `want` and `eager` use the delta of the output that the kernel stored. The error of a row is then one rounding of
+    dS: half a unit in the last place of the row's terms.
     """
     limit = replace(allowed, row_noise=allowed.unit)
     parts = {"all of it": want}
@@ -295,14 +296,15 @@ def _of_its_output(
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Everything divisible by 16, nothing, and all but rows of buffers: each without and with gradients, and with the
-    log-sum-exp. Where `sizes` say that it is for a package, also all but one operand, and what may have several dtypes,
-    sinks too, in each of them.
+    """Yield calls without and with gradients and log-sum-exp, with different alignments.
+
+    All sizes are divisible by 16, none is, or all except rows of buffers are. With `sizes`, for a package, there are
+    also calls with one unaligned operand, and with each dtype of buffers and sinks.
     """
     dtypes = [DTYPES[d] for d in REALS] if sizes and _open(problem) else [None]
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
         found = _compiled_cases(problem, group, sizes.get("batch", ()))
-        if sizes:  # TMA loads two of q, k and v
+        if sizes:  # two of q, k and v are loaded by TMA
             found += [replace(found[0], name=f"odd-{i}", layout=f"odd-{i}") for i in range(3)]
         for case, dtype in itertools.product(found, dtypes):
             yield case.name, partial(_compile, problem, case, dtype)
@@ -317,7 +319,7 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
         Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided"),
     ]
     if any(len(buffer.shape) > 1 and buffer.shape[-1] == "SK" for buffer in problem.buffers):
-        # TMA loads q, k and v, and not the rows of these.
+        # q, k and v are loaded by TMA; rows of these buffers are not.
         found.append(Case("odd", odd, odd, 2, 2, group))
     if problem.varlen:
         found = [replace(case, packed=((case.sq, case.sk),) * 2) for case in found]
@@ -326,7 +328,7 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
         one_tile = min(length, 16)
         aligned = found[0]
         found.append(replace(aligned, name="one-tile", sq=1, sk=one_tile))
-        # Programs have the query heads of a KV head as rows: of as many as make 16, 32 and 64.
+        # The rows of a tile are query heads of a KV head: numbers that make tiles of 16, 32 and 64.
         queries = dict.fromkeys(max(1, rows // group) for rows in (16, 32, 64))
         found += [
             replace(aligned, name=f"{batch}-of-{sq}-{sk}", batch=batch, heads_kv=1, sq=sq, sk=sk)
@@ -338,7 +340,7 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
 
 
 def _open(problem: Problem) -> list[str]:
-    """The buffers that may have several dtypes."""
+    """Return the buffers that may have several dtypes."""
     return [b.name for b in problem.buffers if len(b.dtypes) > 1] + ["sinks"] * problem.sinks
 
 

@@ -1,6 +1,6 @@
-"""Checks that only attention has: misuse of the launcher, and rows that lie far apart.
+"""Checks of attention: misuse of the launcher, and distant rows.
 
-Each is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
-    """Rows whose elements lie more than 2**31 apart give what they give side by side, gradients too.
+    """Check rows that are more than 2**31 elements apart against adjacent rows, with gradients.
 
-    All tensors share one storage of some 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
+    All tensors share one storage of about 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
     """
     for sq in (129, *([3] if subject.problem.decodes else [])):
         _reaches_far(subject, sq)
     if subject.device == "cuda":
-        torch.cuda.empty_cache()  # other workers want as much
+        torch.cuda.empty_cache()  # other workers need as much
 
 
 def _reaches_far(subject: Subject, sq: int) -> None:
@@ -35,7 +35,7 @@ def _reaches_far(subject: Subject, sq: int) -> None:
     packed = subject.problem.varlen
     tensors = {"q": near.q, "k": near.k, "v": near.v, "dout": near.dout}
     rows = max(t.shape[0 if packed else 2] for t in tensors.values())
-    # The last of 129 rows starts at 1.28 * 2**31; of pages, dimension 2 is the head.
+    # The last of 129 rows starts at 1.28 * 2**31. In pages, dimension 2 is the head.
     step = (2**31 // 100) // 16 * 16
     storage = torch.empty(rows * step, dtype=near.q.dtype, device=subject.device)
     offset, views = 0, {}
@@ -57,7 +57,7 @@ def _reaches_far(subject: Subject, sq: int) -> None:
 
 
 def refuses_misuse(subject: Subject) -> None:
-    """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
+    """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = sized(subject.problem, "misuse", 48, 48, subject.device)
     offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
     right = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **offsets}
@@ -124,7 +124,7 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
 
 
 def keeps_to_its_tensors(subject: Subject) -> None:
-    """Offsets of packed sequences that are wrong have kernels write nothing outside of their tensors, nor hang."""
+    """Check that kernels with wrong offsets write only to their tensors, and end."""
     if not subject.problem.varlen:
         return
     inputs = sized(subject.problem, "offsets", 90, 90, subject.device)
@@ -155,7 +155,7 @@ _NOT_SCALES: dict[str, Any] = {
 
 
 def _without_last_key(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
-    """Buffers of as many keys as there are but one."""
+    """Return the buffers without the last key."""
     cut = {}
     for buffer in problem.buffers:
         value = inputs.buffers[buffer.name]

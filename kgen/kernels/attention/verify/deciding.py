@@ -1,4 +1,4 @@
-"""Lengths at which a mask and a score decide something both ways, however large the constants in them are."""
+"""Lengths at which each decision of a mask and a score goes both ways, for constants of any size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES
 
 SHORT = 24
-"""Few queries beside many keys: some more than masks have tokens that all see."""
+"""Short side of a case: more positions than masks usually show to all queries."""
 NEAR = 130
-"""What plain cases have of queries and of keys. Many queries have as many keys: whole tiles, also behind a window."""
+"""Number of queries and keys of plain cases. Equal numbers give whole tiles, also behind a window."""
 FAR, FAR_TIED = 256 * NEAR, 16 * NEAR
-"""The longest that is tried, with a short side and without one."""
+"""Greatest length of a search, with and without a short side."""
 STEP = 32
-"""How near a length is to the smallest that decides."""
+"""Precision of the smallest deciding length."""
 MARGIN = 173
-"""Positions past that: more than a tile of keys, so that tiles are skipped at that end, and off any tile."""
+"""Positions after the smallest deciding length: more than a tile, and not a multiple of one, so tiles are skipped."""
 
 
 @cache
 def shapes_that_decide(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """The smallest (queries, keys) in which positions decide what they leave undecided in plain cases.
+    """Return the smallest (queries, keys) at which positions decide the nodes that plain cases leave undecided.
 
-    What buffers, run-time params and scores decide is left to what these hold.
+    Decisions of buffers, run-time parameters and scores depend on their values, and are not searched.
     """
     found: dict[tuple[int, int], None] = {}
     for node in (n for tree in problem.trees for n in decisions(tree) if _of_positions(problem, n)):
@@ -43,7 +43,7 @@ def shapes_that_decide(problem: Problem) -> tuple[tuple[int, int], ...]:
                 found[shape] = None
     for sq, sk in tuple(found):
         if problem.decodes and not problem.tied_lengths and sq <= SHORT:
-            found[NEAR // 2 + 3, sk + NEAR // 2] = None  # few queries have kernels of their own
+            found[NEAR // 2 + 3, sk + NEAR // 2] = None  # few queries use the decoding kernels
     return tuple(found)
 
 
@@ -56,7 +56,7 @@ _NAMES = {"q_idx", "kv_idx", "b", "h", "B", "HQ", "HKV", "SQ", "SK", "inf"}
 
 
 def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
-    """Of one side long and the other short, or of both where they are tied."""
+    """Return the smallest shape with one long and one short side, or two equal sides if they are tied."""
 
     def shapes(long: int) -> list[tuple[int, int]]:
         if problem.tied_lengths:
@@ -81,14 +81,14 @@ def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
 
 
 def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
-    """The ways of a node among pairs of the first and of the last positions, whatever buffers hold."""
+    """Return the ways of a node among pairs of the first and last positions, for any values of buffers."""
     params = {p.name: 1 if p.value is None else p.value for p in problem.params}
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": sq, "SK": sk, ANY: max(sq, sk), "b": 0, "h": 0}
     random = torch.Generator().manual_seed(0)
     buffers = {}
     for b in problem.buffers:
         shape = [n if isinstance(n, int) else sizes[n] for n in b.shape]
-        # Integers and truth values are the same everywhere: what they decide does not depend on positions.
+        # Integers and truth values are constant, so their decisions do not depend on positions.
         real = DTYPES[b.dtypes[0]].is_floating_point
         buffers[b.name] = torch.rand(shape, generator=random) if real else torch.ones(shape)
     env = {**sizes, **params, **buffers, "kv_lens": torch.tensor([sk]), "score": 1.0}
@@ -102,7 +102,7 @@ def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
 def ways_taken(
     problem: Problem, node: Node, env: Mapping[str, Any], queries: Tensor, keys: Tensor
 ) -> set[int]:
-    """The ways that a node of the mask or the score takes among pairs of positions in which it decides something."""
+    """Return the ways of a node of the mask or the score among pairs of positions at which it decides."""
     env = {"inf": torch.inf, **env, "q_idx": queries[:, None], "kv_idx": keys[None, :]}
     shape = (len(queries), len(keys))
     shown: Tensor = torch.ones(shape, dtype=torch.bool)

@@ -1,7 +1,6 @@
-"""Hard cases for an attention kernel, drawn from its spec.
+"""Difficult cases for an attention kernel, drawn from its spec.
 
-`draw` turns a `Case` into tensors. The seed is the name of the case, so that a case that failed can be drawn again
-anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ from kgen.verify.tensors import DTYPES, arrange
 class Inputs:
     """The tensors of a case.
 
-    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
-    float32 [B, HQ, SQ] or None; of packed sequences [TQ, HQ, D] and so on, and dlse [HQ, TQ]. `clean_k` and
-    `clean_v` have zeros where `k` and `v` hold NaN for hidden keys: what the reference sees. Where the spec has
-    pages, `k` and `v` are pools of them.
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] have the spec's dtype. dlse is
+    float32 [B, HQ, SQ] or None. Packed sequences have [TQ, HQ, D] etc., and dlse [HQ, TQ]. `clean_k` and `clean_v` are
+    the reference's inputs: zeros instead of NaN in hidden keys. With pages, `k` and `v` are pools.
     """
 
     case: Case
@@ -46,13 +44,13 @@ class Inputs:
     clean_v: Tensor
     buffers: dict[str, Tensor] = field(default_factory=dict)
     params: dict[str, int | float] = field(default_factory=dict)
-    """Every param of the spec, for the reference."""
+    """All parameters of the spec, for the reference."""
     runtime: dict[str, int | float] = field(default_factory=dict)
-    """The params that the emitted function takes."""
+    """The parameters of the emitted function."""
     cache: dict[str, Tensor] = field(default_factory=dict)
-    """`kv_lens` and `block_table`, where the emitted function takes them."""
+    """`kv_lens` and `block_table`, if the emitted function has these arguments."""
     cu_seqlens: tuple[Tensor, ...] = ()
-    """Of packed sequences: int32, of the queries and of the keys."""
+    """Offsets of packed sequences, int32, for queries and keys."""
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -61,18 +59,18 @@ class Inputs:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a kernel must not write to."""
+        """The tensors that a kernel must not write to."""
         named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
         return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
 
 
 NO_TOKENS = Case("no-tokens", 0, 0, batch=2, lse=True, few=True)
-"""Where there have to be as many queries as keys, no other case has none of either."""
+"""The only case without tokens, if the spec requires equal numbers of queries and keys."""
 NO_SEQUENCES = Case("no-sequences", 40, 40, batch=0, lse=True, few=True)
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
-    """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
+    """Return the cases of a spec. `quick` cases are small enough for Triton's interpreter."""
     found: dict[str, Case] = {}
     wanted = (
         packed_cases(problem, quick)
@@ -81,7 +79,7 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     )
     for number, case in enumerate(wanted):
         fitted = fit(problem, case, number)
-        # Promises about lengths can make two shapes the same.
+        # With multiples of lengths, two cases may have the same shape.
         if not any(replace(fitted, name=name) == other for name, other in found.items()):
             found[fitted.name] = fitted
     return tuple(found.values())
@@ -89,7 +87,7 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
 
 def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("tile", 64, 64, batch=2)
-    # Of one key only the log-sum-exp tells the score.
+    # With one key, only the log-sum-exp depends on the score.
     yield Case("one", 1, 1, lse=True)
     yield Case("one-query", 1, 77, lse=True)
     yield Case("one-key", 45, 1, lse=True)
@@ -99,17 +97,17 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("q-shorter", 33, 100, batch=2, heads_kv=2, layout="mixed", dout="strided", lse=True)
     yield Case(
         "q-longer", 130, 66, lse=True
-    )  # a whole tile of queries of which one sees all keys but the last
-    # More heads than share a group of programs.
+    )  # a whole tile of queries; one of them sees all keys except the last
+    # More heads than a group of programs shares.
     yield Case("bshd", 70, 70, batch=2, heads_kv=3, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, batch=2, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
     yield Case("large", 66, 66, heads_kv=4, magnitude=16.0, lse=True)
-    # Of a score far below that of keys past the end, zero.
+    # The score is far below zero, the score of keys past the end.
     yield Case("one-key-large", 45, 1, magnitude=16.0, lse=True)
-    for place in range(3):  # what TMA cannot load is one operand, for one stride
-        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # more queries than are decoded
+    for place in range(3):  # TMA cannot load one operand, because of one stride
+        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # too many queries to decode
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     if problem.exact_scores:
         yield Case("ties", 130, 130, heads_kv=2, magnitude=256.0, ties=True, lse=True)
@@ -120,7 +118,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
         yield Case("ints-past", 70, 70, batch=2, layout="guarded", ints="past")  # no sequence without keys
-        yield Case("ints-far", 20, 160, ints="past", few=True)  # several tiles of keys, none of them masked
+        yield Case("ints-far", 20, 160, ints="past", few=True)  # several tiles of keys without a mask
     if any(b.dtype == "int64" for b in problem.buffers):
         yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
     if problem.block_mask:
@@ -137,7 +135,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
 
 
 def _small_of_parts(problem: Problem) -> Iterator[Case]:
-    """Small cases of what only some specs have: decoding, masks, gradients, sorted buffers."""
+    """Small cases for optional features: decoding, masks, gradients, sorted buffers."""
     if problem.decodes:
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
@@ -145,11 +143,11 @@ def _small_of_parts(problem: Problem) -> Iterator[Case]:
         yield Case("decode-most", 64, 60)
         yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
-        # More tiles of keys than splits are merged at once.
+        # More tiles of keys than splits that are merged at once.
         yield Case("decode-splits", 2, 1300, batch=5, lse=True, few=True)
         yield Case(
             "stepped-again", 70, 34, layout="stepped", few=True
-        )  # past the queries that kernels for few take
+        )  # more queries than decoding kernels support
     if candidates(problem) and (problem.mask_mod is not None or problem.per_batch):
         yield Case("unread", 70, 90, batch=2, heads_kv=2, lse=True, unread=True)
     if "backward" in problem.passes:
@@ -158,12 +156,12 @@ def _small_of_parts(problem: Problem) -> Iterator[Case]:
     if any(b.sorted and b.per_token for b in problem.buffers):
         yield Case(
             "long-documents", 330, 330, ints="runs", few=True
-        )  # with tiles inside of one, and across two
+        )  # tiles inside of one document, and across two
     for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
         yield Case(f"decided-{number}", sq, sk, few=True)
     most = {name: max(edges(problem.trees, name), default=0) for name in "bh"}
     if max(most.values()) > 1:
-        # One past what the mask and the score compare the numbers of sequences and of heads with, and another.
+        # Two more sequences and heads than the constants that their indices are compared with.
         group = 1 if problem.gqa == "any" else int(problem.gqa)
         batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
         yield Case("numbers", 2, 20, batch=batch, heads_kv=-(-heads // group), few=True)
@@ -186,15 +184,15 @@ def _large(problem: Problem, ints: bool) -> Iterator[Case]:
         yield Case("long-blocks", 5000, 4500, heads_kv=2, ints="runs", lse=True)
     yield Case("127", 127, 127, batch=3, heads_kv=2)
     yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
-    yield Case("crowd", 256, 256, batch=16, heads_kv=16)  # of short items, several for each multiprocessor
+    yield Case("crowd", 256, 256, batch=16, heads_kv=16)  # several short items for each multiprocessor
     yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
     yield Case("2048", 2048, 2048, batch=2, heads_kv=2, lse=True)
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
     yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
-    # Tiles of queries past the keys, none of which is masked.
+    # Tiles of queries past the keys, without a mask.
     yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)
-    yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
+    yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # whole tiles of queries see one key more
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
     yield Case("long-broadcast", 513, 1537, batch=3, heads_kv=3, layout="broadcast", dout="expanded")
@@ -210,7 +208,7 @@ def _large(problem: Problem, ints: bool) -> Iterator[Case]:
 
 
 def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
-    """The cases of packed sequences."""
+    """Cases of packed sequences."""
 
     def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
         sq, sk = (max(1, *(pair[i] for pair in lengths)) for i in (0, 1))
@@ -256,13 +254,13 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
 
 
 def fit(problem: Problem, case: Case, number: int) -> Case:
-    """Lengths that keep the spec's promises, and a group of query heads that it allows."""
+    """Fit lengths to the spec's multiples, and the group of query heads to its grouping."""
     sq, sk = case.sq, case.sk
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
     group = (1 if case.few else (1, 2, 3, 4)[number % 4]) if problem.gqa == "any" else int(problem.gqa)
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
-    # SK is what the pages have room for.
+    # SK is the capacity of the pages.
     whole = problem.page_size if problem.reads_sk else None
     multiple = math.lcm(problem.kv_multiple, whole or 1)
     sk = -(-sk // multiple) * multiple
@@ -272,7 +270,7 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
 
 
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
-    """The tensors of a case on a device, the same numbers on every device."""
+    """Return the tensors of a case, with the same values on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     size = case.sizes
     rows, columns = _extents(case)
@@ -293,7 +291,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     cache: dict[str, Tensor] = {}
     if problem.page_size is not None:
         k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
-        # In the page that all sequences share, a key is hidden if it is from all of them.
+        # A key of the shared page is hidden only if all sequences hide it.
         hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
     if problem.per_batch:
         cache["kv_lens"] = kv_lens(case)
@@ -310,7 +308,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size, share=True)
         v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
     if any(case.tail):
-        # Nobody looks at tokens after the last sequence.
+        # Tokens after the last sequence are never read.
         ends = [cu[-1] for cu in case.cu_seqlens]
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
         if dlse is not None:
@@ -320,7 +318,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 
 
 def _extents(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of q and of k without the head dimension: [B, H, S], or [T, H] of packed sequences."""
+    """Return the shapes of q and k without the head dimension: [B, H, S], or [T, H] for packed sequences."""
     size = case.sizes
     if case.packed:
         ends = [cu[-1] for cu in case.cu_seqlens]
@@ -329,7 +327,7 @@ def _extents(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _operands(problem: Problem, case: Case, random: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and dout, contiguous, on the CPU."""
+    """Return q, k, v and dout, contiguous, on the CPU."""
     dtype = DTYPES[problem.dtype]
 
     def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
@@ -345,13 +343,13 @@ def _operands(problem: Problem, case: Case, random: Any) -> tuple[Tensor, Tensor
 
 
 def _buffers(problem: Problem, case: Case, random: Any) -> dict[str, Tensor]:
-    """The buffers of a spec, its sinks among them, contiguous, on the CPU."""
+    """Return the buffers of a spec, including sinks, contiguous, on the CPU."""
     buffers = {
         b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
         for b in problem.buffers
     }
     if problem.sinks:
-        # As large as scores are; the first quarter of the heads has none.
+        # As large as scores. The first quarter of the heads has no sink.
         heads = case.sizes["HQ"]
         none = torch.arange(heads) < heads // 4
         sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
@@ -360,7 +358,7 @@ def _buffers(problem: Problem, case: Case, random: Any) -> dict[str, Tensor]:
 
 
 def _arranged(inputs: Inputs, device: str) -> Inputs:
-    """The same tensors on a device, in the layouts of the case."""
+    """Return the tensors on a device, in the layouts of the case."""
     case, dlse = inputs.case, None if inputs.dlse is None else inputs.dlse.to(device)
     ours = case.layout if case.layout in ("guarded", "stepped") else "contiguous"
     grads = {"strided": "guarded", "none": "contiguous"}.get(case.dout, case.dout)
@@ -381,19 +379,19 @@ def _arranged(inputs: Inputs, device: str) -> Inputs:
 
 
 def kv_lens(case: Case) -> Tensor:
-    """Keys per sequence; the name says with which length they begin."""
+    """Return keys per sequence, int32 [B]. The name selects the first length."""
     return lengths(case.batch, case.sk, len(case.name))
 
 
 def _by_token(dlse: Tensor) -> Tensor:
-    """The same, the heads of a token side by side: autograd makes dense what is not, and keeps what is."""
+    """Return dlse with the heads of a token adjacent. autograd keeps dense gradients, and copies others."""
     return dlse.mT.contiguous().mT
 
 
 def _hidden(
     problem: Problem, case: Case, buffers: Mapping[str, Tensor], params: Mapping[str, int | float]
 ) -> Tensor:
-    """The keys [B, HKV, SK] that the mask hides from every query whatever its position."""
+    """Return the keys that the mask hides at all query positions, bool [B, HKV, SK]."""
     size = case.sizes
     env: dict[str, Any] = {**size, **params, **buffers, "inf": torch.inf}
     env |= {"kv_lens": kv_lens(case)} if problem.per_batch else {}
@@ -408,8 +406,10 @@ def _hidden(
 
 
 def sized(problem: Problem, name: str, sq: int, sk: int, device: str, **more: Any) -> Inputs:
-    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed. `more` is what
-    else the case is."""
+    """Return inputs of about this shape, fitted to the spec. The name is the seed.
+
+    `more` has other fields of the case.
+    """
     template = cases(problem, quick=True)[0]
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
@@ -423,13 +423,13 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str, **more: An
 
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Any:
-    """The emitted function on inputs, as a user calls it."""
+    """Call the emitted function on inputs as a user does."""
     keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
     return function(*inputs.operands, scale=inputs.case.scale, **keywords)
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
-    """What gradients are asked for, by name, switched to require them."""
+    """Return the inputs that need gradients by name, with `requires_grad` set."""
     names = [b.name for b in problem.buffers if b.grad]
     wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
     learned = inputs.case.learned or (*wanted,)

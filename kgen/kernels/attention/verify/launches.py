@@ -1,7 +1,7 @@
-"""What Triton compiled for one launch, an emitted file keeps for later ones: are they what it was compiled for?
+"""Check that kept launches of an emitted file match the calls that reuse them.
 
-Triton compiles for the dtype of a tensor and whether it is aligned, and of a number for whether it is 1, a multiple of
-16, or past 32 bits. A file looks up what it launches by layouts of tensors, which have to tell all of these apart.
+Triton specializes on the dtype and alignment of a tensor, and on numbers that are 1, multiples of 16, or above 32 bits.
+A file looks up its launches by the layouts of tensors, which must distinguish all of these.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.families import Subject
 
 SIZES = ((96, 96, 2, 2), (65, 97, 2, 2), (1, 1, 1, 1), (16, 16, 16, 16))
-"""Of queries, keys, sequences and heads of keys: 1, multiples of 16 and neither, and some beside the same strides."""
+"""Queries, keys, sequences and KV heads: 1, multiples of 16, others, and different sizes with equal strides."""
 
 
 def launches_what_it_compiled_for(subject: Subject) -> None:
-    """Launches that an emitted file takes for alike are of what one kernel was compiled for. No kernel runs.
+    """Check that a kernel is reused only for arguments of its specialization. No kernel runs.
 
-    One tensor after the other is laid out in each way, in calls of few sizes.
+    Each tensor in turn gets each layout, in calls of few sizes.
     """
     names = vars(subject.module)
     if not _kernels(names):
-        return  # the file has nothing for Triton to compile
+        return  # the file has no kernel in Triton
     drawn = [
         sized(subject.problem, "layouts", sq, sk, subject.device, batch=batch, heads_kv=heads)
         for sq, sk, batch, heads in SIZES
@@ -51,22 +51,22 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
 
 
 def columns(x: Tensor) -> Tensor:
-    """Elements of a row lie two apart."""
+    """Put elements of a row two apart."""
     return x.new_empty(*x.shape[:-1], 2 * x.shape[-1])[..., ::2].copy_(x)
 
 
 def rows(x: Tensor, more: int) -> Tensor:
-    """Rows are so many elements apart."""
+    """Put `more` elements between rows."""
     return x.new_empty(*x.shape[:-1], x.shape[-1] + more)[..., :-more].copy_(x)
 
 
 def shifted(x: Tensor) -> Tensor:
-    """The first element is not aligned."""
+    """Misalign the first element."""
     return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
 
 
 def turned(x: Tensor) -> Tensor:
-    """Dimensions lie in memory the other way around."""
+    """Reverse the order of dimensions in memory."""
     around = range(x.dim())[::-1]
     return x.permute(*around).contiguous().permute(*around)
 
@@ -79,14 +79,14 @@ WAYS: tuple[Callable[[Tensor], Tensor], ...] = (
     shifted,
 )
 SAVED = 16
-"""Tensors that a forward pass saves, at most."""
+"""Maximum number of tensors that a forward pass saves."""
 
 
 def _each_laid_out(problem: Problem, inputs: Inputs) -> Iterator[Callable[[Subject], None]]:
-    """Calls as they are, without and with gradients; and with one tensor laid out in one way."""
+    """Yield calls without and with gradients: unchanged, and with one tensor in one other layout."""
     yield partial(_call, inputs)
     for (name, x), way in itertools.product(inputs.tensors.items(), WAYS):
-        # Offsets have to be next to each other, and one number has no strides.
+        # Offsets must be contiguous, and a scalar has no strides.
         if way is shifted or (x.dim() and not name.startswith("cu_seqlens_")):
             yield partial(_call, _with(inputs, name, way(x)))
     if "backward" in problem.passes:
@@ -111,7 +111,7 @@ def _with(inputs: Inputs, name: str, x: Tensor) -> Inputs:
 
 
 def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
-    """A call with gradients, and one without: hooks may hand what was saved over from another place, here one of it."""
+    """Run a call without and with gradients. Saved-tensor hooks return the tensor `moved` at another address."""
     inputs = replace(inputs, **{name: getattr(inputs, name).detach() for name in ("q", "k", "v")})
     asked: Mapping[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
     if subject.backward:
@@ -133,7 +133,7 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
 
 
 def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
-    """What is for Triton to compile."""
+    """Return the functions that Triton compiles."""
     from triton.runtime.jit import KernelInterface
 
     return {name: x for name, x in names.items() if isinstance(x, KernelInterface)}
@@ -141,8 +141,10 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
-    """The file of the subject meanwhile compiles and launches on paper, on the CPU as on a GPU, with some functions
-    replaced by those of another chip."""
+    """Replace compilation and launches of the file by records within the context, on the CPU as on a GPU.
+
+    `as_on` has functions of the file that are replaced, to simulate another GPU.
+    """
     names = vars(subject.module)
     launching: dict[str, Any] = names["_layouts"].__globals__
     wrong: list[threading.ExceptHookArgs] = []
@@ -168,11 +170,11 @@ def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
 
 
 class _Kernel:
-    """A kernel that is compiled on paper."""
+    """A kernel that records its specializations."""
 
     def __init__(self, name: str, kernel: Any) -> None:
         self.name, self.arg_names = name, kernel.arg_names
-        # The interpreter keeps what it was decorated with.
+        # The interpreter keeps the options of the decorator.
         options = vars(kernel).get("kwargs", vars(kernel))
         self.any_number = set(options.get("do_not_specialize") or ())
 
@@ -184,7 +186,7 @@ class _Kernel:
 
 
 class _Compiled:
-    """What it was compiled for, of each argument. Raises `AssertionError` when it is launched with something else."""
+    """Specialization of each argument. A launch with another one raises `AssertionError`."""
 
     def __init__(self, kernel: _Kernel, given: Mapping[str, Any], constants: set[str]) -> None:
         self.kernel, self.constants = kernel, constants

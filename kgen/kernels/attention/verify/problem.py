@@ -1,6 +1,6 @@
-"""What verification and benchmarks need to know of an attention spec, as plain frozen data.
+"""Properties of an attention spec for verification and benchmarks, as plain frozen data.
 
-A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+A `Problem` is pickled for worker processes. It does not depend on the model of the spec.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kgen.spec.common import REALS
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK any`, and `dtype` may be `any`."""
+    """A declared tensor. `shape` has numbers and the names `B HQ HKV SQ SK any`; `dtype` may be `any`."""
 
     name: str
     shape: tuple[int | str, ...]
@@ -29,18 +29,18 @@ class Buffer:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtypes that its tensor may have."""
+        """The allowed dtypes of its tensor."""
         return REALS if self.dtype == ANY else (self.dtype,)
 
     @property
     def per_token(self) -> bool:
-        """Whether it has an entry for each position."""
+        """True if it has an entry for each position."""
         return any(n in ("SQ", "SK") for n in self.shape)
 
 
 @dataclass(frozen=True)
 class Param:
-    """A scalar: a compile-time constant with a `value`, or one that the caller passes at run time."""
+    """A scalar: a compile-time constant with a `value`, or a run-time argument."""
 
     name: str
     type: str
@@ -50,7 +50,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention spec: what is computed, with the trees as the user wrote them."""
+    """An attention spec, with its expression trees as written."""
 
     name: str
     dtype: str
@@ -66,53 +66,53 @@ class Problem:
     fast_math: bool = False
     varlen: bool = False
     sinks: bool = False
-    """One of the `buffers` is then `sinks` [HQ], which no expression reads."""
+    """True if one of the `buffers` is `sinks` [HQ], which no expression reads."""
     score_mod: Node | None = None
     mask_mod: Node | None = None
     aligned_to_end: bool = False
-    """Query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
+    """True if query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
     per_batch: bool = False
-    """The function takes `kv_lens` [B] int32."""
+    """True if the function has an argument `kv_lens`, int32 [B]."""
     block_mask: bool = False
-    """The function walks lists of blocks, and another function makes them."""
+    """True if the function loops over lists of blocks, which another function builds."""
     page_size: int | None = None
-    """The function takes pages of so many positions, and a `block_table`."""
+    """Positions per page, if the function has pages and a `block_table`."""
     kernel: ClassVar[str] = "attention"
     part: ClassVar[str | None] = None
 
     @property
     def runtime_params(self) -> tuple[Param, ...]:
-        """The params that the emitted function takes by keyword."""
+        """The keyword parameters of the emitted function."""
         return tuple(p for p in self.params if p.runtime)
 
     @property
     def trees(self) -> tuple[Node, ...]:
-        """The modifications that there are."""
+        """The trees of `score_mod` and `mask_mod`, if any."""
         return tuple(t for t in (self.score_mod, self.mask_mod) if t is not None)
 
     @property
     def tied_lengths(self) -> bool:
-        """Whether the spec only makes sense for SQ == SK: the emitted launcher requires it."""
+        """True if the emitted launcher requires SQ == SK."""
         return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
 
     @property
     def reads_sk(self) -> bool:
-        """Whether the number of keys is a number that the spec itself uses."""
+        """True if the spec reads the number of keys."""
         return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
 
     @property
     def exact_scores(self) -> bool:
-        """True if backward has P to the last bit, and a score is a product of q and k alone."""
+        """True if backward recomputes P exactly, and a score is only a product of q and k."""
         return self.dtype == "fp32" and self.score_mod is None
 
     @property
     def decodes(self) -> bool:
-        """Whether few queries have kernels of their own."""
+        """True if the spec has decoding kernels for few queries."""
         return "decode" in self.passes or self.page_size is not None
 
     @property
     def key_conjuncts(self) -> tuple[Node, ...]:
-        """The parts of the mask, joined by `and`, that depend on the key but not on the query."""
+        """The conjuncts of the mask that depend on the key, but not on the query."""
         if self.mask_mod is None:
             return ()
         names = [(part, variables(part)) for part in _conjuncts(self.mask_mod)]
@@ -137,7 +137,7 @@ def _has_block_mask(loaded: Any) -> bool:
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    """Return the `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
     return Problem(
         name=spec.name,

@@ -1,8 +1,8 @@
 """Attention on plain PyTorch, from the original expression trees.
 
-`attention` computes in float64: the truth. `eager` computes as someone who writes attention in eager PyTorch
-in the kernel's dtype would: the yardstick for errors. Both walk the tree that the user wrote, so a wrong
-simplification cannot hide, and both take gradients from autograd, never from symbolic derivatives.
+`attention` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtype, for comparison of
+errors. Both evaluate the trees as written, so a wrong simplification cannot hide. Both use gradients of autograd, not
+symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ Place = tuple[int | slice, int]
 
 @dataclass(frozen=True)
 class Result:
-    """What attention gives.
+    """Results of attention.
 
-    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key and has no sink;
-    `dead` [B, HQ, SQ], whether a row sees no key; `seen` [B, HKV, SK], whether any query of the group sees
-    that key; `grads` by name (`q`, `k`, `v` and buffers).
-    `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
-    cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
-    moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
-    the output as it was stored. `shifts` is how far the gradients of q and k move with the output that a kernel stored.
+    `out` [B, HQ, SQ, DV].
+    `lse` [B, HQ, SQ], natural log; -inf for rows without keys and sinks.
+    `dead` [B, HQ, SQ], true for rows without keys.
+    `seen` [B, HKV, SK], true for keys that any query of the group sees.
+    `grads` by name (`q`, `k`, `v` and buffers).
+    `natural`: norms of the rows of each gradient without cancellation. Rounding errors are relative to them.
+    `rounding`: change of each gradient, as a whole, for a relative change of 1 in every element of `out`. Backward
+    computes delta from the stored output.
+    `shifts`: change of the gradients of q and k due to the output that a kernel stored.
     """
 
     out: Tensor
@@ -65,18 +67,18 @@ def attention(
     aligned_to_end: bool = False,
     stored: Tensor | None = None,
 ) -> Result:
-    """Attention and its gradients with everything computed in `dtype`.
+    """Compute attention and its gradients in `dtype`.
 
-    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
-    `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
-    [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` come
-    with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. `kv_lens` [B] says how many
-    keys each sequence has; with `aligned_to_end` the last query is at the position of the last of them. One
-    (b, h) slice is in memory at a time.
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides; HQ is a multiple of HKV.
+    `sinks` [HQ] are logits without a value in the softmax of every row of their head. With `dout` [B, HQ, SQ, DV] and
+    optionally `dlse` [B, HQ, SQ], the result has the gradients of `wanted`: inputs, buffers or `sinks`.
 
-    With `cu_seqlens`, offsets of the queries and of the keys of packed sequences, q is [TQ, HQ, D], k and v
-    [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence. `stored` is the output that a
-    kernel's backward pass read, for `shifts`.
+    Rows without keys have zeros, -inf (or their sink) and zero gradients. `kv_lens` [B] are the numbers of keys. With
+    `aligned_to_end`, the last query is at the position of the last key. One (b, h) slice is in memory at a time.
+
+    `cu_seqlens` are offsets of queries and keys of packed sequences. Then q is [TQ, HQ, D], k and v [TK, HKV, D], lse
+    and dlse [HQ, TQ], and `b` is the index of a sequence. `stored` is the output that a kernel's backward pass read,
+    for `shifts`.
     """
     mods = (score_mod, mask_mod)
     places = (kv_lens, aligned_to_end, cu_seqlens)
@@ -103,11 +105,11 @@ def eager(
     aligned_to_end: bool = False,
     tf32: bool = False,
 ) -> Result:
-    """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
+    """Compute attention with matmuls in the inputs' dtype, modifications and softmax in fp32, and rounded P.
 
-    Scores are float32, as fused kernels have them: rounded to 16 bits, those that are large would leave nothing of P
-    to compare with. With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
-    Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
+    Scores are float32, as in fused kernels: rounded to 16 bits, large scores would make P useless for comparison. With
+    `tf32`, fp32 matmuls round their operands as PyTorch with TF32 does. Gradients are accumulated over slices in fp32
+    and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
     places = (kv_lens, aligned_to_end, cu_seqlens)
@@ -135,13 +137,13 @@ def eager(
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """float32 rounded to the nearest number with ten bits of mantissa, ties away from zero."""
+    """Round float32 to ten bits of mantissa, to nearest, ties away from zero."""
     rounded = ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x)
 
 
 class _Tf32Matmul(torch.autograd.Function):  # type: ignore[misc]
-    """Products of two matrices, forward and backward, whose operands are rounded to TF32; sums are fp32."""
+    """Matrix product with operands rounded to TF32, forward and backward. Sums are fp32."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -162,7 +164,7 @@ def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _WideMatmul(torch.autograd.Function):  # type: ignore[misc]
-    """The float32 product of two matrices, whose gradients are products in the matrices' own dtype."""
+    """Matrix product in float32. Its gradients are products in the dtype of the matrices."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ def _slices(
         seen=torch.zeros(k.shape[:-1], dtype=torch.bool, device=device),
     )
     if sinks is not None:
-        # Which no expression reads: without them the name may be a buffer's or a param's.
+        # No expression reads sinks. Without them, a buffer or parameter may have the name.
         buffers = {**buffers, "sinks": sinks}
         result.lse.copy_(sinks.detach()[:, None])
     differentiate = dout is not None
@@ -252,7 +254,7 @@ def _slices(
             modded = _modified(scores, mods, env, real, first, length)
             visible = modded.detach() > -torch.inf
             if sinks is not None:
-                # One more column, whose row of V is zero.
+                # One more column; its row of V is zero.
                 modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
             p, lse = _softmax(modded)
             out = product(p[:, :sk].to(store), here["v"])
@@ -281,7 +283,7 @@ def _slices(
 
     rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
     result.natural.update(rows)
-    # Few rows do not average what they are off by.
+    # Few rows do not average their errors.
     spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
     result.rounding.update({name: spread * float(total.norm()) for name, total in rounding.items()})
     for name, total in sums.items():
@@ -292,7 +294,7 @@ def _slices(
 def _place(
     b: int, h: int, h_kv: int, cu_seqlens: CuSeqlens | None
 ) -> tuple[dict[str, Place], tuple[int, int | slice]]:
-    """Where a slice of (b, h) lies in q, k and v, and in lse."""
+    """Return the place of a slice (b, h) in q, k and v, and in lse."""
     if cu_seqlens is None:
         return {"q": (b, h), "k": (b, h_kv), "v": (b, h_kv)}, (b, h)
     rows, columns = (slice(ends[b], ends[b + 1]) for ends in cu_seqlens)
@@ -307,7 +309,7 @@ def _modified(
     first: int,
     length: int,
 ) -> Tensor:
-    """The scores [SQ, SK] after both modifications, -inf where masked; query 0 is at position `first`."""
+    """Return the scores [SQ, SK] after both modifications, -inf if masked. Query 0 is at position `first`."""
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
@@ -323,8 +325,8 @@ def _modified(
         mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
-    # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
-    # turn into NaN when autograd multiplies it by zero.
+    # Evaluate visible pairs only: autograd would multiply an infinite derivative of a hidden pair by zero,
+    # which is NaN.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
     env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
     hidden = scores.masked_fill(~mask, -torch.inf)
@@ -334,7 +336,7 @@ def _modified(
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
+    """Return softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
     if scores.shape[1] == 0:
         return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
@@ -347,9 +349,9 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink.
+    """Return the gradient of the scores [SQ, SK], and of a sink, without cancellation in `p * (dp - delta + dlse)`.
 
-    Delta is a sum over the columns of the rounded output: what these are off by is there where they cancel.
+    Delta is a sum over the columns of the rounded output. Its rounding errors remain if the columns cancel.
     """
     dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True).abs()
@@ -365,7 +367,7 @@ def _accumulate(
     cotangents: list[Tensor],
 ) -> None:
     """Add the gradients of one slice to the sums of the whole."""
-    # A log-sum-exp of scores without `score` depends on none of them.
+    # A log-sum-exp of scores that do not read `score` has no gradient.
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     grads = torch.autograd.grad(
         [o for o, _ in pairs],

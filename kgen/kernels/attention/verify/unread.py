@@ -1,4 +1,4 @@
-"""Elements of buffers that no visible pair reads: they may hold anything, and change no result and no gradient."""
+"""Buffer elements that no visible pair reads. Their values must not change results or gradients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.evaluate import evaluate
 
 Lengths = list[tuple[int, int, int]]
-"""Of each sequence: its queries, the keys that there is room for, and its own keys."""
+"""For each sequence: its queries, its capacity of keys, and its keys."""
 ANYTHING = (torch.nan, torch.inf, -torch.inf)
 
 
 def candidates(problem: Problem) -> frozenset[str]:
-    """The float buffers that the score reads, and the mask does not."""
+    """Return the float buffers that the score reads and the mask does not."""
     if problem.score_mod is None:
         return frozenset()
     mask = problem.mask_mod
@@ -30,7 +30,7 @@ def candidates(problem: Problem) -> frozenset[str]:
 def with_anything(
     problem: Problem, buffers: Mapping[str, Tensor], scalars: Mapping[str, Any], lengths: Lengths
 ) -> dict[str, Tensor]:
-    """The buffers with NaN and infinities in place of elements that no visible pair reads."""
+    """Return the buffers with NaN and infinities in elements that no visible pair reads."""
     seen = {name: torch.zeros(buffers[name].shape, dtype=torch.bool) for name in candidates(problem)}
     for env in _visible_pairs(problem, {**buffers, **scalars}, lengths):
         for read in reads(problem.score_mod) if problem.score_mod is not None else ():
@@ -47,7 +47,7 @@ def with_anything(
 
 
 def _visible_pairs(problem: Problem, env: dict[str, Any], lengths: Lengths) -> Iterator[dict[str, Any]]:
-    """For each sequence and head, the positions of the pairs that the mask shows."""
+    """Yield the positions of the visible pairs for each sequence and head."""
     for b, (sq, sk, keys) in enumerate(lengths):
         first = keys - sq if problem.aligned_to_end else 0
         for h in range(env["HQ"]):

@@ -16,7 +16,7 @@ from kgen.verify.tensors import DTYPES
 INT_EDGES = (34, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
 EDGES = max(len(INT_EDGES), len(FLOAT_EDGES))
-"""Number of cases that differ in run-time parameters alone."""
+"""Number of cases that differ only in run-time parameters."""
 
 
 def edge(type_: str, case: Case) -> int | float:
@@ -25,10 +25,12 @@ def edge(type_: str, case: Case) -> int | float:
 
 
 def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], plain: bool = False) -> Tensor:
-    """Values that make sense for what a buffer seems to be, in its own dtype; integers also about what they are
-    `compared` with. Of a `plain` one all heads are alike."""
+    """Return plausible values for a buffer, in its own dtype.
+
+    Integers include values around the constants that they are `compared` with. Heads of a `plain` buffer are equal.
+    """
     longest = max(case.sq, case.sk)
-    # Of an open extent some indices are outside.
+    # With an open extent, some indices are out of range.
     sizes = case.sizes | {ANY: longest // 2 + 2}
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     per_token = buffer.per_token
@@ -39,12 +41,12 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         if not per_token and not plain:
             values *= case.magnitude
         if shape and not per_token and not plain:
-            values[..., ::2] /= 20  # so that in some heads keys tiles away count
+            values[..., ::2] /= 20  # in some heads, distant keys contribute
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         if case.ints == "runs":
             return (torch.arange(shape[-1]) // 270).expand(shape).to(dtype)
-        # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
+        # Document ids 0 0 0 1 1 2 2 2 2 ..., including documents of one token.
         documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
         return (documents - 1) * 2**32 + 5 if wide else documents
     if dtype == torch.uint8:
@@ -54,7 +56,7 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         found = torch.rand(shape, generator=random) < chance
         if case.unread and not per_token:
-            found.view(-1)[0], found.view(-1)[-1] = True, False  # one head or sequence sees nothing
+            found.view(-1)[0], found.view(-1)[-1] = True, False  # one head or sequence has no visible key
         return found
     choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
     values = choice[torch.randint(0, len(choice), shape, generator=random)]
@@ -62,7 +64,7 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
     if wide:
         high = torch.randint(-1, 2, shape, generator=random)
-        # Of lengths: one past the end, one of few, one below zero.
+        # For lengths: one past the end, one small, one below zero.
         values += 2**32 * (high if per_token else (1 - torch.arange(high.numel()) % 3).view(shape))
     if buffer.sorted:
         values = values.sort(-1).values
@@ -74,5 +76,5 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
 
 
 def _dtype(buffer: Buffer, case: Case) -> str:
-    """The dtype of a case's tensor: cases, and buffers of one case, differ in it where it is open."""
+    """Return the dtype of a case's tensor. An open dtype varies between cases and between buffers."""
     return buffer.dtypes[zlib.crc32(f"{case.name} {buffer.name}".encode()) % len(buffer.dtypes)]

@@ -1,1 +1,1 @@
-"""Chunk output: its references, hard inputs and checks."""
+"""Chunk output: references, difficult inputs and checks."""

@@ -1,4 +1,4 @@
-"""The hard cases of chunk_output run on an emitted file, the checks that are its own, and calls to compile."""
+"""Verification of chunk_output: difficult cases on an emitted file, checks, and calls to compile."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
-    """`forward`, and `backward` where there is one."""
+    """Return `forward`, and `backward` if the spec has it."""
     return ("forward", "backward") if "backward" in problem.passes else ("forward",)
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """The same for each group."""
+    """Return the names of the cases, the same for each group."""
     return tuple(case.name for case in cases(problem, quick))
 
 
 def example(subject: Subject, name: str) -> Example:
-    """Forward, with gradients where there are some; of packed sequences as a user calls it, who has no indices."""
+    """Return a call with gradients, if the spec has them. Packed sequences come without `chunk_indices`."""
     problem = subject.problem
     length = 5 if name in ("derivatives", "autocast") else 2 * problem.chunk_size + 5
     inputs = sized(problem, name, length, subject.device)
@@ -57,7 +57,7 @@ def example(subject: Subject, name: str) -> Example:
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
-    """The verdicts on each output of a call: `o`, or the gradients for `backward`."""
+    """Return the verdict on each output of a call: `o`, or the gradients for `backward`."""
     problem, device = subject.problem, subject.device
     (case,) = (case for case in cases(problem, quick=False) if case.name == name)
     inputs = draw(problem, case, device)
@@ -69,7 +69,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 
 def reference(problem: Problem, inputs: Inputs, wanted: tuple[str, ...], *, exact: bool) -> Result:
-    """The float64 truth, or the eager computation; with gradients of `wanted` where that is not empty."""
+    """Return the float64 truth or the eager computation, with gradients of `wanted` if it is not empty."""
     return chunk_output(
         inputs.tensors,
         inputs.chunks,
@@ -119,8 +119,10 @@ def _compare(
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Everything divisible by 16, and nothing: without and with gradients. Where `sizes` say that it is for a package,
-    what is said of packed sequences in all of its dtypes."""
+    """Yield calls without and with gradients, aligned to 16 and not aligned.
+
+    With `sizes`, for a package, offsets and indices of packed sequences have each of their dtypes.
+    """
     length = 4 * problem.chunk_size
     heads = problem.heads or 2
     for case in (

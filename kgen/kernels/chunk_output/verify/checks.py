@@ -1,6 +1,6 @@
-"""Checks that only chunk_output has: misuse of the launcher, and NaN in what a chunk must not see.
+"""Checks of chunk_output: misuse of the launcher, and NaN in data that a chunk must not read.
 
-Each is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from kgen.verify.compare import careful, same_bits, wrong_offsets
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 FAR = 2**31
-"""Elements beyond which an offset has 64 bits."""
+"""Number of elements from which an offset needs 64 bits."""
 
 
 def reaches_far(subject: Subject) -> None:
-    """Sequences, tokens and heads of one tensor that lie more than 2**31 elements apart give what they give side by
-    side, gradients too.
+    """Check sequences, tokens and heads more than 2**31 elements apart against adjacent ones, with gradients.
 
-    Takes 2**32 to 3 * 2**31 elements at a time: 9 to 13 GB in 16 bits, twice that in float32.
+    Needs 2**32 to 3 * 2**31 elements at a time: 9 to 13 GB in 16 bits, twice as much in float32.
     """
     problem = subject.problem
-    # So many tokens that the launcher takes them as far apart as this asks for.
+    # Enough tokens for the launcher to accept these strides.
     lengths = (86, 173) if problem.varlen else (259,)
     batch, heads = 1 if problem.varlen else 2, problem.heads or 2
     near = draw(
@@ -48,12 +47,14 @@ def reaches_far(subject: Subject) -> None:
                 )
             del far, given
             if subject.device == "cuda":
-                torch.cuda.empty_cache()  # other workers want as much
+                torch.cuda.empty_cache()  # other workers need as much
 
 
 def _apart(tensor: Tensor, axis: int) -> Tensor:
-    """A copy in which half of what lies along an axis is `FAR` elements and more from the first, all else as close as
-    can be."""
+    """Return a copy whose second half along an axis is at least `FAR` elements from the first element.
+
+    Other elements are as close as possible.
+    """
     strides, room = [0] * tensor.dim(), 1
     for i in (i for i in reversed(range(tensor.dim())) if i != axis):
         strides[i], room = room, room * tensor.shape[i]
@@ -63,15 +64,15 @@ def _apart(tensor: Tensor, axis: int) -> Tensor:
 
 
 def keeps_sequences_apart(subject: Subject) -> None:
-    """A chunk that is NaN throughout leaves every other chunk as it was, bit for bit, gradients too.
+    """Check that a chunk of NaN does not change a bit of other chunks or their gradients.
 
-    The chunk before it ends in the middle of a tile, so that a load that is not masked would read it.
+    The chunk before it ends in the middle of a tile, so a load without a mask would read NaN.
     """
     problem = subject.problem
     BT, heads = problem.chunk_size, problem.heads or 1
     case = Case("apart", (BT - 3, 2 * BT) if problem.varlen else (3 * BT - 3,), heads=heads)
     clean = draw(problem, case, subject.device)
-    sick = 1  # the chunk that is NaN
+    sick = 1  # index of the chunk of NaN
     rows = clean.chunks.rows[sick][clean.chunks.live[sick]]
 
     def poisoned(name: str, t: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def keeps_sequences_apart(subject: Subject) -> None:
 
 
 def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
-    """The output, and the gradients by the names of their inputs."""
+    """Return the output, and the gradients by the names of their inputs."""
     inputs = replace(inputs, tensors={n: t.detach() for n, t in inputs.tensors.items()})
     wanted = differentiable(subject.problem, inputs) if subject.backward else {}
     o = call(subject.function, inputs)
@@ -113,7 +114,7 @@ def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def takes_spare_chunks(subject: Subject) -> None:
-    """States and chunk_indices may be longer than the sequences need; spare states get zero gradients."""
+    """Check states and chunk_indices that are longer than necessary. Spare states get zero gradients."""
     if not subject.problem.varlen:
         return
     inputs = sized(subject.problem, "spare", 3 * subject.problem.chunk_size, subject.device)
@@ -133,7 +134,7 @@ def takes_spare_chunks(subject: Subject) -> None:
 
 
 def keeps_to_its_tensors(subject: Subject) -> None:
-    """Offsets and indices of chunks that are wrong have kernels write nothing outside of their tensors, nor hang."""
+    """Check that kernels with wrong offsets and chunk indices write only to their tensors, and end."""
     if not subject.problem.varlen:
         return
     inputs = sized(subject.problem, "offsets", subject.problem.chunk_size + 5, subject.device)
@@ -154,7 +155,7 @@ def keeps_to_its_tensors(subject: Subject) -> None:
 
 
 def finds_chunks(subject: Subject) -> None:
-    """Chunks are found of more sequences than a program looks at together, and of sequences with as many chunks."""
+    """Check chunks of more sequences than a program reads at once, and of sequences with as many chunks."""
     if not (subject.problem.varlen and hasattr(subject.module, "_chunk_indices")):
         return
     size = subject.problem.chunk_size
@@ -172,7 +173,7 @@ def finds_chunks(subject: Subject) -> None:
 
 
 def refuses_misuse(subject: Subject) -> None:
-    """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
+    """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = sized(subject.problem, "misuse", 3 * subject.problem.chunk_size, subject.device)
     right, wrong = {**inputs.tensors, **inputs.keywords}, _misuses(subject, inputs)
     must_refuse({what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()})

@@ -1,7 +1,6 @@
-"""Hard cases for a chunk_output kernel, drawn from its spec.
+"""Difficult cases for a chunk_output kernel, drawn from its spec.
 
-A `Case` is a name and the few numbers that make it; `draw` turns it into tensors. The seed is the name of the
-case, so that a case that failed can be drawn again anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from kgen.verify.tensors import DTYPES, arrange
 class Case:
     """One call of the kernel.
 
-    `lengths` are those of packed sequences; a spec without `cu_seqlens` takes their sum as one, in `batch` rows.
-    `layout` is one of `LAYOUTS`, for every tensor; `do` is `contiguous`, `strided` or `expanded`. `gate` is how far the
-    gate falls over a chunk, in powers of its base. `indices` passes chunk_indices too, in int64.
+    `lengths` are the lengths of packed sequences. A spec without `cu_seqlens` uses their sum, in `batch` rows. `layout`
+    is one of `LAYOUTS`, for every tensor. `do` is `contiguous`, `strided` or `expanded`. `gate` is the decay over a
+    chunk, in powers of its base. `indices` also passes chunk_indices, in int64.
     """
 
     name: str
@@ -40,12 +39,12 @@ class Case:
     scale: float | None = None
     indices: bool = False
     tail: int = 0
-    """Tokens after the last packed sequence, which hold NaN and give zeros."""
+    """Number of tokens after the last packed sequence. They hold NaN, and their outputs are zero."""
 
 
 @dataclass
 class Inputs:
-    """The tensors of a case: `tensors` by the emitted function's names, `do` [B, T, HV, V], and what is not learned."""
+    """The tensors of a case: `tensors` by argument name, `do` [B, T, HV, V], and arguments without gradients."""
 
     case: Case
     chunks: Chunks
@@ -55,7 +54,7 @@ class Inputs:
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
-    """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
+    """Return the cases of a spec. `quick` cases are small enough for Triton's interpreter."""
     found: dict[str, Case] = {}
     for case in _wanted(problem, quick):
         fitted = (
@@ -76,7 +75,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("off-chunk", (2 * BT + 3,), batch=2, indices=True)
     yield Case("short", (1, 2, 0, BT - 1, 3), do="strided", indices=True)
     yield Case("empty-at-the-ends", (0, BT + 1, 0, 0), do="expanded")
-    # Fewer tokens after the last sequence than the chunks have room for, and several times as many.
+    # Tokens after the last sequence: fewer than the chunks have room for, and several times as many.
     yield Case("tail", (BT + 3, 2), tail=BT - 9, do="strided", layout="guarded")
     yield Case("long-tail", (5,), tail=2 * BT + 7, indices=True)
     yield Case("tail-alone", (0, 0), tail=3)
@@ -94,7 +93,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("ragged", tuple(range(1, 24 * 17, 17)), heads=2, indices=True)
     yield Case("many-short", (3, 0, 1, 7, 2, 0, 5) * 40, heads=2)
     yield Case("long", (2048, 1999), batch=2, heads=2, scale=1.0)
-    # Gradients grow with the cube of it: at 16 they would not fit in fp16.
+    # Gradients grow with the cube of the magnitude: at 16 they overflow fp16.
     yield Case("large", (777, 1), heads=2, magnitude=16.0 if problem.dtype == "bf16" else 6.0)
     yield Case("long-guarded", (513, 300), batch=2, heads=3, layout="guarded", do="expanded")
     yield Case("offset", (400,), layout="offset", do="strided")
@@ -102,7 +101,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
 
 
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
-    """The tensors of a case on a device, the same numbers on every device."""
+    """Return the tensors of a case, with the same values on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     dtype, gate = DTYPES[problem.dtype], DTYPES[problem.gate_dtype]
     B, T, BT = case.batch, sum(case.lengths) + case.tail, problem.chunk_size
@@ -117,7 +116,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     found = {"q": normal(B, T, H, K), "k": normal(B, T, H, K), "v": normal(B, T, HV, V)}
     state = (K, V) if problem.state_layout == "kv" else (V, K)
     found["h"] = normal(B, NT, HV, *state, kind=DTYPES[problem.state_dtype])
-    # Gates fall from the start of each chunk on, by steps of different size.
+    # Gates decay from the start of each chunk, in steps of different size.
     steps = torch.rand(B * NT, BT, HV, generator=random) * (2 * case.gate / BT)
     falls = torch.zeros(B, T, HV)
     rows = chunks.batch[:, None].expand_as(chunks.rows)[chunks.live], chunks.rows[chunks.live]
@@ -153,16 +152,16 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 
 
 def sized(problem: Problem, name: str, length: int, device: str) -> Inputs:
-    """Inputs of that many tokens (two sequences where they are packed); the name is the seed."""
+    """Return inputs of `length` tokens, in two sequences if they are packed. The name is the seed."""
     lengths = (length // 3, length - length // 3) if problem.varlen else (length,)
     return draw(problem, Case(name, lengths, heads=problem.heads or 1, indices=True), device)
 
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Tensor:
-    """The emitted function on inputs, as a user calls it."""
+    """Call the emitted function on inputs as a user does."""
     return function(**inputs.tensors, **inputs.keywords, **more)
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
-    """What gradients are asked for, by name, switched to require them: all but the constant g_gamma."""
+    """Return the inputs that need gradients by name, with `requires_grad` set: all except g_gamma."""
     return {n: t.requires_grad_() for n, t in inputs.tensors.items() if n != "g_gamma"}

@@ -1,6 +1,6 @@
-"""What verification and benchmarks need to know of a chunk_output spec, as plain frozen data.
+"""Properties of a chunk_output spec for verification and benchmarks, as plain frozen data.
 
-A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+A `Problem` is pickled for worker processes. It does not depend on the model of the spec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kgen.expr.nodes import Node, reads
 
 @dataclass(frozen=True)
 class Problem:
-    """A chunk_output spec: what is computed, with the decay as the user wrote it."""
+    """A chunk_output spec, with the tree of the decay as written."""
 
     name: str
     dtype: str
@@ -25,7 +25,7 @@ class Problem:
     heads: int | None = None
     heads_v: int | None = None
     group: int | None = None
-    """HV / H, where the spec says it; `heads` and `heads_v` likewise."""
+    """HV / H, if the spec fixes it; `heads` and `heads_v` likewise."""
     decay: Node | None = None
     gate_base: str | int = "e"
     state_layout: str = "kv"
@@ -37,18 +37,18 @@ class Problem:
 
     @property
     def gates(self) -> tuple[str, ...]:
-        """The gates that the emitted function takes, of `g` and `g_gamma`, in its order."""
+        """The gates among the arguments of the emitted function, of `g` and `g_gamma`, in order."""
         read = {r.buffer for r in reads(self.decay)} if self.decay is not None else set()
         return tuple(name for name in ("g", "g_gamma") if name in read)
 
     @property
     def padded(self) -> bool:
-        """Whether v is laid out in whole chunks."""
+        """True if v is stored in whole chunks."""
         return self.v_layout == "chunk_padded"
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    """Return the `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
     return Problem(
         name=spec.name,

@@ -1,8 +1,8 @@
-"""The output step of chunked linear attention on plain PyTorch, from the decay as the user wrote it.
+"""The output step of chunked linear attention on plain PyTorch, from the decay as written.
 
-With `real=float64` it is the truth; with fp32 and matrix products in the inputs' dtype it is what someone who writes
-it in eager PyTorch gets: the yardstick for errors. Gradients are autograd's, never symbolic ones. Formula: Yang et al.,
-"Gated Delta Networks" (arXiv:2412.06464), section 3.3, and `chunk_fwd_o` of flash-linear-attention for the names.
+With `real=float64` it computes the truth. In fp32, with matrix products in the inputs' dtype, it computes as eager
+PyTorch, for comparison of errors. Gradients come from autograd. Formula: Yang et al., "Gated Delta Networks"
+(arXiv:2412.06464), section 3.3. Names: `chunk_fwd_o` of flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kgen.expr.nodes import Node, Read, Type, Var, substitute
 from kgen.verify.evaluate import evaluate
 
 NAMES = ("q", "k", "v", "h", "g", "g_gamma")
-"""The inputs that are tensors of real numbers, by the names of flash-linear-attention; `h` are the states."""
+"""Names of the inputs with real numbers, as in flash-linear-attention. `h` are the states."""
 
 VALUES: dict[Node, Node] = {
     Read("g", (Var("i", Type.INT),), Type.FLOAT): Var("g", Type.FLOAT),
@@ -29,16 +29,16 @@ VALUES: dict[Node, Node] = {
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the tokens of each chunk are: `rows` [NT, BT] in a row of T tokens, and whether they are `live`."""
+    """Tokens of each chunk: their index in a row of T tokens, `rows` [NT, BT], and `live` [NT, BT] if they exist."""
 
     batch: Tensor
-    """[NT], the row of the batch."""
+    """Row of the batch, [NT]."""
     rows: Tensor
     live: Tensor
 
 
 def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "cpu") -> Chunks:
-    """The chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
+    """Return the chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
     starts: list[int] = []
     stops: list[int] = []
     begin = 0
@@ -56,16 +56,16 @@ def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "
 
 
 def chunk_indices_of(lengths: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """(sequence, chunk inside the sequence) of every chunk: `chunk_indices` as flash-linear-attention has it."""
+    """Return (sequence, chunk in the sequence) of every chunk, as `chunk_indices` of flash-linear-attention."""
     return [(n, c) for n, length in enumerate(lengths) for c in range(-(-length // size))]
 
 
 @dataclass(frozen=True)
 class Result:
-    """`o` [B, T, HV, V] and the gradients by name. `natural` [B, T, HV] is what dg would be if nothing cancelled.
+    """The output `o` [B, T, HV, V] and gradients by name. `natural` [B, T, HV] is dg without cancellation.
 
-    `from_states` has the term that comes from the states, of `o` and of the gradients that have two terms. The other
-    term comes from the tokens of the chunk.
+    `from_states` has the term of the states in `o` and in gradients with two terms. The other term comes from the
+    tokens of the chunk.
     """
 
     o: Tensor
@@ -87,11 +87,11 @@ def chunk_output(
     do: Tensor | None = None,
     wanted: Sequence[str] = (),
 ) -> Result:
-    """The output, and with `do` the gradients of the inputs in `wanted`.
+    """Return the output, and with `do` the gradients of the inputs in `wanted`.
 
-    `inputs` are q and k [B, T, H, K], v [B, T, HV, V] (or [B, NT * BT, HV, V] where `padded`), h
-    [B, NT, HV, K, V] (or [B, NT, HV, V, K]), g [B, T, HV] and g_gamma [HV] where `decay` reads them; `exact` computes
-    in float64. What lies in the padding of v does not count, NaN neither.
+    `inputs` are q and k [B, T, H, K], v [B, T, HV, V] (`padded`: [B, NT * BT, HV, V]), h [B, NT, HV, K, V] or
+    [B, NT, HV, V, K], and g [B, T, HV] and g_gamma [HV] if `decay` reads them. `exact` computes in float64. The padding
+    of v, which may hold NaN, has no effect.
     """
     q = inputs["q"]
     store, real = (torch.float64, torch.float64) if exact else (q.dtype, torch.float32)
@@ -126,14 +126,14 @@ def _output(
     real: Any,
     do: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output, `natural` and the term of the output that comes from the states."""
+    """Return the output, `natural`, and the term of the states in the output."""
     (B, T, H, K), HV, V = t["q"].shape, t["v"].shape[2], t["v"].shape[3]
     BT, store = chunks.rows.shape[1], t["q"].dtype
     scale = K**-0.5 if scale is None else scale
     live = chunks.live[:, :, None, None]  # [NT, BT, 1, 1]
 
     def tokens(x: Tensor) -> Tensor:
-        """[B, T, heads, ...] -> [NT, heads, BT, ...], zero where a chunk has no token."""
+        """Convert [B, T, heads, ...] to [NT, heads, BT, ...], with zeros for missing tokens."""
         found = x[chunks.batch[:, None], chunks.rows]
         return torch.where(live.reshape(*live.shape[:2], *[1] * (x.ndim - 2)), found, 0).transpose(1, 2)
 
@@ -150,10 +150,8 @@ def _output(
         env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
         exponent = evaluate(substitute(decay, VALUES), env, torch, real)
         exponent = exponent * (1.0 if base == "e" else math.log(2.0))
-        exponent = exponent.expand(
-            torch.broadcast_shapes(exponent.shape, (HV, BT))
-        )  # also where it is one number
-    # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
+        exponent = exponent.expand(torch.broadcast_shapes(exponent.shape, (HV, BT)))  # also if it is a scalar
+    # Rows past the end have no exponent: their difference to a small gate would overflow.
     pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
     gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()
     start = exponent.exp()[..., None]
@@ -173,7 +171,7 @@ def _output(
 
 
 def _scatter(x: Tensor, chunks: Chunks, B: int, T: int) -> Tensor:
-    """[NT, BT, ...] -> [B, T, ...]; every token is in one chunk."""
+    """Convert [NT, BT, ...] to [B, T, ...]. Every token is in one chunk."""
     out = torch.zeros(B, T, *x.shape[2:], dtype=x.dtype, device=x.device)
     rows = chunks.batch[:, None].expand_as(chunks.rows)[chunks.live], chunks.rows[chunks.live]
     return out.index_put(rows, x[chunks.live])

@@ -1,1 +1,1 @@
-"""Norms: their references, hard inputs and checks."""
+"""Norms: references, difficult inputs and checks."""

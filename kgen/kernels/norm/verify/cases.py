@@ -1,4 +1,4 @@
-"""The hard cases of norms run on an emitted file, the checks that are their own, and calls to compile."""
+"""Verification of norms: difficult cases on an emitted file, checks, and calls to compile."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
 
 MANY = 140
-"""Programs, more than twice as many as parts of a sum are added up at once."""
+"""Number of programs: more than twice the number of partial sums that are added at once."""
 
 
 def sums_many_parts(subject: Subject) -> None:
-    """In Triton's interpreter: results are right with one program, and with so many that their sums take rounds."""
+    """Check results in Triton's interpreter with one program, and with several rounds of partial sums."""
     if subject.device != "cpu" or not hasattr(subject.module, "_schedule"):
         return
     schedule = subject.module._schedule
@@ -44,7 +44,7 @@ def sums_many_parts(subject: Subject) -> None:
 
         def scheduled(*args: Any, wanted: int = wanted) -> tuple[int, int, Any]:
             groups, programs, constants = schedule(*args)
-            # Tiles of one row: a part without rows would add nothing.
+            # Tiles of one row, so that each part has rows.
             alone = {"ROWS": 1} if "PARTS" in constants else {}
             return wanted, programs // max(1, groups) * wanted, {**constants, **alone}
 
@@ -62,17 +62,17 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
-    """`forward`, and `backward` where there is one."""
+    """Return `forward`, and `backward` if the spec has it."""
     return ("forward", "backward") if "backward" in problem.passes else ("forward",)
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """The same for each group."""
+    """Return the names of the cases, the same for each group."""
     return tuple(case.name for case in cases(problem, quick))
 
 
 def example(subject: Subject, name: str) -> Example:
-    """Forward, with gradients where there are some."""
+    """Return a call with gradients, if the spec has them."""
     problem = subject.problem
     inputs = sized(problem, name, subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
@@ -81,7 +81,7 @@ def example(subject: Subject, name: str) -> Example:
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
-    """The verdicts on each output of a call, or on the gradients for `backward`."""
+    """Return the verdict on each output of a call, or on the gradients for `backward`."""
     problem, device = subject.problem, subject.device
     (case,) = (case for case in cases(problem, quick=False) if case.name == name)
     inputs = draw(problem, case, device)
@@ -92,7 +92,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 
 def _references(problem: Problem, inputs: Inputs, backward: bool) -> tuple[Result, Result]:
-    """The float64 truth and the eager computation, with gradients for `backward`."""
+    """Return the float64 truth and the eager computation, with gradients for `backward`."""
     options: dict[str, Any] = {"eps": inputs.eps, "params": inputs.params, "scale": inputs.scale}
     if backward:
         options["cotangents"] = inputs.cotangents
@@ -100,7 +100,7 @@ def _references(problem: Problem, inputs: Inputs, backward: bool) -> tuple[Resul
 
 
 def _outputs(subject: Subject, inputs: Inputs, backward: bool) -> dict[str, Tensor]:
-    """Call the emitted function: its outputs, or the gradients (`dx`, ...)."""
+    """Call the emitted function. Return its outputs, or the gradients (`dx`, ...)."""
     problem = subject.problem
     wanted = differentiable(problem, inputs) if backward else {}
     outputs = call(problem, subject.function, inputs)
@@ -142,7 +142,7 @@ def _compare(
 
 
 def _terms(problem: Problem, truth: Result, scale: Tensor | None) -> Tensor | None:
-    """The norms of the rows of a quantized output before anything cancels; None if something else is rounded, too."""
+    """Return the row norms of a quantized output before cancellation. None if other values are rounded, too."""
     if not problem.quantize or problem.fast_math or problem.round_x_hat or problem.residual == "in_out":
         return None
     step = truth.outputs["scale"].squeeze(-1) if "scale" in truth.outputs else scale
@@ -152,8 +152,10 @@ def _terms(problem: Problem, truth: Result, scale: Tensor | None) -> Tensor | No
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Every row of the tile tables, with everything divisible by 16, and one width with nothing so; where `sizes` say
-    that it is for a package, also without a gradient of the returned h."""
+    """Yield calls for every row of the tile tables, with sizes divisible by 16, and one unaligned call.
+
+    With `sizes`, for a package, there are also calls without a gradient of the returned h.
+    """
     every = sizes.get("width", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536))
     widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
     given = sizes.get("heads", (8,)) if problem.heads == "any" else (int(problem.heads or 0),)
@@ -169,7 +171,7 @@ def compile_calls(
 def _compile(problem: Problem, case: Case, function: Any) -> None:
     inputs = draw(problem, case, "cpu")
     if case.layout == "contiguous":
-        # Vectors are drawn with an offset.
+        # Vectors are drawn with an offset; copies are aligned.
         operands, cotangents = (
             {name: x.clone() for name, x in some.items()} for some in (inputs.operands, inputs.cotangents)
         )

@@ -1,6 +1,6 @@
-"""Checks that only norms have: misuse of the launcher, and rows that lie far apart.
+"""Checks of norms: misuse of the launcher, and distant rows.
 
-Each is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
-    """Rows that begin more than 2**31 elements apart give what they give side by side, gradients too.
+    """Check rows that are more than 2**31 elements apart against adjacent rows, with gradients.
 
-    All tensors share one storage of some 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
+    All tensors share one storage of about 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
     """
     problem = subject.problem
     near = sized(problem, "far", subject.device)
@@ -51,7 +51,7 @@ def reaches_far(subject: Subject) -> None:
 
 
 def refuses_misuse(subject: Subject) -> None:
-    """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
+    """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = sized(subject.problem, "misuse", subject.device)
     calls = {}
     for what, wrong in _misuses(subject, inputs).items():

@@ -1,7 +1,6 @@
-"""Hard cases for a norm, drawn from its spec.
+"""Difficult cases for a norm, drawn from its spec.
 
-A `Case` is a name and the few numbers that make it; `draw` turns it into tensors. The seed is the name of the case,
-so that a case that failed can be drawn again anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from kgen.verify.tensors import DTYPES, arrange
 INT_EDGES = (3, 1, 40)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
 MAX_WIDTH_OF_HEADS = 16384
-"""Wider rows are drawn with heads only where the spec has no others."""
+"""Greatest width of cases with heads, unless the spec only has greater ones."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One call of the kernel: x is [*rows, width], or with heads [*rows, heads, width].
 
-    `layout` is one of `LAYOUTS`, for x and what is shaped as it; `dout` is `contiguous`, `strided` or `expanded`.
-    `content` is `normal`, `constant` (each row one number), `zero` or `zero-weight`. `scale` multiplies x and the
+    `layout` is one of `LAYOUTS`, for x and tensors of its shape. `dout` is `contiguous`, `strided` or `expanded`.
+    `content` is `normal`, `constant` (one number per row), `zero` or `zero-weight`. `scale` multiplies x and the
     residual.
     """
 
@@ -44,9 +43,9 @@ class Case:
     scale: float = 1.0
     eps: float | None = None
     h: bool = True
-    """Whether a gradient comes through the returned h, and not through out alone."""
+    """True if a gradient also comes through the returned h."""
     edge: int = 0
-    """Which of their edges run-time params have."""
+    """Index of the edge values of run-time parameters."""
 
 
 @dataclass
@@ -59,19 +58,19 @@ class Inputs:
     scale: Tensor | None
     cotangents: dict[str, Tensor]
     params: dict[str, int | float] = field(default_factory=dict)
-    """Every param of the spec, for the reference."""
+    """All parameters of the spec, for the reference."""
     runtime: dict[str, int | float] = field(default_factory=dict)
-    """The params that the emitted function takes."""
+    """The parameters of the emitted function."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a kernel must not write to."""
+        """The tensors that a kernel must not write to."""
         scale = {} if self.scale is None else {"scale": self.scale}
         return {**self.operands, **scale, **{f"d{n}": c for n, c in self.cotangents.items()}}
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
-    """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
+    """Return the cases of a spec. `quick` cases are small enough for Triton's interpreter."""
     found: dict[str, Case] = {}
     for number, case in enumerate(_wanted(quick)):
         fitted = _fit(problem, replace(case, edge=number if problem.runtime_params else 0), number)
@@ -102,7 +101,7 @@ def _wanted(quick: bool) -> Iterator[Case]:
     yield Case("tiny-without-eps", 512, (7,), scale=1e-4, eps=1e-20)
     yield Case("out-alone", 256, (6,), h=False)
     yield Case("wide", 4095, (5,))
-    yield Case("few-16390", 16390, (2,))  # by several programs, where these can wait for each other
+    yield Case("few-16390", 16390, (2,))  # shared by several programs, if they can wait for each other
     if quick:
         return
     for width in (64, 128, 257, 512, 1000, 1024, 2048, 4095, 4096, 5120, 8192, 12288, 14336, 16384):
@@ -119,14 +118,14 @@ def _wanted(quick: bool) -> Iterator[Case]:
 
 
 def _fit(problem: Problem, case: Case, number: int) -> Case | None:
-    """A width that the spec allows, heads where it has them. None for a case of widths that the spec does not have."""
+    """Fit a case to the widths and heads of the spec. Return None for a case of other widths."""
     width, wide = case.width, case.name.startswith(("width-", "few-", "wide-"))
     if problem.widths and width not in problem.widths:
         if wide and (width > 2 * max(problem.widths) or "few" in case.name):
             return None
         width = problem.widths[number % len(problem.widths)]
         if width > 4096:
-            # A case for narrow rows: few of the wide ones.
+            # The case is for narrow rows: use few wide ones.
             case = replace(case, rows=tuple(min(n, 3) for n in case.rows))
     if problem.heads is None:
         return replace(case, width=width, heads=0)
@@ -137,7 +136,7 @@ def _fit(problem: Problem, case: Case, number: int) -> Case | None:
 
 
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
-    """The tensors of a case on a device, the same numbers on every device."""
+    """Return the tensors of a case, with the same values on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     shape = (*case.rows, *([case.heads] if case.heads else []), case.width)
     shapes = {"element": shape, "row": shape[:-1], "column": shape[-2:] if case.heads else shape[-1:]}
@@ -171,7 +170,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 def _values(
     name: str, dtype: str, shape: tuple[int, ...], case: Case, random: Any, compared: tuple[int, ...]
 ) -> Tensor:
-    """Values that make sense for an operand, in its own dtype; integers also about what they are `compared` with."""
+    """Return plausible values of an operand, in its dtype. Integers include those around `compared` constants."""
     kind = DTYPES[dtype]
     if not kind.is_floating_point:
         choice = torch.tensor(sorted({0, 1, *compared} if kind != torch.bool else {0, 1}))
@@ -185,20 +184,20 @@ def _values(
     if name in ("x", "residual"):
         if case.content in ("constant", "zero"):
             values = values[..., :1].expand(shape) * (case.content == "constant")
-        # A mean that is not zero, so that forgetting it shows.
+        # The mean is not zero, so that a kernel without it fails.
         values = (values + (0.0 if case.content == "zero" else 0.5)) * case.scale
     return values.to(kind)
 
 
 def sized(problem: Problem, name: str, device: str) -> Inputs:
-    """A small plain call; the name is the seed."""
+    """Return inputs of a small plain call. The name is the seed."""
     width = problem.widths[0] if problem.widths else 96
     (case,) = (c for c in cases(problem, quick=True) if c.name == "plain")
     return draw(problem, replace(case, name=name, width=width, rows=(13 if width <= 4096 else 3,)), device)
 
 
 def arguments(problem: Problem, inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """What a user passes: by position, and by keyword."""
+    """Return the positional and the keyword arguments of a call."""
     by_name = dict(inputs.operands)
     args = tuple(by_name.pop(n) for n in problem.positional)
     scale = {} if inputs.scale is None else {"scale": inputs.scale}
@@ -206,7 +205,7 @@ def arguments(problem: Problem, inputs: Inputs) -> tuple[tuple[Tensor, ...], dic
 
 
 def call(problem: Problem, function: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """The outputs of an emitted function, by name."""
+    """Call an emitted function, and return its outputs by name."""
     args, keywords = arguments(problem, inputs)
     result = function(*args, **keywords)
     results = result if isinstance(result, tuple) else (result,)
@@ -214,5 +213,5 @@ def call(problem: Problem, function: Any, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
-    """What gradients are asked for, by name, switched to require them."""
+    """Return the operands that need gradients by name, with `requires_grad` set."""
     return {o.name: inputs.operands[o.name].requires_grad_() for o in problem.operands if o.grad}

@@ -1,6 +1,6 @@
-"""What verification and benchmarks need to know of the spec of a norm, as plain frozen data.
+"""Properties of a norm's spec for verification and benchmarks, as plain frozen data.
 
-A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+A `Problem` is pickled for worker processes. It does not depend on the model of the spec.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Param:
-    """A scalar: a compile-time constant with a `value`, or one that the caller passes at run time."""
+    """A scalar: a compile-time constant with a `value`, or a run-time argument."""
 
     name: str
     type: str
@@ -34,18 +34,18 @@ class Param:
 
 @dataclass(frozen=True)
 class Problem:
-    """A norm: what is computed, with the trees as the user wrote them."""
+    """A norm, with its expression trees as written."""
 
     name: str
     norm: str
     widths: tuple[int, ...]
-    """Empty for any."""
+    """Allowed widths. Empty for any width."""
     heads: int | str | None
     dtypes: Mapping[str, str]
     weight_offset: int
     eps: float
     operands: tuple[Operand, ...]
-    """x, residual, weight, bias, then the buffers: those that there are."""
+    """The existing operands of x, residual, weight, bias, then the buffers."""
     params: tuple[Param, ...] = ()
     residual: str | None = None
     round_x_hat: bool = False
@@ -62,28 +62,28 @@ class Problem:
 
     @property
     def runtime_params(self) -> tuple[Param, ...]:
-        """The params that the emitted function takes by keyword."""
+        """The keyword parameters of the emitted function."""
         return tuple(p for p in self.params if p.value is None)
 
     @property
     def least_capability(self) -> int:
-        """The compute capability that the emitted kernels need: 8.9 has eight-bit floats."""
+        """The least compute capability of the emitted kernels: 8.9 has 8-bit floats."""
         return 89 if self.quantize else 0
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """Arguments that the emitted function takes by position."""
+        """The positional arguments of the emitted function."""
         return tuple(n for n in ("x", "weight", "bias") if n in self)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the emitted function returns, in order."""
+        """The outputs of the emitted function, in order."""
         scale = ("scale",) if self.quantize == "per_row" else ()
         return ("out", *scale, *(("h",) if self.residual == "in_out" else ()))
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    """Return the `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
     widths = () if spec.width == "any" else (spec.width,) if isinstance(spec.width, int) else spec.width
     return Problem(

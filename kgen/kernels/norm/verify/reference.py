@@ -1,7 +1,7 @@
 """A norm on plain PyTorch, from the original expression trees.
 
-`exact` computes in float64: the truth. `eager` computes as someone who writes the norm in eager PyTorch in the
-kernel's dtypes would: the yardstick for errors. Gradients come from autograd, never from symbolic derivatives.
+`exact` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtypes, for comparison of
+errors. Gradients come from autograd, not from symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from kgen.verify.tensors import DTYPES
 
 FP8_MAX = 448.0
 TINY = 2.0**-110
-"""The least magnitude that a row is taken to have, so that its scale and the inverse of that are normal numbers."""
+"""Lower bound of the magnitude of a row, so that its scale and the inverse are normal numbers."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a norm gives.
+    """Results of a norm.
 
-    `outputs` by name: `out`, `scale` [..., 1], `h`. `grads` by the name of the operand. `natural` has the norms
-    that the rows of each would have if nothing cancelled: where `h - mean` cancels to almost nothing, rounding
-    errors are relative to that.
+    `outputs` by name: `out`, `scale` [..., 1], `h`. `grads` by the name of the operand. `natural` has the row norms of
+    each without cancellation. Rounding errors are relative to them if `h - mean` cancels.
     """
 
     outputs: dict[str, Tensor]
@@ -37,12 +36,12 @@ class Result:
 
 
 def exact(problem: Problem, tensors: Mapping[str, Tensor], **options: Any) -> Result:
-    """Everything in float64, nothing rounded; see `_norm` for the arguments."""
+    """Compute in float64 without rounding. The arguments are those of `_norm`."""
     return _norm(problem, tensors, torch.float64, **options)
 
 
 def eager(problem: Problem, tensors: Mapping[str, Tensor], **options: Any) -> Result:
-    """In fp32, rounded where the spec says and where tensors are stored; see `_norm` for the arguments."""
+    """Compute in fp32, rounded as in the spec and to stored dtypes. The arguments are those of `_norm`."""
     return _norm(problem, tensors, torch.float32, **options)
 
 
@@ -56,7 +55,7 @@ def _norm(
     scale: Tensor | None = None,
     cotangents: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """The outputs for `tensors` (every operand by name), and with `cotangents` (by output) the gradients.
+    """Return the outputs for `tensors` (operands by name), and with `cotangents` (by output) the gradients.
 
     x [..., D] or [..., H, D]; rows [...], columns [D] or [H, D]; of any dtype and strides.
     """
@@ -100,12 +99,12 @@ def _norm(
 
 
 Value = Callable[..., Any]
-"""The value of an expression of the spec, by the name of its field, or a default where the spec has none."""
+"""Function that returns the value of an expression of the spec by its field, or a default."""
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """What a norm computes between its operands and `output_mod`."""
+    """Values of a norm between its operands and `output_mod`."""
 
     h: Tensor
     mean: Tensor
@@ -116,12 +115,12 @@ class _Forward:
 
     @property
     def sizes(self) -> Tensor:
-        """The normalized rows if nothing cancelled between `h` and the mean."""
+        """The normalized rows without cancellation between `h` and the mean."""
         return (self.h.abs() + self.mean.abs()).detach() * self.rstd.detach()
 
     @property
     def tall(self) -> Tensor:
-        """`y` if nothing cancelled."""
+        """`y` without cancellation."""
         return (self.sizes * self.factor.abs() + self.bias.abs()).detach()
 
 
@@ -142,7 +141,7 @@ def _forward(problem: Problem, leaves: Mapping[str, Tensor], value: Value, eps: 
 
 
 def _stored(problem: Problem, out: Tensor, h: Tensor, scale: Tensor | None, real: Any) -> dict[str, Tensor]:
-    """The outputs as they are stored; in float64 nothing is rounded."""
+    """Return the outputs as stored. In float64, nothing is rounded."""
     found = {}
     if problem.quantize:
         if problem.quantize == "per_row":
@@ -168,7 +167,7 @@ def _natural(
     dy: Tensor,
     cotangents: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The norms of the rows of gradients if nothing cancelled, by name (as `Result.natural` has them: `dx`)."""
+    """Return the row norms of gradients without cancellation, by the names of `Result.natural` (`dx`)."""
     h, sizes, tall = made.h, made.sizes, made.tall
     dx_hat = (dy * made.factor).detach().abs()
     means = (dx_hat * sizes).mean(-1, keepdim=True), dx_hat.mean(-1, keepdim=True)

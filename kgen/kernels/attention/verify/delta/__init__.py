@@ -1,1 +1,1 @@
-"""The delta of attention backward: a part of attention that a target may have alone."""
+"""Delta of attention backward, a part of attention that a target may implement separately."""

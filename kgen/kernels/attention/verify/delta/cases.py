@@ -1,4 +1,4 @@
-"""Hard cases of the delta of attention backward, against float64; calls to compile."""
+"""Verification of the delta of attention backward: difficult cases against float64, and calls to compile."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Inputs:
 
 
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
-    """Random numbers, the same for the same name."""
+    """Return random inputs. The name of the case is the seed."""
     random = torch.Generator().manual_seed(zlib.crc32(f"{problem.name} {case.name}".encode()))
     shape = (*case.shape, problem.width)
     out, dout = (
@@ -71,13 +71,13 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 
 
 def reference(inputs: Inputs) -> Tensor:
-    """The definition, in float64: delta [B, H, S] = sum over d of out * dout, minus dlse."""
+    """Return delta [B, H, S] in float64: the sum of out * dout over d, minus dlse."""
     delta = (inputs.out.double() * inputs.dout.double()).sum(-1)
     return delta if inputs.dlse is None else delta - inputs.dlse.double()
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
-    """The verdict on delta; what it may not write to; that it does not change from run to run."""
+    """Return the verdict on delta, on writes outside of it, and on repeated runs."""
     (case,) = (case for case in CASES if case.name == name)
     inputs = draw(subject.problem, case, subject.device)
     tensors = {n: t for n, t in vars(inputs).items() if t is not None}
@@ -87,7 +87,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     got = outputs["delta"]
     want = reference(inputs)
     eager = (inputs.out.float() * inputs.dout.float()).sum(-1) - (0 if inputs.dlse is None else inputs.dlse)
-    # An entry is one sum, whose terms may cancel: its rounding is of the size of the terms.
+    # An entry is one sum. Its rounding error has the size of the terms, which may cancel.
     natural = (inputs.out.double() * inputs.dout.double()).norm(dim=-1)
     allowed = compare.tolerance("fp32")
     found = compare.check(
@@ -103,17 +103,17 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
-    """One: it has no gradient."""
+    """Return the only group, because delta has no gradient."""
     return ("delta",)
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """All of them take no time on a GPU."""
+    """Return all cases. They are fast on a GPU."""
     return tuple(case.name for case in CASES)
 
 
 def example(subject: Subject, name: str) -> Example:
-    """A small call."""
+    """Return a small call."""
     inputs = draw(subject.problem, Case(name, (2, 2, 40), dlse="contiguous"), subject.device)
     return Example((inputs.out, inputs.dout, inputs.dlse))
 
@@ -121,14 +121,14 @@ def example(subject: Subject, name: str) -> Example:
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Rows that can be read 16 bytes at a time, and rows that cannot."""
+    """Yield calls with rows that can be read 16 bytes at a time, and with others."""
     for name, layout in (("aligned", "contiguous"), ("strided", "offset")):
         inputs = draw(problem, Case(name, (1, 2, 32), layout, layout), "cpu")
         yield name, lambda function, inputs=inputs: function(inputs.out, inputs.dout)  # type: ignore[misc]
 
 
 def refuses_misuse(subject: Subject) -> None:
-    """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
+    """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = draw(subject.problem, Case("misuse", (2, 2, 8), dlse="contiguous"), subject.device)
     out, dout, dlse = inputs.out, inputs.dout, inputs.dlse
     wrong: dict[str, tuple[Any, ...]] = {
@@ -144,7 +144,7 @@ def refuses_misuse(subject: Subject) -> None:
 
 
 def reaches_far(subject: Subject) -> None:
-    """Rows that begin more than 2**31 elements apart give what they give side by side."""
+    """Check rows that are more than 2**31 elements apart against adjacent rows."""
     near = draw(subject.problem, Case("far", (1, 1, 129)), subject.device)
     step = (2**31 // 100) // 16 * 16  # the last of 129 rows starts at 1.28 * 2**31
     storage = torch.empty(129 * step, dtype=near.out.dtype, device=subject.device)

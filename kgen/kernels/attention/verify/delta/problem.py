@@ -1,4 +1,4 @@
-"""What verification needs to know of a delta, as plain frozen data."""
+"""Properties of a delta for verification, as plain frozen data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Problem:
-    """rowsum(dO * O) of attention with `width` elements in a row of its output."""
+    """The delta rowsum(dO * O) of attention, with `width` elements in a row of the output."""
 
     name: str
     dtype: str
@@ -19,5 +19,5 @@ class Problem:
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The problem of an attention spec that asks for a delta."""
+    """Return the problem of an attention spec with a delta."""
     return Problem(f"{loaded.spec.name}_delta", loaded.spec.dtype, loaded.spec.head_dim.v)
