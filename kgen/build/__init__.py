@@ -1,1 +1,1 @@
-"""`kgen build`: emitted kernels as machine code, in packages that need neither a compiler nor Triton."""
+"""Packages of machine code that need neither a compiler nor Triton (`kgen build`)."""

@@ -1,6 +1,6 @@
-"""Machine code of an emitted `cuda.py` for one architecture: `python -m kgen.build.compile_cuda JOB`.
+"""Compile an emitted `cuda.py` for one architecture: `python -m kgen.build.compile_cuda JOB`.
 
-JOB is a pickled `BuildJob`. Standard output carries a JSON line for each cubin, which lies in the job's folder.
+JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line for each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kgen.verify.toolchain import import_file
 
 
 def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile what the family's calls launch, with each row of the launch tables that the architecture can run."""
+    """Compile the kernels of the family's calls, for each row of the launch tables that the architecture can run."""
     job = build.job
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     seen: set[str] = set()
@@ -33,13 +33,13 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
         seen.add(name)
         try:
             say(_row(build, module._compiled(name, job.arch), name, shared) | {"error": None})
-        except Exception as error:  # the others are to be heard of, too
+        except Exception as error:  # report the other kernels, too
             traceback.print_exc()
             say({"error": f"{name}: {type(error).__name__}: {error}"[:2000]})
 
-    # Names of internal symbols would have a number of the process otherwise: equal inputs give equal bytes.
+    # Without a seed, names of internal symbols contain a number of the process: equal inputs must give equal bytes.
     module.ProgramOptions = partial(module.ProgramOptions, frandom_seed="0")
-    # What the chip has decides what is launched; what it is compiled for may be more exact (sm_90a).
+    # Launchers choose kernels by capability (sm_90). The compiler may get a more specific name (sm_90a).
     module._arch = lambda device: f"sm_{job.capability}"
     module._launch = launch
     module._resident = lambda *args: 1  # as if every kernel fitted
@@ -48,14 +48,17 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
     calls = [call for _, call in family_of(job.problem).compile_calls(job.problem)]
     for call in calls:
         call(function)
-    # A row of a table serves widths that no call has, and decides which kernels follow.
+    # Calls do not cover all widths. A row decides which kernels run, so launch each row once.
     for chosen in _plans(module, job.capability) if hasattr(module, "_plan") else ():
         module._plan = chosen
         calls[0](function)
 
 
 def _plans(module: Any, capability: int) -> Iterator[Callable[..., Any]]:
-    """In place of a launcher's `_plan`, for each number of a row: that row, where the architecture can run it."""
+    """Yield replacements for a launcher's `_plan`, one per row number of its tables.
+
+    A replacement returns that row if the architecture can run it, and otherwise the launcher's own choice.
+    """
     plan, tables = module._plan, module._SHAPES
 
     def row(number: int, kernel: str, device: Any, width: int, vector: int) -> Any:
@@ -68,7 +71,7 @@ def _plans(module: Any, capability: int) -> Iterator[Callable[..., Any]]:
 
 
 def _row(build: BuildJob, code: Any, name: str, shared: int) -> dict[str, Any]:
-    """What a package says of a kernel, whose cubin is written to its folder."""
+    """Write the cubin of a kernel to the job's folder, and return its entry in the manifest."""
     registers, spills, static = usage_of(code, name)
     return {
         "kernel": name,

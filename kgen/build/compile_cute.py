@@ -1,7 +1,8 @@
-"""Object files of an emitted `cute_<arch>.py` for its architecture: `python -m kgen.build.compile_cute JOB`.
+"""Compile an emitted `cute_<arch>.py` for its architecture: `python -m kgen.build.compile_cute JOB`.
 
-JOB is a pickled `BuildJob`. Standard output carries a JSON line for each object file, which lies in the job's folder:
-the kernels for one set of constants, and the code of this machine that describes tensors to TMA and launches them.
+JOB is a pickled `BuildJob`. The worker writes object files to the job's folder, and prints one JSON line for each. An
+object file has the kernels for one set of constants, and host code for this machine's processor. The host code encodes
+TMA descriptors and launches the kernels.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from kgen.verify.toolchain import import_file
 
 
 def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile the kernels for each set of constants that the launcher may ask for, of these sizes."""
+    """Compile the kernels for each set of constants that the launcher may request, with the job's sizes."""
     module: Any = import_file(build.job.emitted.path, f"kgen_emitted_{build.job.problem.name}")
-    # Without a driver the DSL does not load what its code for the host is linked with.
+    # Without a CUDA driver, the DSL does not load the libraries that its host code is linked with.
     for library in module.cute.runtime.find_runtime_libraries(enable_tvm_ffi=False):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     for constants in _constants(module, build):
         try:
             say(_row(build, module, constants) | {"error": None})
-        except Exception as error:  # the others are to be heard of, too
+        except Exception as error:  # report the other kernels, too
             traceback.print_exc()
             given = ", ".join(f"{name} {word}" for name, word in words(constants).items())
             say({"error": f"_kernel, {given}: {type(error).__name__}: {error}"[:2000]})
 
 
 def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
-    """What `_compiled` of the emitted file takes: what the spec fixes, and otherwise the sizes asked for."""
+    """Yield the arguments of the emitted file's `_compiled`: fixed by the spec, or one of the job's sizes."""
     problem, sizes = build.job.problem, build.sizes
     names = [n for n in inspect.signature(module._compiled.__wrapped__).parameters if n != "options"]
-    # Of packed sequences: whether their chunks are given. Their lengths are of either type.
+    # Packed sequences: the caller may pass the chunks, and lengths are int32 or int64.
     packed = "given" in names
     choices: dict[str, Sequence[Any]] = {
         "index": (module.Int32, module.Int64) if packed else (module.Int32,),
@@ -57,7 +58,7 @@ def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
 
 
 def _row(build: BuildJob, module: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """What a package says of an object file, which is written to its folder."""
+    """Write the object file of a set of constants to the job's folder, and return its entry in the manifest."""
     name, arch = build.job.problem.name, build.job.arch
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch {arch} --keep-cubin --dump-dir {folder}"

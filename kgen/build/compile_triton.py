@@ -1,6 +1,6 @@
-"""Machine code of an emitted `triton.py` for one architecture: `python -m kgen.build.compile_triton JOB`.
+"""Compile an emitted `triton.py` for one architecture: `python -m kgen.build.compile_triton JOB`.
 
-JOB is a pickled `BuildJob`. Standard output carries a JSON line for each cubin, which lies in the job's folder.
+JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line for each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kgen.verify.resources import parameters, resources
 
 
 def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile what the family's calls launch, each also for arguments that nothing is known of."""
+    """Compile the kernels of the family's calls, each also for arguments of any alignment."""
     seen: set[str] = set()
 
     def take(variant: str, launch: Launch) -> None:
@@ -48,8 +48,7 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 
 
 def _problems(build: BuildJob) -> Iterator[Any]:
-    """The spec's problem; where kernels have heads as constants and the spec leaves them to calls, one for each number
-    of heads."""
+    """Yield the spec's problem. If heads are constants that the spec leaves open, yield one per number of heads."""
     problem, sizes = build.job.problem, build.sizes
     if getattr(problem, "heads_v", 0) is not None:
         yield problem
@@ -59,7 +58,7 @@ def _problems(build: BuildJob) -> Iterator[Any]:
 
 
 def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
-    """The same kernel for arguments of any alignment, none of which is 1."""
+    """Compile the same kernel for arguments of any alignment, and without constants for arguments that are 1."""
     source = kernel.src
     constexprs = {p.name for p in launch.function.params if p.is_constexpr}
     ones = {
@@ -79,15 +78,18 @@ def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
 
 
 def _aligned(source: Any) -> set[int]:
-    """The places of arguments that machine code takes for multiples of 16; Triton names others, with nothing."""
+    """Return the indices of arguments that the machine code assumes to be multiples of 16.
+
+    Triton lists other arguments, too, with empty attributes.
+    """
     return {path[0] for path, known in source.attrs.items() if known}
 
 
 def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
-    """What a package says of a kernel, whose cubin is written to its folder."""
+    """Write the cubin of a kernel to the job's folder, and return its entry in the manifest."""
     cubin, meta, source = kernel.asm["cubin"], kernel.metadata, kernel.src
     if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
-        raise NotImplementedError("clusters and scratch memory")
+        raise NotImplementedError("packages do not support kernels with clusters or scratch memory")
     aligned = _aligned(source)
     arguments = [
         [name, kind, source.constants[(i,)] if kind == "constexpr" else i in aligned]
@@ -117,7 +119,7 @@ def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
     }
     sizes = [struct.calcsize(form) for form in Cubin(build.folder, row).forms]
     if sizes != [size for _, size in row["parameters"]]:
-        raise AssertionError(f"arguments of {sizes} bytes for parameters {row['parameters']}")
+        raise AssertionError(f"expected parameters {row['parameters']}, got arguments of {sizes} bytes")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Which emitted files a package is built of, and what it says of them."""
+"""The emitted files that a package is built from, and their entries in its manifest."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from kgen.verify.families import problem_of
 from kgen.verify.toolchain import versions
 
 TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
-"""Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `_runtime/NAME.py`
-loads and launches what came of it."""
+"""The targets that `kgen build` compiles, one per module `compile_NAME.py`.
+
+In a package, `_runtime/NAME.py` loads and launches the machine code of a target.
+"""
 BESIDE = {"triton": ("descriptors",)}
-"""Modules there that it imports from."""
+"""Further modules of `_runtime` that a target's module imports."""
 
 
 def spelled(archs: Iterable[str]) -> list[str]:
-    """Architectures, each once. Kernels use what only the chip itself has: `sm_90` is `sm_90a`. Raises `KgenError` for
-    one that is not known."""
+    """Return the architectures without duplicates, with `sm_90` spelled `sm_90a`.
+
+    Kernels use features of one chip alone, so the two names mean the same. Raises `KgenError` for an unknown one.
+    """
     found = (f"sm_{capability(arch)}" for arch in archs)
     return list(dict.fromkeys(f"{arch}a" if f"{arch}a" in KNOWN else arch for arch in found))
 
@@ -38,8 +42,10 @@ def files_of(
     archs: Collection[str],
     taken: Callable[[Emitted], bool],
 ) -> list[Emitted]:
-    """The emitted files of a spec for these, of which those are built that are `taken`. Raises `KgenError` for a spec
-    that is not rendered."""
+    """Return the emitted files of a spec for these targets and architectures that `taken` accepts.
+
+    Raises `KgenError` for a spec that is not rendered.
+    """
     return [
         file
         for file in require_emitted(generated, loaded)
@@ -52,29 +58,29 @@ def files_of(
 def require_any(
     loaded: Any, files: Sequence[Emitted], targets: Collection[str] | None, archs: Collection[str]
 ) -> None:
-    """Raise `KgenError` where a spec has no file to build for these."""
+    """Raise `KgenError` if a spec has no file to build for these targets and architectures."""
     if not files:
-        asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
+        asked = f"the targets {', '.join(targets or TARGETS)} on {', '.join(archs)}"
         message = f"spec `{loaded.folder}` has no file to build for {asked}"
-        hint = f"targets that are built: {', '.join(TARGETS)}"
+        hint = f"`--target` accepts {', '.join(TARGETS)}"
         raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
 
 
 def is_for(loaded: Any, file: Emitted, arch: str) -> bool:
-    """Whether a file is built where an architecture is asked for."""
+    """True if a file is built for an architecture."""
     if file.arch is None:
         return capability(arch) >= least(loaded, file)
     return capability(file.arch) == capability(arch)
 
 
 def least(loaded: Any, file: Emitted) -> int:
-    """The compute capability that kernels need, as of dtypes that older chips do not have."""
+    """Return the lowest compute capability that the kernels need, such as 89 for fp8."""
     found: int = getattr(problem_of(loaded, file.target), "least_capability", 0)
     return found
 
 
 def of_another_spec(loaded: Any, files: Sequence[Emitted]) -> list[Path]:
-    """The files that were rendered from the spec, or by templates, as they are no more."""
+    """Return the files that are out of date: the spec or its templates changed after they were rendered."""
     now = {name: inputs_hash(text) for name, text in render_spec(loaded).items()}
     return [
         path
@@ -85,28 +91,28 @@ def of_another_spec(loaded: Any, files: Sequence[Emitted]) -> list[Path]:
 
 
 def hashes(files: Sequence[Emitted]) -> dict[str, str]:
-    """As the ledger knows the files, each with what belongs to it."""
+    """Return the ledger's hash of each file, by name."""
     return {file.path.name: ledger.file_hash(file.path) for file in files}
 
 
 def runtime(files: Sequence[Emitted]) -> list[Path]:
-    """What loads and launches the machine code of files."""
+    """Return the modules that load and launch the machine code of these files."""
     here, targets = Path(__file__).parent / "runtime", sorted({file.target for file in files})
     beside = [name for target in targets for name in BESIDE.get(target, ())]
     return [here / f"{name}.py" for name in ("__init__", "folder", *targets, *beside)]
 
 
 def runtimes(files: Sequence[Emitted]) -> dict[str, str]:
-    """Their hashes, by name."""
+    """Return the sha256 of each module of `runtime`, by name."""
     return {path.name: sha256(path) for path in runtime(files)}
 
 
 def compilers(files: Sequence[Emitted]) -> dict[str, str]:
-    """The versions of what made machine code of files."""
+    """Return the versions of the compilers of these files."""
     tools = [tool for file in files for tool in file.runtime.tools]
     return {tool: version for tool, version in versions(tools).items() if tool in tools}
 
 
 def sha256(path: Path) -> str:
-    """Of a file."""
+    """Return the sha256 of a file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,7 +1,7 @@
-"""The folder `c/` of a package: its kernels called from C and C++, through the driver alone.
+"""The folder `c/` of a package: calls from C and C++ that use the CUDA driver alone.
 
-A family brings its files (`kgen.targets.native`); those that are alike in all packages, and what the compiler says of
-machine code, are here. Rows of machine code lie in the order in which they are tried, as in the runtime for Python.
+A family provides the files of its launchers (`kgen.targets.native`). This module adds the files that all packages
+share, and the machine code. Rows of machine code have the order in which the launcher tries them, as in Python.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FOLDER = "c"
 AS_THEY_ARE = ("kgen.h", "kgen_driver.h", "kgen_runtime.h", "kgen_calls.h", "kgen_example.h")
 """Files of `templates/c` that are the same in all packages."""
 MOST_PARAMETERS, MOST_MAPS = 158, 16
-"""Of `kgen_launch`, which holds them in arrays."""
+"""The sizes of the arrays in `kgen_launch`."""
 ELEMENTS = {"u1": "I1"}
-"""What the runtime in C calls a dtype that Tritons have several names for."""
+"""The C runtime's name of a dtype that has several names in versions of Triton."""
 INTEGERS = {"i8": 8, "u8": 8, "i16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}
 
 Row = Mapping[str, Any]
@@ -37,12 +37,12 @@ class Image:
     file: str
     name: str
     words: str
-    """Numbers of 64 bits."""
+    """The bytes, as the text of 64-bit integers."""
 
 
 @dataclass(frozen=True)
 class Map:
-    """`kgen_map`: how TMA loads the tiles of a descriptor."""
+    """A `kgen_map`: how TMA loads the tiles of a descriptor."""
 
     type: int
     bytes: int
@@ -50,7 +50,7 @@ class Map:
     tile: tuple[str, ...]
     """Sizes of a tile in Triton."""
     block: tuple[int, ...]
-    """Sizes of what one copy loads."""
+    """Sizes of the part that one copy loads."""
 
     @property
     def rank(self) -> int:
@@ -59,7 +59,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Argument:
-    """`kgen_argument`: an argument of a kernel, or a constant that it was compiled with."""
+    """A `kgen_argument`: an argument of a kernel, or a constant that it was compiled with."""
 
     name: str
     kind: str
@@ -74,7 +74,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Cubin:
-    """`kgen_cubin`: a kernel in machine code, and how it is launched."""
+    """A `kgen_cubin`: a kernel in machine code, and its launch configuration."""
 
     number: int
     kernel: str
@@ -95,7 +95,7 @@ class Cubin:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCode(File):
-    """`_cubins.inc`: images, and rows that say which call takes which."""
+    """The file `_cubins.inc`: images, and rows that the launcher matches with a call."""
 
     template: ClassVar[str] = "c/_cubins.inc.j2"
 
@@ -110,25 +110,28 @@ class MachineCode(File):
 
 @dataclass(frozen=True, kw_only=True)
 class Build(File):
-    """`CMakeLists.txt`."""
+    """The file `CMakeLists.txt`."""
 
     template: ClassVar[str] = "c/CMakeLists.txt.j2"
 
 
 def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
-    """What a spec says of calls from C; `sizes` are those of what it leaves open, `chips` those that there is machine
-    code for. Raises `KgenError` where there are none."""
+    """Return the files of a spec's launcher in C.
+
+    `sizes` has the values of the sizes that the spec leaves open, `chips` the compute capabilities with machine code.
+    Raises `KgenError` if the family has no launcher in C.
+    """
     prefix_of(loaded)
     target = family(loaded.spec.kernel).targets["triton"]
     if target.native is None:
-        message = f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` is called from Python alone"
-        raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="leave `--c` out"))
+        message = f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` has no launcher in C"
+        raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="remove `--c`"))
     found: Native = target.native(loaded, sizes, chips)
     return found
 
 
 def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: Path, out: Path) -> None:
-    """Write the folder into `out`, for a package that has its cubins. `rows` are those of the manifest."""
+    """Write the folder `c/` into `out`. `package` holds the cubins, and `rows` are the kernels of its manifest."""
     name, root = prefix_of(loaded), template_root()
     folder = out / FOLDER
     folder.mkdir()
@@ -148,12 +151,12 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
 
 
 def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], package: Path) -> MachineCode:
-    """Images and rows, those of a kernel for a chip that ask for most first."""
+    """Return the images and rows. Rows of a kernel for a chip are sorted, the most specific first."""
     known = frozenset(native.names)
     unknown = {n for row in rows for n, *_ in row["arguments"] if n not in known}
     unknown |= {n for row in rows for n in row["options"] if n not in known}
     if unknown:
-        raise ValueError(f"nothing gives kernels of {name} these: {sorted(unknown)}")
+        raise ValueError(f"the launcher of {name} in C has no value for kernel arguments {sorted(unknown)}")
     ordered = sorted(rows, key=lambda row: (row["kernel"], row["capability"], -_strictness(row)))
     files = dict.fromkeys(row["file"] for row in ordered)
     images = {
@@ -171,7 +174,7 @@ def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], 
 
 
 def _strictness(row: Row) -> int:
-    """As `Cubin.strictness` of the runtime."""
+    """Return the number of constants and aligned arguments, as `Cubin.strictness` of the runtime."""
     return sum(value is True or kind == "constexpr" for _, kind, value in row["arguments"])
 
 
@@ -186,7 +189,10 @@ def _words(image: bytes) -> str:
 
 def _cubin(number: int, row: Row, image: str) -> Cubin:
     if len(row["parameters"]) > MOST_PARAMETERS or len(row["maps"]) > MOST_MAPS:
-        raise ValueError(f"{row['kernel']} has more parameters than a launch from C holds")
+        raise ValueError(
+            f"{row['kernel']} has {len(row['parameters'])} parameters and {len(row['maps'])} TMA descriptors: "
+            f"a launch from C holds at most {MOST_PARAMETERS} and {MOST_MAPS}"
+        )
     return Cubin(
         number=number,
         kernel=row["kernel"],
@@ -241,7 +247,7 @@ def _constant(name: str, value: Any) -> Argument:
 
 
 def _resolved(table: Tiles, rows: Sequence[Row]) -> Table:
-    """The tiles of each chip that there is machine code for, in their order."""
+    """Return the tiles of each chip that have machine code, in the table's order."""
     chips = sorted({row["capability"] for row in rows})
     found = list[tuple[int, ...]]()
     for chip in chips:

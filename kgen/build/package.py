@@ -1,4 +1,4 @@
-"""`kgen build`: packages of machine code, made without a GPU from what was rendered and verified."""
+"""Build packages of machine code from emitted files, without a GPU."""
 
 from __future__ import annotations
 
@@ -51,18 +51,21 @@ SIZES: Mapping[str, Sequence[int]] = {
     "width": (512, 1024, 2048, 4096, 8192, 16384),
     "heads": (8, 16, 32),
 }
-"""Of what a spec leaves open: query heads for a KV head, sequences that decode at a time (rounded up to a power of
-two), the width of a norm, its heads."""
+"""Default values of the sizes that a spec leaves open.
+
+`gqa`: query heads per KV head. `batch`: sequences that decode together, rounded up to a power of two. `width`: width
+of a norm. `heads`: heads of a norm, or heads of q and k of chunk output.
+"""
 RUNTIME = "_runtime"
-"""The folder of a package that has what loads its machine code, as `kgen.build.runtime` here."""
+"""The folder of a package that holds copies of modules of `kgen.build.runtime`."""
 SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_", "PTXAS_", "CUTE_DSL_")
+"""Prefixes of environment variables that change the machine code. They are unset: equal inputs give equal bytes."""
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
-"""What names of settings of compilers begin with, and those that say where it keeps things: equal inputs give
-equal bytes, whatever one has set."""
+"""Variables with these prefixes that only name folders, and stay set."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
-_INIT = '"""{name}, as machine code: see manifest.json. None of its files has the function."""\n'
-_LAUNCHER = '''"""What sources/{stem}.py offers, whose kernels are machine code here: see manifest.json."""
+_INIT = '"""Machine code of {name}: see manifest.json. None of its files has the function."""\n'
+_LAUNCHER = '''"""The names of sources/{stem}.py, with machine code for its kernels: see manifest.json."""
 
 from pathlib import Path
 
@@ -80,19 +83,19 @@ class BuildOptions:
     """The specs of packages, and the architectures to build for."""
 
     archs: Sequence[str] = ARCHS
-    """Names of architectures, as `sm_90a`."""
+    """Names of architectures, such as `sm_90a`."""
     sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: SIZES)
-    """The sizes that a spec leaves open, by name: numbers of heads, sequences or elements of a row."""
+    """Values of the sizes that a spec leaves open, by the names of `SIZES`."""
     targets: Collection[str] | None = None
-    """The targets whose files are built; None for those whose package is installed."""
+    """The targets to build; None for all whose tools are installed."""
     c: bool = False
-    """True for calls from C, too."""
+    """True to write calls from C, too."""
     force: bool = False
-    """True to replace also what `kgen build` did not make."""
+    """True to replace edited files, and files that `kgen build` did not write."""
     jobs: int = 1
-    """How many workers compile at a time."""
+    """Number of worker processes."""
     timeout: float = 600.0
-    """Seconds that one kernel may take."""
+    """Seconds that a worker waits for one kernel."""
 
 
 DEFAULT = BuildOptions()
@@ -107,15 +110,21 @@ def build_specs(
     options: BuildOptions = DEFAULT,
     hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
-    """Build a package of each spec under `out`, of its files in Triton, CUDA and CuTe as they were rendered; no GPU is
-    needed. A file that is for one architecture is built for that.
+    """Build a package of each spec under `out`, from its emitted files in Triton, CUDA and CuTe.
 
-    Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
-    kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
-    there. `hear` gets an event for each file that is left out, and for each that is compiled. Raises `KgenError` for a
-    spec that is not rendered as it is or has no file to build or no calls from C, for two specs of one name, for an
-    unknown architecture, and for what would be lost or cannot be written, `MissingError` without torch, triton or the
-    package of a target.
+    A file for one architecture is built for that architecture only. A package is written, and replaces an older one,
+    if all of its kernels compile. `hear` gets an event for each file that is left out, and for each that is compiled.
+
+    Returns one row per spec and architecture:
+        spec, arch: their names.
+        kernels, bytes: number of files of machine code, and their size.
+        spills: bytes of local memory per thread, of the kernel with the most.
+        ok, error: True and None, or False and the first error.
+
+    Raises:
+        KgenError: a spec is not rendered or out of date. It has no file to build, or no calls from C. Two specs share
+            a name. An architecture is unknown. `out` has other files, or cannot be written.
+        MissingError: torch, triton or the tools of a target are not installed.
     """
     options = replace(options, archs=spelled(options.archs))
     specs = _specs_with_files(loaded, generated, options, hear)
@@ -145,7 +154,7 @@ def build_specs(
 def _specs_with_files(
     loaded: Sequence[Any], generated: Path, options: BuildOptions, hear: Listener
 ) -> list[_Spec]:
-    """Each spec with the files that its package is built of. Raises what `build_specs` does for these."""
+    """Return each spec with the files of its package. Raises the errors of `build_specs`."""
     _require_names_of_their_own(loaded)
     require("torch", "triton")
 
@@ -170,7 +179,7 @@ def _specs_with_files(
 def _all_compiled(
     specs: Sequence[_Spec], options: BuildOptions, folders: Mapping[str, Path], hear: Listener
 ) -> _Rows:
-    """The rows of every file, by spec and architecture."""
+    """Compile every file, and return the rows of its kernels by spec and architecture."""
     tasks = [
         (one, file, arch)
         for one, files in specs
@@ -198,19 +207,19 @@ def _all_compiled(
 
 
 def _require_names_of_their_own(loaded: Sequence[Any]) -> None:
-    """Raise `KgenError` where two specs would be one package."""
+    """Raise `KgenError` if two specs would have the same package."""
     first: dict[str, Path] = {}
     for one in loaded:
         if first.setdefault(one.folder, one.path) is not one.path:
-            message = f"the name `{one.folder}` belongs to {first[one.folder]} as well"
-            hint = "give the spec another `name`"
+            message = f"{first[one.folder]} also has the name `{one.folder}`"
+            hint = "change the `name` of one spec"
             raise KgenError(Diagnostic("name-taken", message, file=str(one.path), hint=hint))
 
 
 def _require_rendered(loaded: Any, files: Sequence[Emitted]) -> None:
-    """Raise `KgenError` where files are not of the spec as it is: what calls them would be."""
+    """Raise `KgenError` if files are out of date: the code that calls them is made from the current spec."""
     for path in of_another_spec(loaded, files):
-        message = f"`{path}` was rendered from another text of the spec, or by another kgen"
+        message = f"`{path}` is out of date: the spec or kgen changed after it was rendered"
         raise KgenError(
             Diagnostic("not-rendered", message, file=str(loaded.path), hint=f"kgen render {loaded.path}")
         )
@@ -219,20 +228,20 @@ def _require_rendered(loaded: Any, files: Sequence[Emitted]) -> None:
 def _left_out(
     specs: Sequence[tuple[Any, Sequence[Emitted]]], archs: Sequence[str]
 ) -> Iterator[tuple[Emitted, str]]:
-    """Files that are not built for an architecture, and why."""
+    """Yield the files that are not built for an architecture, with the reason."""
     for one, files in specs:
         for file, arch in product(files, archs):
             if (needed := least(one, file)) > capability(arch):
                 yield file, f"for {arch}: its kernels need sm_{needed} or newer"
             elif not any(is_for(one, other, arch) for other in files):
-                yield file, f"for {arch}: it is for {file.arch}"
+                yield file, f"for {arch}: its kernels run on {file.arch} only"
 
 
 def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:
-    """Raises `KgenError` where there are no kernels that C launches: these are Triton's."""
+    """Return True, or raise `KgenError` without Triton kernels: C launches no others."""
     if any(file.target == "triton" for file in files):
         return True
-    message, hint = f"`{loaded.spec.name}` has no kernels in Triton, which C launches", "leave `--c` out"
+    message, hint = f"`--c` needs Triton kernels, and `{loaded.spec.name}` has none", "remove `--c`"
     raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
 
 
@@ -242,7 +251,7 @@ def _compiled(
     job = CompileJob(problem_of(loaded, file.target), replace(file, path=file.path.resolve()), arch)
     build = BuildJob(job, sizes, folder.resolve())
     set_here = [name for name in os.environ if name.startswith(SETTINGS) and name not in PLACES]
-    # Places of files are no part of what is built.
+    # Line information contains the paths of files on this machine.
     environment = {**dict.fromkeys(set_here), "TRITON_DISABLE_LINE_INFO": "1"}
     found = 0
     try:
@@ -302,12 +311,12 @@ def _write(
 
 
 def _init(loaded: Any, files: Sequence[Emitted]) -> str:
-    """What the emitted folder has, for the files that are built."""
+    """Return the text of `__init__.py`: the emitted folder's, for the files that are built."""
     return render_package(loaded, [file.path.name for file in files]) or _INIT.format(name=loaded.spec.name)
 
 
 def _launcher(loaded: Any, file: Emitted) -> str:
-    """What is imported in place of an emitted file."""
+    """Return the text of the module that replaces an emitted file."""
     (offers,) = (s.offers for s in sources(loaded, file.target) if s.filename == file.path.name)
     names = (problem_of(loaded, file.target).name, *offers)
     exports = "\n".join(f"{one} = _launcher.{one}" for one in names)

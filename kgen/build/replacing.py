@@ -1,4 +1,4 @@
-"""Replace a built package: build beside it until the package is whole, then put it there."""
+"""Replace a built package: build in a folder next to it, then rename the complete folder."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from kgen.verify.packages import MANIFEST, altered, manifest_of
 
 
 def require_replaceable(out: Path, names: Sequence[str], *, force: bool = False) -> None:
-    """Raise `KgenError` where a package would take the place of what `kgen build` did not put there. With `force` that
-    is replaced, but for links."""
+    """Raise `KgenError` if a package would replace files that `kgen build` did not write.
+
+    With `force`, only symbolic links raise.
+    """
     wrong = [problem for name in names if (problem := _in_its_place(out, name, force))]
     if wrong:
         raise KgenError(wrong)
@@ -23,9 +25,9 @@ def require_replaceable(out: Path, names: Sequence[str], *, force: bool = False)
 
 def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
     place = out / name
-    others = "name another folder with `-o`, or `--force` to replace it"
+    others = "choose another folder with `-o`, or pass `--force` to replace it"
     if place.is_symlink():
-        return Diagnostic("link", "a package would be put in the place of a symbolic link", str(place))
+        return Diagnostic("link", "`kgen build` does not replace symbolic links", str(place))
     if force or not place.exists():
         return None
     try:
@@ -33,22 +35,24 @@ def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
         made = {*manifest["files"], *(row["file"] for row in manifest["kernels"]), MANIFEST}
         edited = altered(out, name)
     except (KgenError, OSError):
-        return Diagnostic("not-a-package", "`kgen build` did not make what is there", str(place), hint=others)
+        return Diagnostic("not-a-package", "`kgen build` did not write this", str(place), hint=others)
     if edited:
-        return Diagnostic("edited", "the file is not what was built", str(place / edited[0]), hint=others)
+        return Diagnostic(
+            "edited", "the file was edited after the build", str(place / edited[0]), hint=others
+        )
     for path in sorted(place.rglob("*")):
         if (
             path.is_file()
             and "__pycache__" not in path.parts
             and path.relative_to(place).as_posix() not in made
         ):
-            return Diagnostic("not-a-package", "`kgen build` did not make the file", str(path), hint=others)
+            return Diagnostic("not-a-package", "`kgen build` did not write this file", str(path), hint=others)
     return None
 
 
 @contextmanager
 def unfinished(out: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
-    """A folder for each package that is built, which nobody else writes to. What is not put in its place is deleted."""
+    """Create a folder for each package, with a random name; delete those that were not renamed by `put`."""
     folders = {name: _beside(out / name, "unfinished") for name in names}
     try:
         with os_errors():
@@ -61,7 +65,7 @@ def unfinished(out: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
 
 
 def put(folder: Path, place: Path) -> None:
-    """A whole package in its place. What was there is deleted after that."""
+    """Rename a complete package to its place, then delete the one that was there."""
     before = _beside(place, "before")
     with os_errors():
         if place.exists():

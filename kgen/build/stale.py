@@ -1,4 +1,4 @@
-"""Which packages are not of what is rendered and installed now, or not what was asked for."""
+"""Find packages that are out of date, or lack a requested option."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def stale(
     targets: Collection[str] | None = None,
     c: bool = False,
 ) -> list[str]:
-    """What is wrong with packages, each as a sentence that begins with the spec's folder: not there, not of what is
-    rendered and installed now, or without some of these architectures, sizes and targets, or calls from C.
+    """Return what is wrong with the packages of specs, each as `FOLDER: reason`.
 
-    Raises `KgenError` for an unknown architecture, and for a spec that is not rendered.
+    A package may be missing. It may differ from the rendered files or the installed tools. It may lack one of these
+    architectures, sizes and targets, or calls from C. Raises `KgenError` for an unknown architecture, and for a spec
+    that is not rendered.
     """
     asked = spelled(archs), sizes or {}, targets, c
     packages = [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
@@ -51,14 +52,14 @@ def _of(
         manifest = manifest_of(out, loaded.folder)
         changed = altered(out, loaded.folder)
     except KgenError:
-        yield f"its {MANIFEST} is none that this kgen writes"
+        yield f"its {MANIFEST} is not a manifest of this version of kgen"
         return
     if MANIFEST in changed:
-        yield f"{MANIFEST} is not what was built"
+        yield f"{MANIFEST} was edited after the build"
         return
 
     if unknown := [arch for arch in manifest["archs"] if arch not in ARCHS]:
-        yield f"built for {unknown[0]}, which this kgen does not know"
+        yield f"built for {unknown[0]}, which this version of kgen does not support"
         return
 
     def taken(file: Emitted) -> bool:
@@ -68,18 +69,21 @@ def _of(
     if not files:
         yield "built from other files"
         return
-    yield from (f"`{path}` is not of the spec as it is now" for path in of_another_spec(loaded, files))
+    yield from (
+        f"`{path}` is out of date: the spec or kgen changed after it was rendered"
+        for path in of_another_spec(loaded, files)
+    )
     if manifest["sources"] != hashes(files):
         yield "built from other files"
     if manifest["runtimes"] != runtimes(files) or _native_changed(
         loaded, manifest, out / loaded.folder, changed
     ):
-        yield "built by another kgen"
+        yield "built by another version of kgen"
     here = compilers(files)
     for tool, version in manifest["compilers"].items():
         if version != here.get(tool):
-            yield f"built with {tool} {version}, and here is {here.get(tool, 'none')}"
-    yield from (f"{name} is not what was built" for name in changed)
+            yield f"built with {tool} {version}, installed is {here.get(tool, 'none')}"
+    yield from (f"{name} was edited after the build" for name in changed)
     yield from _lacks(manifest, archs, sizes, targets, c)
 
 
@@ -95,7 +99,7 @@ def _lacks(
         missing = [number for number in numbers if number not in manifest["sizes"].get(name, ())]
         yield from (f"not built with `--{name} {number}`" for number in missing)
     built = {row["target"] for row in manifest["kernels"]}
-    yield from (f"not built of `--target {target}`" for target in targets or () if target not in built)
+    yield from (f"not built with `--target {target}`" for target in targets or () if target not in built)
     if c and not _has_c(manifest):
         yield "not built with `--c`"
 
@@ -107,7 +111,7 @@ def _has_c(manifest: Mapping[str, Any]) -> bool:
 def _native_changed(
     loaded: Any, manifest: Mapping[str, Any], package: Path, changed: Collection[str]
 ) -> bool:
-    """Whether what calls the same machine code from C would be another text now."""
+    """True if the current version of kgen would write other C files for the same machine code."""
     rows = [row for row in manifest["kernels"] if row["target"] == "triton"]
     if not _has_c(manifest) or any(row["file"] in changed for row in rows):
         return False
@@ -115,7 +119,7 @@ def _native_changed(
     with tempfile.TemporaryDirectory() as folder:
         try:
             write_native(loaded, native_of(loaded, manifest["sizes"], chips), rows, package, Path(folder))
-        except (KgenError, ValueError, KeyError):  # what the spec says now has no calls from C
+        except (KgenError, ValueError, KeyError):  # the current spec has no calls from C
             return True
         now = {f"{FOLDER}/{p.name}": sha256(p) for p in Path(folder, FOLDER).iterdir()}
     return now != {

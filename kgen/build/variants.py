@@ -1,4 +1,4 @@
-"""The files that choose among the packages of a spec with variants, as its emitted folder has them."""
+"""Files that choose among the packages of a spec with several dtypes or head dims."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Texts = Mapping[Path, str]
 
 
 def choosers(specs: Iterable[tuple[Any, Collection[str]]], out: Path) -> Texts:
-    """What chooses among packages of specs with variants, each of which has these of its files: places, and texts."""
+    """Return the path and text of each file that chooses among packages of a spec with variants.
+
+    `specs` has each variant with the names of the files in its package.
+    """
     variants: dict[str, list[tuple[Any, Collection[str]]]] = {}
     for one, files in specs:
         if one.variant:
@@ -29,15 +32,15 @@ def choosers(specs: Iterable[tuple[Any, Collection[str]]], out: Path) -> Texts:
 
 
 def require_choosers_replaceable(texts: Texts, *, force: bool = False) -> None:
-    """Raise `KgenError` where one would take the place of what `kgen build` did not put there."""
-    others = "name another folder with `-o`, or `--force` to replace it"
+    """Raise `KgenError` if one would replace a file that `kgen build` did not write."""
+    others = "choose another folder with `-o`, or pass `--force` to replace it"
     for place in texts:
         if place.is_symlink():
-            raise KgenError(
-                Diagnostic("link", "a file would be put in the place of a symbolic link", str(place))
-            )
+            raise KgenError(Diagnostic("link", "`kgen build` does not replace symbolic links", str(place)))
         if not force and place.exists() and not _is_one(place):
-            raise KgenError(Diagnostic("edited", "the file is not what was built", str(place), hint=others))
+            raise KgenError(
+                Diagnostic("edited", "the file was edited after the build", str(place), hint=others)
+            )
 
 
 def _is_one(place: Path) -> bool:
@@ -48,7 +51,7 @@ def _is_one(place: Path) -> bool:
 
 
 def write_choosers(texts: Texts) -> None:
-    """Put each where there are packages that it chooses from."""
+    """Write each file whose folder has packages to choose from."""
     with os_errors():
         for place, text in texts.items():
             if any(place.parent.glob(f"*/{MANIFEST}")):
@@ -56,16 +59,16 @@ def write_choosers(texts: Texts) -> None:
 
 
 def stale_choosers(loaded: Iterable[Any], out: Path) -> Iterator[str]:
-    """What is wrong with those of packages that are there, each as a sentence that begins with the spec's name."""
+    """Yield what is wrong with these files of existing packages, each as `NAME: reason`."""
     built = [(one, files) for one in loaded if one.variant and (files := _sources(out, one.folder))]
     for place, text in choosers(built, out).items():
         there = place.is_file()
         if not there or place.read_bytes() != text.encode():
-            yield f"{place.parent.name}: {place.name} is {'not what was built' if there else 'not there'}"
+            yield f"{place.parent.name}: {place.name} {'was edited after the build' if there else 'is missing'}"
 
 
 def _sources(out: Path, name: str) -> Collection[str]:
-    """The files that a package is made of; none where it cannot be read, which is said of it elsewhere."""
+    """Return the files that a package is built from; none if its manifest cannot be read, which `stale` reports."""
     try:
         return list(manifest_of(out, name)["sources"])
     except KgenError:

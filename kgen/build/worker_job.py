@@ -13,14 +13,17 @@ from kgen.verify.compiling import CompileJob
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What one worker compiles, and where to. `sizes` are those of what the spec leaves open, as of `compile_calls`."""
+    """The file that one worker compiles, and the folder for its machine code.
+
+    `sizes` has the values of the sizes that a spec leaves open, by the names that `compile_calls` takes.
+    """
 
     job: CompileJob
     sizes: Mapping[str, Sequence[int]]
     folder: Path
 
     def keep(self, kernel: str, code: bytes, suffix: str = ".cubin") -> dict[str, Any]:
-        """Write machine code to the folder; what a manifest says of the file."""
+        """Write machine code to the folder, and return its entry in the manifest: file, sha256 and bytes."""
         digest = hashlib.sha256(code).hexdigest()
         file = f"cubins/{kernel.strip('_')}-{digest[:16]}{suffix}"
         path = self.folder / file

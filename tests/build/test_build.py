@@ -145,11 +145,11 @@ def test_a_package_needs_no_triton(built: Path) -> None:
 def test_what_no_machine_code_fits_goes_to_triton_with_a_word(built: Path) -> None:
     said, why = interpreted(_another_chip, built)
     assert said == [
-        "small_other: no machine code for sm_86: Triton compiles it; `kgen build --arch sm_86` makes it"
+        "small_other: no machine code for sm_86. Triton compiles it; `kgen build --arch sm_86` builds it"
     ]
     assert why == (
-        "small_other: no machine code of _forward_kernel for these arguments, and no Triton here: "
-        "make tensors contiguous, or name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
+        "small_other: no machine code of _forward_kernel for these arguments, and Triton is not installed: "
+        "make tensors contiguous, or pass the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     )
 
 
@@ -274,7 +274,7 @@ def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     cubin.write_bytes(cubin.read_bytes()[:-1])
     said = CliRunner().invoke(app, [*arguments, "--check"])
     assert said.exit_code == 1
-    assert f"stale: small: cubins/{cubin.name} is not what was built" in said.stdout
+    assert f"stale: small: cubins/{cubin.name} was edited after the build" in said.stdout
     emitted = built / "generated" / "small" / "triton.py"
     text = emitted.read_text()
     try:

@@ -173,7 +173,8 @@ def test_a_package_asks_no_compiler(built: Path) -> None:
     assert shapes == "small_norm: weight must be [64] on cpu, got [63] on cpu"
     assert read == f"True {name}"
     assert without == (
-        f"small_norm: no machine code of {name} for sm_90, and NVRTC makes none: `kgen build --arch sm_90` makes it"
+        f"small_norm: no machine code of {name} for sm_90, and NVRTC cannot compile it: "
+        "`kgen build --arch sm_90` builds it"
     )
 
 
@@ -183,15 +184,15 @@ def test_another_chip_goes_to_nvrtc_with_a_word(built: Path, monkeypatch: pytest
     assert Path(module.__file__).parent.name == "sources"
     names = [f"small_norm_kernels::{one}" for one in ("a", "b")]
     monkeypatch.setattr(module, "Program", mock.MagicMock())
-    said = "small_norm_elsewhere: no machine code of its kernels in CUDA for sm_86: NVRTC compiles them; "
+    said = "small_norm_elsewhere: no machine code of its CUDA kernels for sm_86. NVRTC compiles them; "
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for name in names:
             module._compiled(name, "sm_86")
-    assert [str(one.message) for one in heard] == [f"{said}`kgen build --arch sm_86` makes it"]
+    assert [str(one.message) for one in heard] == [f"{said}`kgen build --arch sm_86` builds it"]
     assert module.Program.call_count == 2
     monkeypatch.setenv("KGEN_NO_COMPILER", "1")
-    with pytest.raises(RuntimeError, match="KGEN_NO_COMPILER is set: `kgen build --arch sm_89` makes it"):
+    with pytest.raises(RuntimeError, match="KGEN_NO_COMPILER is set: `kgen build --arch sm_89` builds it"):
         module._compiled(names[0], "sm_89")
 
 
@@ -231,12 +232,12 @@ def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     with mock.patch("kgen.build.files.versions", lambda tools: versions(tools) | {"cuda-core": "0"}):
         said = CliRunner().invoke(app, check)
     assert said.exit_code == 1
-    assert f"built with cuda-core {versions(['cuda-core'])['cuda-core']}, and here is 0" in said.stdout
+    assert f"built with cuda-core {versions(['cuda-core'])['cuda-core']}, installed is 0" in said.stdout
     source = tmp_path / "small_norm" / "sources" / "cuda.cu"
     source.write_text(source.read_text() + "//\n")
     said = CliRunner().invoke(app, check)
     assert [line for line in said.stdout.splitlines() if line.startswith("stale")] == [
-        "stale: small_norm: sources/cuda.cu is not what was built"
+        "stale: small_norm: sources/cuda.cu was edited after the build"
     ]
 
 

@@ -96,7 +96,7 @@ def test_what_kgen_build_did_not_make_stays(project: Path) -> None:
     (place / "notes.txt").write_text("mine")
     said = _build()
     assert said.exit_code == 2
-    assert "error[not-a-package]: `kgen build` did not make what is there" in said.output
+    assert "error[not-a-package]: `kgen build` did not write this" in said.output
     assert "`--force` to replace it" in said.output
     assert _files(project / "built") == {"narrow/notes.txt": b"mine"}
     assert _build("--force").exit_code == 0
@@ -105,7 +105,7 @@ def test_what_kgen_build_did_not_make_stays(project: Path) -> None:
     before = _files(project / "built")
     said = _build()
     assert said.exit_code == 2
-    assert "error[not-a-package]: `kgen build` did not make the file" in said.output
+    assert "error[not-a-package]: `kgen build` did not write this file" in said.output
     assert "mine.txt" in said.output
     (place / "mine.txt").unlink()
     (place / "triton.py").write_text("edited")
@@ -173,14 +173,17 @@ def test_a_spec_that_was_edited_since_is_not_built(project: Path) -> None:
     said = _build()
     assert said.exit_code == 2
     assert (
-        "error[not-rendered]: `generated/narrow/triton.py` was rendered from another text of the spec"
+        "error[not-rendered]: `generated/narrow/triton.py` is out of date: the spec or kgen changed"
         in said.output
     )
     assert "kgen render narrow.yaml" in said.output
     assert _files(project / "built") == before
     checked = _build("--check")
     assert checked.exit_code == 1
-    assert "stale: narrow: `generated/narrow/triton.py` is not of the spec as it is now" in checked.output
+    assert (
+        "stale: narrow: `generated/narrow/triton.py` is out of date: the spec or kgen changed"
+        in checked.output
+    )
     _rendered(project)
     assert _build().exit_code == 0
 
@@ -206,7 +209,7 @@ def test_two_specs_of_one_name_are_refused(project: Path) -> None:
     (project / "other" / "narrow.yaml").write_text(ROWS + "eps: 0.5\n")
     said = CliRunner().invoke(app, ["build", "narrow.yaml", "other/narrow.yaml"])
     assert said.exit_code == 2
-    assert "error[name-taken]: the name `narrow` belongs to narrow.yaml as well" in said.output
+    assert "error[name-taken]: narrow.yaml also has the name `narrow`" in said.output
     assert not (project / "built").exists()
 
 
@@ -293,7 +296,7 @@ def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(
     ]
     assert launched == built, "delta has no group"
     assert {*triton} - {*gluon} == ({"_delta_kernel JITFunction True"} if built == "[]" else set())
-    assert f"no machine code {what}: Triton compiles it" in done.stderr
+    assert f"no machine code {what}. Triton compiles it" in done.stderr
     assert "portable kernels" not in done.stderr
     refused = python([*command, "3"], {"TRITON_INTERPRET": None, "KGEN_NO_COMPILER": "1"})
     assert "NoMachineCode" in refused.stderr
@@ -322,7 +325,7 @@ def test_calls_from_c_belong_in_a_project_in_c(rows: Path, tmp_path: Path) -> No
         (["--arch", "sm_90"], ""),
         (["--arch", "sm_86"], "not built for sm_86"),
         (["--width", "100"], "not built with `--width 100`"),
-        (["--target", "cuda"], "not built of `--target cuda`"),
+        (["--target", "cuda"], "not built with `--target cuda`"),
         (["--c"], "not built with `--c`"),
     ],
 )
@@ -339,12 +342,12 @@ def test_check_holds_a_package_to_what_is_named(project: Path, asked: list[str],
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}", "its manifest.json is none that this kgen writes"),
-        ("[]", "its manifest.json is none that this kgen writes"),
-        ("{", "its manifest.json is none that this kgen writes"),
-        ('{"sources": {}, "kernels": [{}]}', "its manifest.json is none that this kgen writes"),
-        ('"spills": NaN', "its manifest.json is none that this kgen writes"),
-        ('"spills": 1', "manifest.json is not what was built"),
+        ("{}", "its manifest.json is not a manifest of this version of kgen"),
+        ("[]", "its manifest.json is not a manifest of this version of kgen"),
+        ("{", "its manifest.json is not a manifest of this version of kgen"),
+        ('{"sources": {}, "kernels": [{}]}', "its manifest.json is not a manifest of this version of kgen"),
+        ('"spills": NaN', "its manifest.json is not a manifest of this version of kgen"),
+        ('"spills": 1', "manifest.json was edited after the build"),
     ],
 )
 def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: str) -> None:
@@ -361,7 +364,7 @@ def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
     assert _build().exit_code == 0
     for key, value, said in (
         ("targets", ["cuda"], "narrow: built from other files"),
-        ("archs", ["sm_999"], "narrow: built for sm_999, which this kgen does not know"),
+        ("archs", ["sm_999"], "narrow: built for sm_999, which this version of kgen does not support"),
         ("sizes", {}, "narrow: not built with `--width 512`"),
     ):
         path = project / "built" / "narrow" / "manifest.json"
@@ -393,14 +396,14 @@ def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest
     assert "2 checked, 0 stale" in CliRunner().invoke(app, [*command, "--check"]).output
     place.write_text("mine")
     assert (
-        "stale: both: __init__.py is not what was built"
+        "stale: both: __init__.py was edited after the build"
         in CliRunner().invoke(app, [*command, "--check"]).output
     )
     refused = CliRunner().invoke(app, command)
     assert "error[edited]" in refused.output
     assert place.read_text() == "mine"
     place.unlink()
-    assert "stale: both: __init__.py is not there" in CliRunner().invoke(app, [*command, "--check"]).output
+    assert "stale: both: __init__.py is missing" in CliRunner().invoke(app, [*command, "--check"]).output
     place.symlink_to(project / "both.yaml")
     assert "error[link]" in CliRunner().invoke(app, [*command, "--force"]).output
     place.unlink()
@@ -450,4 +453,4 @@ def test_check_knows_the_templates_of_c(rows: Path, tmp_path: Path, monkeypatch:
     runtime = templates / "c" / "kgen_runtime.h"
     runtime.write_text(runtime.read_text() + "\n")
     monkeypatch.setattr(native, "template_root", lambda: templates)
-    assert stale(loaded, rows / "generated", rows) == ["narrow: built by another kgen"]
+    assert stale(loaded, rows / "generated", rows) == ["narrow: built by another version of kgen"]

@@ -1,1 +1,1 @@
-"""Loads the machine code of a package, in the place of compilers: a module for each target. Packages have them too."""
+"""Load the machine code of a package instead of compiling: one module per target. Packages contain copies."""

@@ -1,7 +1,7 @@
-"""Kernels of a `cuda.py` from machine code beside this file, where NVRTC would compile them. Needs torch, cuda.core.
+"""Load the kernels of a `cuda.py` from machine code instead of compiling them with NVRTC. Needs torch and cuda.core.
 
-The launcher is the emitted file itself, but for the function that it calls for a kernel's machine code. What there is
-none for goes to NVRTC, if it is there, with a warning.
+The emitted file launches the kernels. This module replaces only its function that returns a kernel's machine code. A
+kernel without machine code is compiled by NVRTC, with a warning, if NVRTC is installed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .folder import NO_COMPILER, Folder, NoMachineCode, may_compile, say_once
 
 
 class Package(Folder):
-    """A folder that `kgen build` made."""
+    """A folder that `kgen build` wrote."""
 
     def load(self, stem: str) -> Any:
-        """The emitted file, with machine code for kernels."""
+        """Import the emitted file, with machine code for its kernels."""
         module = self.emitted(stem)
         rows = {
             (row["kernel"], row["capability"]): row
@@ -32,8 +32,10 @@ class Package(Folder):
     def _read(
         self, rows: Mapping[Any, Any], compiled: Callable[[str, str], ObjectCode], kernel: str, arch: str
     ) -> ObjectCode:
-        """What NVRTC makes of a kernel for an architecture. Raises RuntimeError where it is not there and NVRTC
-        neither."""
+        """Return the machine code of a kernel for an architecture, from a file or from NVRTC.
+
+        Raises RuntimeError if there is no file and NVRTC fails, or may not be used.
+        """
         chip = int(arch.removeprefix("sm_"))
         row = rows.get((kernel, chip))
         if row is not None:
@@ -47,8 +49,6 @@ class Package(Folder):
         try:
             found = compiled(kernel, arch)
         except Exception as error:
-            raise RuntimeError(f"{why}, and NVRTC makes none: {hint}") from error
-        say_once(
-            f"{self.name}: no machine code of its kernels in CUDA for {arch}: NVRTC compiles them; {hint}"
-        )
+            raise RuntimeError(f"{why}, and NVRTC cannot compile it: {hint}") from error
+        say_once(f"{self.name}: no machine code of its CUDA kernels for {arch}. NVRTC compiles them; {hint}")
         return found

@@ -1,4 +1,4 @@
-"""What launchers make of tensors and numbers, in place of Triton's own: descriptors, layouts and constants."""
+"""Replacements for Triton's descriptors, layouts and constants, which launchers create."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Descriptor:
-    """A tensor, and the block of it that TMA moves at a time."""
+    """A TMA descriptor: a tensor, and the shape of the block that one copy moves."""
 
     def __init__(
         self,
@@ -23,26 +23,26 @@ class Descriptor:
 
 
 class Layout:
-    """`gl.NVMMASharedLayout`, of tiles in shared memory: what Gluon is told."""
+    """Arguments of a `gl.NVMMASharedLayout`, the layout of a tile in shared memory."""
 
     def __init__(self, **told: Any) -> None:
         self.told = told
 
 
 class Constexpr:
-    """`tl.constexpr`, of which launchers take the value."""
+    """A `tl.constexpr`: launchers read its `value`."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def for_triton(args: Sequence[Any]) -> list[Any]:
-    """Arguments as Triton takes them."""
+    """Return the arguments with Triton's own descriptors."""
     return [_described_to_triton(x) if isinstance(x, Descriptor) else x for x in args]
 
 
 def _described_to_triton(x: Descriptor) -> Any:
-    """Triton's own descriptor; of a kernel in Gluon that has a layout."""
+    """Return Triton's own descriptor, or Gluon's if it has a layout."""
     told = (x.base, list(x.shape), list(x.strides), list(x.block_shape))
     if isinstance(x.layout, Layout):
         from triton.experimental.gluon import language

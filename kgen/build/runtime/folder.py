@@ -1,4 +1,4 @@
-"""What those share that load machine code of a package: its places, what it says of itself, whether it may compile."""
+"""Base of the modules that load the machine code of a package: its folders, its manifest, and fallbacks."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from typing import Any
 SOURCES = "sources"
 """The folder of a package that has the emitted files."""
 NO_COMPILER = "KGEN_NO_COMPILER"
-"""Where the environment has it, what there is no machine code for raises: nothing is compiled."""
+"""An environment variable. If it is set, calls without machine code raise, and nothing is compiled."""
 
 
 class NoMachineCode(RuntimeError):
-    """A package has no machine code for a call, and may not or cannot compile any."""
+    """Raised if a package has no machine code for a call, and cannot compile it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """A folder that `kgen build` made, as a package of that name."""
+    """A folder that `kgen build` wrote, imported as the package `name`."""
 
     name: str
     folder: Path
 
     @functools.cached_property
     def manifest(self) -> Any:
-        """What was compiled, and from what."""
+        """The sources, compilers and kernels of the package."""
         return json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
 
     def hint_of(self, arch: int) -> str:
-        """What to do for a chip that there is no machine code for."""
+        """Return the advice for a compute capability without machine code."""
         known = arch in self.manifest["known"]
         return (
-            f"`kgen build --arch sm_{arch}` makes it"
+            f"`kgen build --arch sm_{arch}` builds it"
             if known
-            else "the `kgen build` that made this knows no such chip"
+            else f"the version of kgen that built this does not support sm_{arch}"
         )
 
     def emitted(self, stem: str, name: str | None = None, scope: Mapping[str, Any] | None = None) -> Any:
-        """An emitted file, imported under its own name or another, with some names in its scope."""
+        """Import an emitted file under its own name or another, with the names of `scope` as globals."""
         name = f"{self.name}.{name or stem}"
         spec = importlib.util.spec_from_file_location(name, self.folder / SOURCES / f"{stem}.py")
         assert spec is not None
@@ -59,11 +59,11 @@ class Folder:
 
 
 def may_compile() -> bool:
-    """Whether a compiler may be asked for what there is no machine code for."""
+    """True if kernels without machine code may be compiled."""
     return not os.environ.get(NO_COMPILER)
 
 
 @functools.cache
 def say_once(message: str) -> None:
-    """Warn, the first time."""
+    """Warn once per message and process."""
     warnings.warn(message, UserWarning, stacklevel=5)

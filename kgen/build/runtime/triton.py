@@ -1,8 +1,8 @@
-"""Launches kernels from machine code beside this file, through the CUDA driver. Needs torch, not Triton.
+"""Launch the kernels of a `triton.py` from machine code, through the CUDA driver. Needs torch, not Triton.
 
-The launcher is the emitted file itself. Where it says `triton`, it gets what stands in for that here: kernels are names
-of machine code, descriptors are what TMA is told. What no machine code fits goes to Triton, if it is there, with a
-warning.
+The emitted file launches the kernels. When it imports `triton`, it gets replacements from this module: a kernel is a
+name of machine code, a descriptor holds the arguments of a TMA descriptor. Triton compiles a call without fitting
+machine code, with a warning, if Triton is installed.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ FORMATS = {
 }
 BITS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
 MAP_BYTES = 128
-"""Of what TMA is told of a tensor, which begins at a multiple of 64 bytes."""
+"""Size of a `CUtensorMap`, which must be aligned to 64 bytes."""
 
-# Numbers of cuda.h.
+# Constants of cuda.h.
 MAX_DYNAMIC_SHARED = 8
 INVALID_CONTEXT = 201
 COOPERATIVE, PROGRAMMATIC = 2, 6
 INTERLEAVE_NONE, L2_PROMOTION_128B, FILL_ZERO = 0, 2, 0
 
 
-# --- what is launched ------------------------
+# --- machine code ------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Cubin:
-    """Machine code of one kernel for some constants, and what its arguments have to be."""
+    """Machine code of one kernel for some constants, and the conditions on its arguments."""
 
     folder: Path
     row: Mapping[str, Any]
 
     def fits(self, given: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-        """Whether a call may be launched with it."""
+        """True if a call with these arguments and options can use this machine code."""
         asked = self.row["options"]
         return all(asked.get(name) == value for name, value in options.items()) and all(
             _same(given[name], value) if kind == "constexpr" else _is(given[name], kind, value)
@@ -83,17 +83,17 @@ class Cubin:
 
     @functools.cached_property
     def strictness(self) -> int:
-        """How many arguments it wants to be aligned, or one."""
+        """Number of constants and aligned arguments: the most specific machine code is tried first."""
         return sum(value is True or kind == "constexpr" for _, kind, value in self.row["arguments"])
 
     @functools.cached_property
     def forms(self) -> list[str]:
-        """Of each parameter of the kernel, as `struct` has it. Scratch memory, the last two, is none."""
+        """Format characters of `struct`, one per parameter. The last two are pointers to scratch memory, null here."""
         return [form for name, kind, _ in self._passed for form in _forms(kind)] + ["Q", "Q"]
 
     @functools.cached_property
     def _memory(self) -> tuple[struct.Struct, list[int]]:
-        """Of the memory that parameters are put into: what it holds, and where each lies. A descriptor is one value."""
+        """The layout of the parameter buffer, and the offset of each parameter. A descriptor is packed as one value."""
         each = [_forms(kind) for _, kind, _ in self._passed] + [["Q"], ["Q"]]
         inner = [_laid_out(forms) for forms in each]
         one = [
@@ -109,10 +109,10 @@ class Cubin:
 
     @functools.cached_property
     def _values(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """The values of parameters, of all arguments in their order.
+        """A function from all arguments to the values of the parameters.
 
-        It is made as one expression of numbers and names that stand here: to walk through some thirty arguments takes
-        Python longer than the driver takes to launch the kernel.
+        It is compiled from one generated expression. A Python loop over some thirty arguments takes longer than the
+        driver takes to launch the kernel. The expression contains only indices and names from this function.
         """
         values, names = [], {}
         maps = iter(self.row["maps"])
@@ -135,11 +135,11 @@ class Cubin:
         return _Ready(self)
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
-        """What launches it again, given all arguments in their order."""
+        """Return a function that launches the kernel on this grid, with all arguments in order."""
         return lambda *args: self.launch(grid, args)
 
     def launch(self, grid: Sequence[int], args: Sequence[Any]) -> None:
-        """On the current stream of the current device, given all arguments in their order."""
+        """Launch on the current stream of the current device, with all arguments in order."""
         if not grid[0]:
             return
         device = torch.cuda.current_device()
@@ -152,7 +152,7 @@ class Cubin:
             config.grid_y, config.grid_z = (*grid, 1)[1:3]
         config.stream = _stream(device)
         error = _driver().cuLaunchKernelEx(ready.of_config, function, ready.parameters, None)
-        if error == INVALID_CONTEXT:  # in a thread that has done nothing on a GPU
+        if error == INVALID_CONTEXT:  # this thread has not used a GPU yet
             _begin(device)
             error = _driver().cuLaunchKernelEx(ready.of_config, function, ready.parameters, None)
         if error:
@@ -160,7 +160,7 @@ class Cubin:
 
 
 class _Ready(threading.local):
-    """What the driver is handed at a launch, of which it keeps nothing: made once for a kernel and thread."""
+    """Arguments of `cuLaunchKernelEx`, reused for all launches of a kernel in a thread: the driver copies them."""
 
     def __init__(self, cubin: Cubin) -> None:
         memory, offsets = cubin._memory
@@ -179,7 +179,7 @@ class _Ready(threading.local):
 
 
 def _stream(device: int) -> int:
-    """The current stream of a device. The public way makes an object first, ten times as slowly."""
+    """Return the current stream of a device. `torch.cuda.current_stream` is ten times as slow: it makes an object."""
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
@@ -195,7 +195,7 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
             and (kind.startswith(f"tensordesc<{DTYPES[value.base.dtype]}["))
         )
     if kind.startswith("*"):
-        # Other Tritons call truth values i1.
+        # Some versions of Triton call booleans i1.
         told = "u1" if kind == "*i1" else kind[1:]
         there = isinstance(value, torch.Tensor) and DTYPES.get(value.dtype) == told
         return there and (aligned is not True or value.data_ptr() % 16 == 0)
@@ -209,7 +209,7 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
 
 
 def _block(kind: str) -> list[int]:
-    """tensordesc<bf16[1, 1, 64, 128], ...> -> [1, 1, 64, 128]"""
+    """Return the shape in a kind: tensordesc<bf16[1, 1, 64, 128], ...> -> [1, 1, 64, 128]."""
     return [int(n) for n in kind.partition("[")[2].partition("]")[0].split(",")]
 
 
@@ -221,7 +221,7 @@ def _forms(kind: str) -> list[str]:
 
 
 def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
-    """Values one behind the other, each at a multiple of its size, or of 64 bytes; and where they lie."""
+    """Return a struct of these values, and their offsets. Each is aligned to its size, at most to 64 bytes."""
     form, size, offsets = "<", 0, []
     for one in forms:
         bytes_ = struct.calcsize(f"<{one}")
@@ -233,7 +233,7 @@ def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
 
 @dataclass(frozen=True, eq=False)
 class _Told:
-    """Of a descriptor, what machine code was compiled for."""
+    """The properties of a descriptor that machine code was compiled for."""
 
     swizzle: int
     elem_size: int
@@ -244,7 +244,7 @@ class _Told:
 
 def _described(told: _Told, desc: Any) -> bytes:
     shape, strides = desc.shape, desc.strides
-    if not isinstance(shape, tuple):  # Triton's descriptors have lists
+    if not isinstance(shape, tuple):  # Triton's descriptors have lists, which cannot be cached
         shape, strides = tuple(shape), tuple(strides)
     return _parameters(desc.base.data_ptr(), shape, strides, told)
 
@@ -279,7 +279,7 @@ def _checked(error: int) -> None:
 
 
 def _begin(device: int) -> None:
-    """Make torch's context of a device that of this thread."""
+    """Make torch's context of a device current in this thread."""
     context = ctypes.c_void_p()
     _checked(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     _checked(_driver().cuCtxSetCurrent(context))
@@ -287,7 +287,7 @@ def _begin(device: int) -> None:
 
 @functools.cache
 def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
-    """The kernel, loaded to a device, whose context torch has made current."""
+    """Load a kernel to a device, once, and return its handle."""
     torch.cuda.current_stream(device)
     image = (cubin.folder / cubin.row["file"]).read_bytes()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -305,12 +305,12 @@ def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
 
 @functools.lru_cache(4096)
 def _parameters(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
-    """What a kernel gets of a descriptor: what TMA is told, sizes and strides."""
+    """Return the parameters of a descriptor: its `CUtensorMap`, sizes and strides."""
     return told.form.pack(_encoded(address, shape, strides, told), *shape, *strides)
 
 
 def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
-    """What TMA is told of a tensor. Dimensions count from the last one there, whose elements lie side by side."""
+    """Return the `CUtensorMap` of a tensor. Its dimensions are reversed: the first one is contiguous."""
     rank = len(told.block_size)
     memory = ctypes.create_string_buffer(MAP_BYTES + 64)
     at = -(-ctypes.addressof(memory) // 64) * 64
@@ -326,11 +326,11 @@ def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], tol
     return ctypes.string_at(at, MAP_BYTES)
 
 
-# --- what stands in for Triton ------------------------
+# --- replacements for Triton ------------------------
 
 
 class Kernel:
-    """A function that ran through `triton.jit`: launched as `kernel[grid](...)`."""
+    """A function decorated with `triton.jit`, launched as `kernel[grid](...)`."""
 
     def __init__(self, function: Callable[..., Any], package: Package) -> None:
         self.function, self.package = function, package
@@ -349,18 +349,18 @@ class Kernel:
         source = self.package.by_triton(self, _arch(args))
         options = {**options, "enable_fp_fusion": enable_fp_fusion}
         source[grid](*for_triton(args), **options, **_rest(given, len(args)))
-        return None  # launchers keep what they are given, and call it with descriptors of this module
+        return None  # a launcher would keep Triton's kernel, and call it with this module's descriptors
 
     def warmup(
         self, *args: Any, grid: Sequence[int], enable_fp_fusion: bool = True, **meta: Any
     ) -> Cubin | Kernel:
-        """Load the machine code that a launch takes to the current device. Without any nothing happens here."""
+        """Load the machine code of a launch to the current device. Do nothing if none fits."""
         if cubin := self._found(*self._told(args, meta), args):
             _function(torch.cuda.current_device(), cubin)
         return cubin or self
 
     def _told(self, args: Sequence[Any], meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Arguments by name, and options."""
+        """Return the arguments by name, and the options."""
         given = dict(zip(self.arg_names, args, strict=False))
         given |= {name: meta[name] for name in self.arg_names if name in meta}
         return given, {name: value for name, value in meta.items() if name not in given}
@@ -379,7 +379,7 @@ def _rest(given: Mapping[str, Any], count: int) -> dict[str, Any]:
 
 
 def _arch(args: Sequence[Any]) -> int:
-    """The compute capability of the device that the arguments are on, as 90; 0 for the CPU."""
+    """Return the compute capability of the arguments' device, such as 90; 0 for the CPU."""
     found = (getattr(x, "base", x) for x in args)
     device = next(x.device for x in found if isinstance(x, torch.Tensor))
     if device.type != "cuda":
@@ -389,7 +389,7 @@ def _arch(args: Sequence[Any]) -> int:
 
 
 class StandIn:
-    """Any module of Triton, and what is in it: a few things that launchers use, and otherwise nothing in particular."""
+    """A replacement for Triton's modules and their attributes: a few that launchers use, and itself for all others."""
 
     def __init__(self, package: Package) -> None:
         self.__version__ = package.manifest["compilers"]["triton"]
@@ -418,36 +418,36 @@ def _jit(package: Package, function: Any = None, **options: Any) -> Any:
 
 
 class Package(Folder):
-    """A folder that `kgen build` made."""
+    """A folder that `kgen build` wrote."""
 
     @functools.cache  # noqa: B019
     def cubins(self, kernel: str, arch: int) -> list[Cubin]:
-        """Of a kernel for a chip: those that ask for most first."""
+        """Return the machine code of a kernel for a compute capability, the most specific first."""
         rows = [
             row for row in self.manifest["kernels"] if row["kernel"] == kernel and row["capability"] == arch
         ]
         return sorted((Cubin(self.folder, row) for row in rows), key=lambda cubin: -cubin.strictness)
 
     def by_triton(self, kernel: Kernel, arch: int) -> Any:
-        """The kernel as Triton compiles it from the source. Raises NoMachineCode without Triton."""
+        """Return Triton's own kernel from the source, which Triton compiles. Raises NoMachineCode without Triton."""
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         where = f"for sm_{arch}" if arch else "for CPUs"
         why = "for these arguments" if arch in chips else where
         flags = "(--gqa, --batch, --width, --heads)"
-        sizes = f"make tensors contiguous, or name the sizes of the call to `kgen build` {flags}"
+        sizes = f"make tensors contiguous, or pass the sizes of the call to `kgen build` {flags}"
         hint = sizes if arch in chips else self.hint_of(arch)
-        lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
+        lacks = "Triton is not installed" if may_compile() else f"{NO_COMPILER} is set"
         if not may_compile() or importlib.util.find_spec("triton") is None:
             raise NoMachineCode(
                 f"{self.name}: no machine code of {kernel.__name__} {why}, and {lacks}: {hint}"
             )
         if arch:
-            say_once(f"{self.name}: no machine code {why}: Triton compiles it; {hint}")
+            say_once(f"{self.name}: no machine code {why}. Triton compiles it; {hint}")
         return getattr(self.source(kernel.stem), kernel.__name__)
 
     @functools.cache  # noqa: B019
     def source(self, stem: str) -> Any:
-        """An emitted file as it is, for Triton, beside those that it imports from."""
+        """Import an emitted file unchanged, for Triton, in a package with the files that it imports."""
         name = f"{self.name}._{SOURCES}"
         if name not in sys.modules:
             sys.modules[name] = beside = ModuleType(name)
@@ -455,7 +455,7 @@ class Package(Folder):
         return importlib.import_module(f"{name}.{stem}")
 
     def load(self, stem: str) -> Any:
-        """The emitted file, with machine code for kernels."""
+        """Import the emitted file, with machine code for its kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
         self.emitted("_launch")
         module = self.emitted(stem, scope=here)
@@ -467,7 +467,7 @@ class Package(Folder):
 
 
 def _importer(standin: StandIn) -> Callable[..., Any]:
-    """`import`, but for Triton."""
+    """Return an `__import__` that replaces Triton's modules."""
 
     def imported(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0

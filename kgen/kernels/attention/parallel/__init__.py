@@ -1,4 +1,4 @@
-"""Attention over sequences that are spread over ranks: a plan of who needs what, and what carries it out.
+"""Attention over sequences that are sharded over ranks: plans, and the runtime that executes them.
 
-`docs/context-parallel-protocol.md` draws who sends what, when, and what each wait waits for.
+`docs/context-parallel-protocol.md` describes the messages between ranks and all waits.
 """

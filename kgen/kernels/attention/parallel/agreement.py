@@ -1,4 +1,4 @@
-"""The check of ranks before a pass, on their hosts: all agree on the call, and none is gone."""
+"""The check before each pass that all ranks are alive and make the same call. It uses gloo, on the hosts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ import torch.distributed as dist
 
 
 class Disagreement(RuntimeError):
-    """Ranks of a group call with arguments that do not belong together."""
+    """Raised on all ranks of a group if their calls differ, or if a rank is gone."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """The settings that all ranks must share, and the message if they differ."""
+    """A value that all ranks must share (`alike`), and its text in the error message (`words`)."""
 
     words: str
     alike: object
 
 
 _TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
-"""By group, where that is not gloo's on CPUs. It keeps none alive: threads of one that outlives
-`destroy_process_group` end a process by an abort, where they drop a tensor while Python ends."""
+"""The gloo group of each group that has no gloo backend for CPUs.
+
+References are weak. If a group outlives `destroy_process_group`, its threads may release a tensor while Python exits,
+which aborts the process.
+"""
 _MET: MutableSet[dist.ProcessGroup] = weakref.WeakSet()
-"""Groups whose ranks have all been in one transfer of NCCL."""
+"""Groups whose ranks have all taken part in one NCCL operation."""
 
 
 def talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
-    """A group of the same ranks whose words do not wait for the device of tensors, and that notices who is gone."""
+    """Return a group of the same ranks for messages on CPUs. Its operations fail if a rank is gone.
+
+    The first call of a group on GPUs also connects all of its ranks over NCCL.
+    """
     backends = dist.get_backend_config(group).split(",")
     spoken = "cpu:gloo" in backends
     if not spoken and group not in _TALKS:
@@ -48,9 +54,9 @@ def talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
 
 
 class Words:
-    """The description of a rank's call: the numbers of its rows, and the settings that all ranks must share.
+    """The description of a rank's call: the numbers of its rows, and the values that all ranks must share.
 
-    It goes out at once, and what the others say is heard when it has to be.
+    The constructor sends it without waiting. `heard` waits for the descriptions of the others.
     """
 
     def __init__(
@@ -68,9 +74,9 @@ class Words:
             self.work = dist.all_gather(self.others, words, group=talk(group, device), async_op=True)
 
     def heard(self) -> list[tuple[int, int]]:
-        """The numbers of queries and keys of all ranks.
+        """Wait for all ranks, and return their numbers of queries and keys.
 
-        Raises `Disagreement` on all ranks where one says something else, or is gone.
+        Raises `Disagreement` on all ranks if a description differs or a rank is gone.
         """
         with _missing():
             self.work.wait()
@@ -85,7 +91,7 @@ class Words:
                     f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}" for some in alike
                 )
                 shown = value.words if isinstance(value, Told) else value
-                raise Disagreement(f"{name} {shown} here: {parts} differ")
+                raise Disagreement(f"{parts} differ in {name}, which is {shown} on this rank")
         if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
             raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
         return [(row[0], row[1]) for row in rows]
@@ -96,15 +102,15 @@ def _missing() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise Disagreement(f"not every rank of the group is there: {error}") from error
+        raise Disagreement(f"a rank of the group does not respond: {error}") from error
 
 
 def digest(value: object) -> int:
-    """A number that other values do not have."""
+    """Return a 64-bit hash of a value's repr."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)
 
 
 @functools.cache
 def say_once(message: str) -> None:
-    """A warning, of a process."""
+    """Warn once per message and process."""
     warnings.warn(message, UserWarning, stacklevel=2)

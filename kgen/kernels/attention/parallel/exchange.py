@@ -21,16 +21,18 @@ from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
 """Pairs of a rank, with their keys and values."""
 BRIEF = 2**20
-"""Bytes that come to a rank, up to which kernels read them where they are: a stream beside takes CPUs longer."""
+"""Bytes per rank up to which kernels read keys directly in peer memory. A second stream would cost more CPU time."""
 
 
 def steps(keys: Keys, agreed: Callable[[], None], home: KeyGradients | None = None) -> Steps:
-    """Pairs of this rank with their keys and values: first its own, then those of others.
+    """Yield the pairs of this rank with their keys and values: own keys first, then those of others.
 
-    Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
-    comes while that one computes: kernels that have all of a GPU leave nothing to a transfer that begins after them.
-    `home` gets the gradients of a step as soon as it is over. Whoever stops ahead of the last pair waits for what is
-    under way, unless it abandons that: of a transfer that failed, others may not come to an end.
+    Nothing is sent before all ranks have `agreed`. The transfer of a step starts before the previous step computes, so
+    that both overlap. Kernels that occupy all multiprocessors block a transfer that starts after them. `home` sends the
+    gradients of a step when it ends.
+
+    A caller that closes the generator early waits for running transfers. `abandon` does not wait, because the other end
+    of a transfer may be missing.
     """
     beside = Beside(keys.k.device)
     found = _gathered_pairs if keys.plan.gathered else _pairs_by_steps
@@ -47,7 +49,7 @@ class _Abandoned(Exception):
 
 
 def abandon(steps: Steps) -> None:
-    """Stop, and wait for nothing."""
+    """Stop the generator without waiting for transfers."""
     with suppress(Exception):
         steps.throw(_Abandoned())
 
@@ -55,12 +57,12 @@ def abandon(steps: Steps) -> None:
 def _pairs_by_steps(
     keys: Keys, beside: Beside, agreed: Callable[[], None], home: KeyGradients | None
 ) -> Steps:
-    """Pairs of keys that come from one rank after the other."""
+    """Yield pairs whose keys come from one rank after the other."""
     plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
     peers = peers_of(keys.group, keys.k.device, _room_of_few(keys), agreed) if plan.few else None
     way = _Sent(keys, beside) if peers is None else _Read(keys, beside, peers)
     own = ((pair, *keys.own(pair.kv)) for pair in plan.pairs_of(rank, rank))
-    if way.in_line:  # what the others say is on its way meanwhile
+    if way.in_line:  # descriptions of the other ranks arrive meanwhile
         yield from own
     agreed()
     beside.begin()
@@ -81,7 +83,7 @@ def _pairs_by_steps(
 
 
 class _Sent:
-    """Keys that ranks send each other."""
+    """Transfers of keys by send and receive."""
 
     in_line = False
 
@@ -92,12 +94,15 @@ class _Sent:
         self.leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
 
     def begin(self, home: KeyGradients | None) -> None:
-        """All ranks have agreed."""
+        """Start after all ranks have agreed: there is nothing to do."""
 
     def step(
         self, source: int, target: int, intervals: list[Interval]
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-        """Runs of keys of one rank on their way here, and others on theirs to another: tensors, and the transfers."""
+        """Start receiving runs of keys from `source`, and sending to `target`.
+
+        Returns the received keys and values of each run, and the works.
+        """
         sent = [(target, x) for run in self.keys.plan.sent(self.keys.rank, target) for x in self.leaving[run]]
         with self.beside.stream() if sent or intervals else nullcontext():
             here = [self.keys.empty(interval) for interval in intervals]
@@ -105,11 +110,11 @@ class _Sent:
             return here, exchanged(self.keys.group, sent, received)
 
     def end(self, home: KeyGradients | None) -> None:
-        """All that came was used."""
+        """Finish after all keys were used: there is nothing to do."""
 
 
 class _Read:
-    """Keys that ranks read of each other's buffers, and gradients."""
+    """Transfers of keys and gradients by reading the buffers of other ranks."""
 
     leaving: Mapping[Interval, list[Tensor]] = MappingProxyType({})
 
@@ -123,7 +128,7 @@ class _Read:
                 copied(there.movedim(0, keys.axis), rows)
 
     def begin(self, home: KeyGradients | None) -> None:
-        """All ranks have agreed."""
+        """Open the buffers after all ranks have agreed."""
         self.beside.under_way.append([self.peers.open()])
         if home is not None:
             home.read(self.peers, lambda rank: left(self.keys, rank)[1])
@@ -131,7 +136,10 @@ class _Read:
     def step(
         self, source: int, target: int, intervals: list[Interval]
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-        """Runs of keys of one rank, where kernels read them there or on their way here: tensors, and the transfers."""
+        """Return runs of keys of `source`, and the works.
+
+        The tensors are views of its buffer if kernels read it directly, and otherwise targets of copies.
+        """
         axis, found = self.keys.axis, []
         copies: list[tuple[Tensor, Tensor]] = []
         for lo, hi in intervals:
@@ -147,14 +155,14 @@ class _Read:
         return found, [self.peers.copy(copies)] if copies else []
 
     def end(self, home: KeyGradients | None) -> None:
-        """All that came was used."""
+        """Close the buffers after all keys were used, or start to collect gradients."""
         if home is None:
             self.beside.at_end.append(self.peers.close())
         else:
             self.beside.lead(home.collect())
 
     def _left(self, rank: int) -> dict[Interval, list[Tensor]]:
-        """The layout of a rank's buffer: keys and values of runs, rows first."""
+        """Return views of the keys and values in a rank's buffer, rows first, by run."""
         axis, found = self.keys.axis, {}
         for (lo, hi), offsets in left(self.keys, rank)[0].items():
             shapes = [rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v)]
@@ -165,8 +173,10 @@ class _Read:
 
 @kept_with_plan
 def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
-    """Where a rank leaves those of its keys that others need in its buffer: the bytes at which keys and values of a run
-    begin; and of all where they end."""
+    """Return the layout of a rank's buffer: the offsets of keys and values of each run that others need, and the end.
+
+    Offsets are in bytes.
+    """
     end, found = 0, dict[Interval, list[int]]()
     for lo, hi in merged(run for other in range(keys.plan.ranks) for run in keys.plan.sent(rank, other)):
         found[lo, hi] = []
@@ -178,19 +188,19 @@ def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
 
 @kept_with_plan
 def _most_bytes(keys: Keys) -> int:
-    """That come to a rank."""
+    """Return the most bytes of keys and values that any rank receives."""
     most = max(map(keys.plan.received, range(keys.plan.ranks)))
     return sum(math.prod(rows_first(x, keys.axis, most)) * x.element_size() for x in (keys.k, keys.v))
 
 
 @kept_with_plan
 def _room_of_few(keys: Keys) -> int:
-    """The bytes of a buffer for keys that others need, and behind them for what a rank adds to others' gradients."""
+    """Return the bytes of a buffer for keys that others need, followed by gradients of others' keys."""
     return max(homeward(keys, rank, left(keys, rank)[1])[1] for rank in range(keys.plan.ranks))
 
 
 class _Step:
-    """Keys of one step: those of the rank that many ahead of this one, while as many behind it takes some of its."""
+    """The keys of step `number`: from rank `rank - number`, while rank `rank + number` gets keys of this rank."""
 
     def __init__(self, keys: Keys, beside: Beside, way: _Sent | _Read, number: int) -> None:
         plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
@@ -202,7 +212,7 @@ class _Step:
         beside.under_way.append(self.works)
 
     def pairs(self, home: KeyGradients | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-        """What is attended to of these keys, once they are there."""
+        """Wait for these keys, and yield their pairs."""
         if self.received:
             self.beside.wait(self.works, self.received)
         yield from _pairs_in(self.keys, self.source, self.intervals, self.here, home)
@@ -215,7 +225,7 @@ def _pairs_in(
     here: list[tuple[Tensor, Tensor]],
     home: KeyGradients | None,
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-    """Pairs with keys of another rank that are here, as intervals with their tensors."""
+    """Yield pairs with received keys of another rank. `here` has the tensors of each interval."""
     if home is not None and intervals:
         home.begin(source, intervals, here)
     for pair in keys.plan.pairs_of(keys.rank, source):
@@ -226,7 +236,7 @@ def _pairs_in(
 
 
 class _Shared:
-    """Keys that all ranks need, sent to all at once."""
+    """Keys that all ranks need, broadcast once."""
 
     def __init__(self, keys: Keys, beside: Beside, way: _Sent | _Read) -> None:
         self.keys, self.beside = keys, beside
@@ -244,7 +254,7 @@ class _Shared:
                 self.here.append((source, interval, (k, v)))
 
     def pairs(self, home: KeyGradients | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-        """What is attended to of them, once they are there."""
+        """Wait for these keys, and yield their pairs."""
         if self.here:
             self.beside.wait(self.works, [x for _, _, tensors in self.here for x in tensors])
         for source in dict.fromkeys(source for source, _, _ in self.here):
@@ -261,7 +271,7 @@ class _Shared:
 def _gathered_pairs(
     keys: Keys, beside: Beside, agreed: Callable[[], None], home: KeyGradients | None
 ) -> Steps:
-    """The keys that a rank needs from all others, by position in the whole sequence."""
+    """Yield pairs whose keys of all ranks come at once, into tensors indexed by position."""
     plan, rank, axis = keys.plan, keys.rank, keys.axis
     calls = plan.calls(rank, back=home is not None)
     leaving = [(other, interval) for other in keys.others for interval in plan.sent(rank, other)]
@@ -303,7 +313,7 @@ def _gathered_pairs(
         yield Pair(rank, rank, queries, run), *keys.own(run)
     beside.wait(works)
     for queries, run in calls.rest:
-        # Whose keys these are is of no matter.
+        # The owner of the keys does not matter here.
         yield Pair(rank, rank, queries, run), *(run_of(x, 0, run).movedim(0, axis) for x in whole)
     if home is not None:
         beside.lead(home.scatter())
@@ -312,7 +322,7 @@ def _gathered_pairs(
 
 
 def _whole(keys: Keys, peers: Peers | None, rank: int) -> list[Tensor]:
-    """Room for the keys and values of all ranks, rows first, in a rank's buffer where there are peers."""
+    """Return tensors for the keys and values of all ranks, rows first; with peers, in a rank's buffer."""
     found, offset = [], 0
     for x in (keys.k, keys.v):
         shape = rows_first(x, keys.axis, keys.plan.kv.length)
@@ -323,7 +333,7 @@ def _whole(keys: Keys, peers: Peers | None, rank: int) -> list[Tensor]:
 
 @kept_with_plan
 def _room(keys: Keys) -> int:
-    """The bytes of a buffer in which keys and values lie, and afterwards what a rank adds to others' gradients."""
+    """Return the bytes of a buffer for all keys and values, which gradients of others' keys reuse later."""
     shapes = [(rows_first(x, keys.axis, keys.plan.kv.length), x.dtype) for x in (keys.k, keys.v)]
     most = max(homeward(keys, sender)[1] for sender in range(keys.plan.ranks))
     return max(most, sum(aligned(shape, dtype) for shape, dtype in shapes))

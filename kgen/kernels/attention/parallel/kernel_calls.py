@@ -1,6 +1,6 @@
-"""The kernel calls of a rank when keys are gathered: few calls, some of them with its own keys during each transfer.
+"""The kernel calls of a rank when keys are gathered: few calls, with some own keys kept for each transfer.
 
-A call has a run of queries and one of keys; what of these the mask leaves out, kernels do not visit.
+A call has one run of queries and one run of keys. Kernels skip the tiles that the mask leaves out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,24 @@ from itertools import pairwise
 from .sharding import TILE, Interval, merged
 
 Run = tuple[Interval, Interval]
-"""Queries and keys, whoever has them."""
+"""A run of queries and a run of keys, of any owner."""
 PIECES = 4
-"""Of each run of a rank's own keys, which calls have or have not."""
+"""Number of pieces of each run of own keys. A call has a piece completely or not at all."""
 FORWARD, BACK, HOME = 2, 1, 2
-"""Of so many pieces those that are kept for a transfer: of keys, forward and back, and of gradients."""
+"""Number of pieces, out of `PIECES`, that are kept for a transfer.
+
+`FORWARD` and `BACK`: transfers of keys in forward and backward. `HOME`: the transfer of gradients.
+"""
 
 
 @dataclass(frozen=True)
 class Calls:
-    """What a rank computes: `first` with keys of its own, while those of others come, `last` likewise, while gradients
-    go home, and `rest` between them."""
+    """The kernel calls of a rank.
+
+    first: calls with own keys, during the transfer of keys.
+    rest: all other calls.
+    last: calls with own keys, during the transfer of gradients.
+    """
 
     first: list[Run]
     rest: list[Run]
@@ -30,7 +37,7 @@ class Calls:
 
 
 def pieces(lo: int, hi: int) -> list[Interval]:
-    """A run of own keys in pieces, of whole tiles where there are so many."""
+    """Cut a run of own keys into pieces, of whole tiles if it has enough of them."""
     length = hi - lo
     step = TILE if length >= PIECES * TILE else 1
     ends = [lo + length * i // PIECES // step * step for i in range(PIECES)]
@@ -38,11 +45,13 @@ def pieces(lo: int, hi: int) -> list[Interval]:
 
 
 def calls_of(queries: Sequence[Interval], own: Sequence[Run], others: Sequence[Run], back: bool) -> Calls:
-    """Of a rank with these runs of queries, none beside another: calls with its `own` keys, by `pieces`, and with those
-    of `others`, forward or `back`.
+    """Return the calls of a rank, for forward or for backward (`back`).
 
-    Runs that need no others' keys come first: nothing is kept then for the transfer of keys. A run that does has one
-    call, but for what is kept of its own keys.
+    queries: runs of queries, none adjacent to another. own: pairs with own keys, cut into `pieces`. others: pairs with
+    others' keys.
+
+    Runs of queries that need no others' keys come first. If there are any, no own keys are kept for the transfer of
+    keys. Each other run of queries has one call, besides the calls with its kept keys.
     """
     waiting = [run for run in queries if _of(run, others)]
     first = [call for run in queries if run not in waiting for call in _joined(_of(run, own))]
@@ -58,20 +67,20 @@ def calls_of(queries: Sequence[Interval], own: Sequence[Run], others: Sequence[R
 
 
 def _of(queries: Interval, calls: Sequence[Run]) -> list[Run]:
-    """Those of a run of queries."""
+    """Return the calls of a run of queries."""
     return [call for call in calls if queries[0] <= call[0][0] < queries[1]]
 
 
 def _kept(
     queries: Interval, own: Sequence[Run], others: Sequence[Run], number: int
 ) -> tuple[list[Run], list[Run]]:
-    """What a run of queries computes with own keys beside a transfer, and what own calls are left."""
+    """Return the calls with own keys that a run of queries keeps for a transfer, and the remaining own calls."""
     kept = _outer(_of(queries, own), _of(queries, others))[: max(1, number)]
     return _joined(kept), [call for call in own if call not in kept]
 
 
 def _outer(own: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-    """Calls with own keys, those farthest from others' first: what is left lies beside them."""
+    """Return the calls with own keys, the farthest from others' keys first, so that the rest is adjacent to them."""
     keys = [keys for _, keys in others]
     lo, hi = min(a for a, _ in keys), max(z for _, z in keys)
     above = [call for call in own if call[1][0] >= hi]
@@ -86,7 +95,7 @@ def _keys(call: Run) -> Interval:
 
 
 def _joined(calls: Sequence[Run]) -> list[Run]:
-    """Those of one run of queries, with keys side by side, as one."""
+    """Join the calls of one run of queries whose keys are adjacent."""
     found = []
     for keys in merged(kv for _, kv in calls):
         seen = [q for q, kv in calls if keys[0] <= kv[0] and kv[1] <= keys[1]]

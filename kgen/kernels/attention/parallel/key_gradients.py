@@ -17,8 +17,10 @@ from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, 
 
 
 class KeyGradients:
-    """Brings dk and dv to the rank that has the keys: a part as its kernel stored it, a sum of several in float32, so
-    that it is rounded where the keys are alone."""
+    """Transfers of dk and dv to the ranks that own the keys.
+
+    A single part travels as its kernel stored it. A sum of several travels in float32, and the owner rounds it.
+    """
 
     def __init__(self, keys: Keys, own: tuple[Sum, Sum]) -> None:
         self.keys, self.own = keys, own
@@ -29,15 +31,15 @@ class KeyGradients:
         self.peers: Peers | None = None
         self.laid: dict[int, Laid] = {}
         self.over: list[Any] = []
-        """What is waited for when all is done."""
+        """Works to wait for at the end."""
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
-        """Gradients of another's keys are going to be added."""
+        """Prepare sums for the gradients of another rank's keys."""
         sums = [(Sum(k.shape, k, self.axis), Sum(v.shape, v, self.axis)) for k, v in keys]
         self.open[kv_rank] = intervals, sums
 
     def add(self, pair: Pair, dk: Tensor, dv: Tensor) -> None:
-        """Of a pair."""
+        """Add the gradients of a pair."""
         if self.gathered is not None:
             at, sums = pair.kv, self.gathered
         elif pair.kv_rank == self.rank:
@@ -50,19 +52,23 @@ class KeyGradients:
             total.add(at, gradient)
 
     def _room(self, q_rank: int, interval: Interval, empty: Callable[..., Tensor]) -> list[Tensor]:
-        """For gradients of keys of this rank, as another sends them."""
+        """Return tensors for the gradients of own keys that another rank sends."""
         length, wide = interval[1] - interval[0], self.plan.several(q_rank, interval)
         return [empty(total.like, self.axis, length, torch.float32 if wide else None) for total in self.own]
 
     def read(self, peers: Peers, end: Callable[[int], int]) -> None:
-        """Others read what was added to their keys in this rank's buffer, and this rank in theirs, behind so many bytes
-        of a rank's."""
+        """Transfer gradients in peer memory: each rank reads the gradients of its keys from the others' buffers.
+
+        `end(rank)` is the offset, in bytes, at which gradients begin in the buffer of a rank.
+        """
         self.peers = peers
         self.laid = {rank: homeward(self.keys, rank, end(rank))[0] for rank in range(self.plan.ranks)}
 
     def send(self, step: int) -> list[Any]:
-        """What was added in a step goes home; what others added to keys of this rank is on its way here: these
-        transfers."""
+        """Start transfers of a step's gradients: to the owner of its keys, and of own keys to this rank.
+
+        In peer memory, only write the gradients into the buffer, and return no works.
+        """
         ranks = self.plan.ranks
         source, target = (self.rank - step) % ranks, (self.rank + step) % ranks
         found = [*zip(*self.open.pop(source, ([], [])), strict=True)]
@@ -80,12 +86,12 @@ class KeyGradients:
         received = [(target, x) for _, *pair in coming for x in pair]
         works = exchanged(self.group, [(source, x) for x in sent], received)
         self.settle()
-        # A buffer must live until it has been sent.
+        # The tensors of `sent` must live until they are sent.
         self.coming.append((works, sent, coming))
         return works
 
     def scatter(self) -> list[Any]:
-        """What was added to keys that were gathered goes home: these transfers."""
+        """Start transfers of the gradients of gathered keys to their owners, and return the works."""
         assert self.gathered is not None
         axis, (sums, self.gathered) = self.axis, (self.gathered, None)
         if self.peers is not None:
@@ -110,7 +116,7 @@ class KeyGradients:
         return works
 
     def collect(self) -> list[Any]:
-        """What others left of gradients of this rank's keys is on its way here: these transfers."""
+        """Start copies of the gradients of own keys from the others' buffers, and return the works."""
         assert self.peers is not None
         copies, coming = [], self._rooms()
         for other, interval, pair in coming:
@@ -124,7 +130,7 @@ class KeyGradients:
         return works
 
     def _leave(self, owner: int, interval: Interval, rows: Interval, sums: tuple[Sum, Sum]) -> None:
-        """What was added to a run of another's keys, where that rank reads it."""
+        """Write the gradients of a run of another rank's keys to this rank's buffer."""
         assert self.peers is not None
         for i, total in enumerate(sums):
             offset, dtype = self.laid[self.rank][owner, interval, i]
@@ -132,7 +138,7 @@ class KeyGradients:
             total.write(rows, self.peers.view(self.rank, offset, shape, dtype).movedim(0, self.axis))
 
     def _rooms(self) -> list[tuple[int, Interval, list[Tensor]]]:
-        """By rank and run of this rank's keys, for what is added to these, rows first."""
+        """Return tensors for the gradients of own keys, rows first, by rank and run."""
         return [
             (other, interval, self._room(other, interval, empty_rows_first))
             for other in self.keys.others
@@ -146,17 +152,17 @@ class KeyGradients:
         self.coming.append((works, sent, arrived))
 
     def wait(self) -> None:
-        """Until all that is under way has come."""
+        """Wait until all gradients have arrived."""
         for works, _, _ in self.coming:
             over(works)
 
     def end(self) -> None:
-        """Add what has come last, and leave nothing behind."""
+        """Add the last gradients, and wait for all transfers."""
         self.settle()
         over(self.over)
 
     def settle(self) -> None:
-        """Add what has come."""
+        """Wait for gradients of own keys, and add them."""
         self.wait()
         for _, _, gradients in self.coming:
             for interval, dk, dv in gradients:
@@ -164,7 +170,7 @@ class KeyGradients:
         self.coming.clear()
 
     def reduce(self, kv_rank: int, interval: Interval) -> None:
-        """Keys that all have: the sum of what all ranks added, at the rank that has them."""
+        """Sum the gradients of shared keys over all ranks, at their owner."""
         if kv_rank == self.rank:
             length = interval[1] - interval[0]
             k, v = (run_of(total.like, self.axis, (0, length)) for total in self.own)
@@ -180,7 +186,7 @@ class KeyGradients:
 
 
 def _run(total: Sum, axis: int, interval: Interval, wide: bool) -> Tensor:
-    """The sum of a run, each row in one piece: a part that is alone may be so. A `wide` one is in float32."""
+    """Return the sum of a run, rows first and contiguous, in float32 if `wide`. Do not copy a single part."""
     alone = None if wide else total.alone(interval)
     if alone is not None and alone.movedim(axis, 0).is_contiguous():
         return alone.movedim(axis, 0)
@@ -191,12 +197,12 @@ def _run(total: Sum, axis: int, interval: Interval, wide: bool) -> Tensor:
 
 
 Laid = dict[tuple[int, Interval, int], tuple[int, torch.dtype]]
-"""By the rank that has a run of keys, that run, and 0 for dk or 1 for dv a byte of a buffer and a dtype."""
+"""Offset in bytes and dtype in a buffer. Keys are the owner, the run, and 0 for dk or 1 for dv."""
 
 
 @kept_with_plan
 def homeward(keys: Keys, sender: int, end: int = 0) -> tuple[Laid, int]:
-    """Where a rank leaves gradients of others' keys in its buffer, behind so many bytes; and the end of all."""
+    """Return the layout of gradients of others' keys in a rank's buffer, from the offset `end` on, and its end."""
     found = {}
     for other in range(keys.plan.ranks):
         for interval in keys.plan.sent(other, sender):

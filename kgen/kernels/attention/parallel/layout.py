@@ -1,4 +1,4 @@
-"""The positions of each rank: functions to shard tensors, to gather them, and to look up positions of rows."""
+"""Plans as users have them: shard tensors, gather them, and look up positions of rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from .transfers import gathered
 
 @dataclass(frozen=True)
 class Layout:
-    """The positions of each rank, and which keys each needs of the others. `numbers` is what operators take."""
+    """The positions of each rank, and the keys that it needs from others.
+
+    `numbers` encodes the plan as an int64 tensor, for operators.
+    """
 
     plan: Plan
     sharding: str
     numbers: Tensor
     group: str | None
     work: tuple[int, ...]
-    """Pairs that kernels look at, by rank, of one head."""
+    """Pairs of positions that the kernels of each rank visit, for one head."""
     packed: bool = False
-    """Whether sequences lie end to end: then there may be rows behind the last."""
+    """True for packed sequences: tensors may have more rows after the last sequence."""
 
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
@@ -35,36 +38,39 @@ class Layout:
         group = _group(self.group)
         if (size := dist.get_world_size(group)) != self.plan.ranks:
             raise ValueError(
-                f"the plan is for {self.plan.ranks} ranks, and the group has {size}: pass `rank`, or make it with "
-                "`ranks=` that group"
+                f"the plan is for {self.plan.ranks} ranks, the group has {size}: pass `rank`, or make the plan with "
+                "this group as `ranks`"
             )
         return int(dist.get_rank(group))
 
     def shard(self, x: Tensor, dim: int, rank: int | None = None, keys: bool = False) -> Tensor:
-        """The rows of a rank, this one by default, of a tensor that has all of them along `dim`. Of packed sequences
-        those behind the last are left out. Raises `ValueError` for a tensor that has others."""
+        """Return the rows of a rank (default: this one) from a tensor with all rows along `dim`.
+
+        `keys=True` shards by the plan of the keys. Rows after the last packed sequence are left out. Raises
+        `ValueError` if the tensor has another number of rows than the plan.
+        """
         side = self.plan.kv if keys else self.plan.q
         if x.shape[dim] < side.length or (x.shape[dim] > side.length and not self.packed):
-            raise ValueError(f"the plan is of {side.length} rows along dimension {dim}, got {list(x.shape)}")
+            raise ValueError(f"expected {side.length} rows along dimension {dim}, got shape {list(x.shape)}")
         parts = [x.narrow(dim, lo, hi - lo) for lo, hi in side.parts[self._rank(rank)]]
         return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
     def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
-        """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient. Raises
-        `ValueError` on all ranks where one has other rows than the plan."""
+        """Gather all rows on every rank, from tensors with the rows of a rank along `dim`. It has no gradient.
+
+        Raises `ValueError` on all ranks if one has another number of rows than the plan.
+        """
         side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
         lengths = [side.local(rank) for rank in range(side.ranks)]
         rows = x.shape[dim]
-        there = [n for n, _ in Words(group, x.device, (rows, rows, rows), {"unsharded": (dim, keys)}).heard()]
+        there = [n for n, _ in Words(group, x.device, (rows, rows, rows), {"unshard": (dim, keys)}).heard()]
         if there != lengths:
-            raise ValueError(
-                f"the plan is of {lengths} rows along dimension {dim}, by rank, and there are {there}"
-            )
+            raise ValueError(f"expected {lengths} rows along dimension {dim}, by rank, got {there}")
         heard, _ = gathered(group, dim, x.detach(), lengths, async_op=False)
         return self.joined(heard, dim, keys)
 
     def joined(self, shards: Sequence[Tensor], dim: int, keys: bool = False) -> Tensor:
-        """All rows, of the shards of all ranks."""
+        """Return the whole tensor from the shards of all ranks."""
         side = self.plan.kv if keys else self.plan.q
         pieces = {}
         for rank, part in enumerate(side.parts):
@@ -74,7 +80,7 @@ class Layout:
         return torch.cat([pieces[lo] for lo in sorted(pieces)], dim)
 
     def positions(self, device: Any = None, rank: int | None = None) -> Tensor:
-        """[S] int64: where the rows of a rank stand, as rotary embeddings want to know."""
+        """Return the position of each row of a rank (default: this one), [S] int64, for rotary embeddings."""
         runs = [torch.arange(lo, hi, device=device) for lo, hi in self.plan.q.parts[self._rank(rank)]]
         return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64, device=device)
 
@@ -87,10 +93,17 @@ def laid_out(
     ranks: Any,
     sharding: str,
 ) -> Layout:
-    """The layout of a mask over ranks; `sizes` are sequences, heads, and heads of keys. Raises `ValueError` for a
-    sharding, a length or a number of ranks that is none."""
+    """Plan a call over ranks.
+
+    lengths: numbers of queries and keys. given: buffers and numbers that the mask reads, by name. sizes: sequences,
+    heads, and heads of keys. ranks: a number, a process group, a DeviceMesh, or None for all ranks. sharding: a name.
+
+    Raises `ValueError` for an unknown sharding, and for an invalid length, size or number of ranks.
+    """
     if min(lengths) < 0 or min(sizes) < 1 or (isinstance(ranks, int) and ranks < 1):
-        raise ValueError(f"there is no plan of lengths {lengths}, sizes {sizes} and ranks {ranks}")
+        raise ValueError(
+            f"lengths must be at least 0, sizes and ranks at least 1, got {lengths}, {sizes} and {ranks}"
+        )
     number, group = (ranks, None) if type(ranks) is int else (None, group_of(ranks))
     number = dist.get_world_size(_group(group)) if number is None else number
     check(kernels, lengths, given)
@@ -114,13 +127,15 @@ def laid_out(
 
 
 def group_of(group: Any) -> str:
-    """The name of a process group, or of that of a DeviceMesh of one dimension; by default of all ranks. Raises
-    `TypeError` for anything else."""
+    """Return the name of a process group, or of a one-dimensional DeviceMesh's group (default: all ranks).
+
+    Raises `TypeError` for anything else, and `ValueError` if there is no process group.
+    """
     if group is None:
         group = dist.group.WORLD
     elif not isinstance(group, dist.ProcessGroup):
         if not hasattr(group, "get_group"):
-            raise TypeError(f"there is a process group or a DeviceMesh to name, got {group!r}")
+            raise TypeError(f"expected a process group or a DeviceMesh, got {group!r}")
         group = group.get_group()
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")
@@ -134,15 +149,20 @@ def _group(name: str | None) -> dist.ProcessGroup:
 def local(
     q: Any, k: Any, v: Any, dim: int, plan: Layout | None, group: Any
 ) -> tuple[str, Tensor, Tensor, Tensor, Callable[[Tensor], Any]]:
-    """The group of a call, its tensors on this rank, and what makes of the result what the arguments are.
+    """Return the group of a call, its local q, k and v, and a function that converts the local result.
 
-    Raises `ValueError` for DTensors that are not sharded along positions over one dimension of their mesh, and
-    `TypeError` for a plan that is none.
+    The function returns a DTensor if q, k and v are DTensors.
+
+    Raises:
+        ValueError: DTensors are not sharded along positions over one mesh dimension, or the plan does not fit them.
+        TypeError: `plan` is not a `Layout`.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard
 
     if plan is not None and not isinstance(plan, Layout):
-        raise TypeError(f"plan must be what the function that makes plans gives, got {type(plan).__name__}")
+        raise TypeError(
+            f"plan must be a Layout, the result of the package's plan function, got {type(plan).__name__}"
+        )
     if not any(isinstance(x, DTensor) for x in (q, k, v)):
         name = (
             plan.group if group is None and plan is not None and plan.group is not None else group_of(group)
@@ -154,12 +174,14 @@ def local(
     if len(over) != 1 or partial or placed[1] != placed[0] or placed[2] != placed[0]:
         said = [getattr(x, "placements", "no DTensor") for x in (q, k, v)]
         raise ValueError(
-            f"DTensors of q, k and v must be sharded alike, and along dimension {dim} once, got {said}"
+            f"DTensors q, k and v must be sharded alike, over one mesh dimension along dimension {dim}, got {said}"
         )
     if plan is not None and any(
         len(part) > 1 for side in (plan.plan.q, plan.plan.kv) for part in side.joined.parts
     ):
-        raise ValueError(f"DTensors have a run of positions on each rank, and the plan is {plan.sharding}")
+        raise ValueError(
+            f"DTensors need a plan with one run of positions per rank, got {plan.sharding}: use contiguous"
+        )
     mesh, placements = q.device_mesh, q.placements
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))
     strides = tuple(shape[i + 1 :].numel() for i in range(len(shape)))

@@ -1,4 +1,4 @@
-"""The kernel that makes one of several parts: their sum, or the output of all their keys."""
+"""The kernel that merges parts: it sums them, or combines outputs by their log-sum-exp."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import triton.language as tl
 from torch import Tensor
 
 SMALL = 2**21
-"""Elements up to which PyTorch has copied and added up before a kernel of Triton is launched."""
+"""Number of elements up to which PyTorch's copy or addition is faster than launching a Triton kernel."""
 
 
 def merge(
     out: Tensor, parts: Sequence[Tensor], lse: Tensor | None = None, lses: Sequence[Tensor] = ()
 ) -> None:
-    """Write the sum of parts into out; where log-sum-exps are given, the output of the keys of all parts, and into lse
-    their log-sum-exp.
+    """Write the sum of parts into `out`. With `lses`, write the output over all their keys, and its `lse`.
 
-    Tensors are [B, H, S, D], or [T, H, D] of packed sequences, with columns side by side; log-sum-exps are base-2,
-    [B, H, S] or [H, T], of float32 or float64. Sums are in float32. The first part may be out itself, and its
-    log-sum-exp lse.
+    out, parts: [B, H, S, D], or [T, H, D] for packed sequences, with contiguous columns.
+    lse, lses: base-2 log-sum-exps, [B, H, S] or [H, T], float32 or float64.
+
+    Sums are in float32. `out` and `lse` may be the first part and its log-sum-exp.
     """
     if not lses and out.numel() <= SMALL and len(parts) == 1:
         out.copy_(parts[0])
@@ -79,7 +79,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
             out += part.to(tl.float32) * (tl.exp2((lse - most).to(tl.float32)) / some)[:, None]
         else:
             out += part.to(tl.float32)
-    # A part may be what is written here.
+    # All parts are read: `out` may be one of them.
     tl.store(_rows(out_ptr, out_strides, b, h, s)[:, None] + d[None, :], out, mask=both)
     if len(lses):
         tl.store(_rows(lse_ptr, lse_out_strides, b, h, s), most + tl.log2(total), mask=live)

@@ -1,4 +1,4 @@
-"""Sums over parts, by rows: a part that is alone stays as its kernel stored it, several are added up in one go."""
+"""Sums of parts, by rows. A single part stays as its kernel stored it; several are summed in one pass."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .sharding import Interval, without
 
 LOG2 = math.log(2)
 WAITING = 3
-"""Parts of a row that are kept until they are added up: more of them would take memory."""
+"""Number of parts of a row that may wait for their sum. This limits memory."""
 
 Part = tuple[Tensor, Optional[Tensor]]  # noqa: UP045
-"""Rows of a sum; and their log-sum-exp, where outputs are merged."""
+"""Rows of a sum, and their log-sum-exp if outputs are merged."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Rows with the same parts. `in_place`: the first is a view of what is returned."""
+    """Rows with the same parts. `in_place`: the first part is a view of the result."""
 
     rows: Interval
     parts: tuple[Part, ...]
     in_place: bool = False
 
     def cut(self, rows: Interval, axis: int) -> _Run:
-        """Some of these rows."""
+        """Return some of these rows."""
         if rows == self.rows:
             return self
         inner = rows[0] - self.rows[0], rows[1] - self.rows[0]
@@ -41,8 +41,11 @@ class _Run:
 
 
 class Sum:
-    """A tensor of this shape, and of the dtype and device of `like`, that parts of its rows along `axis` add up to, in
-    float32. Outputs come with their log-sum-exps, by which they are merged."""
+    """A float32 sum of parts, each of some rows along `axis`.
+
+    The result has this shape, and the dtype and device of `like`. Outputs are added with their log-sum-exp, by which
+    they are merged.
+    """
 
     def __init__(self, shape: Sequence[int], like: Tensor, axis: int) -> None:
         self.shape, self.like, self.axis = tuple(shape), like, axis
@@ -50,17 +53,17 @@ class Sum:
         self.runs: list[_Run] = []
 
     def free(self, rows: Interval) -> list[Interval]:
-        """The rows of these that no part covers yet."""
+        """Return the runs of these rows that no part covers yet."""
         return without([rows], [run.rows for run in self.runs])
 
     def room(self, rows: Interval) -> Tensor:
-        """These rows of what is returned, for a part to be written there."""
+        """Return a view of these rows of the result, to write a part there."""
         if self.whole is None:
             self.whole = empty(self.shape, self.like), None
         return run_of(self.whole[0], self.axis, rows)
 
     def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None, placed: bool = False) -> None:
-        """A part, which is taken over: its columns lie side by side. `placed`: it has its `room`."""
+        """Add a part, with contiguous columns, which the sum may overwrite. `placed`: it is the view from `room`."""
         first = self.whole is None and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
         first = first and part.stride() == strides(self.shape, self.like)
         if first:
@@ -91,20 +94,20 @@ class Sum:
         return _Run(run.rows, (total,))
 
     def parts(self, rows: Interval) -> Iterator[tuple[Interval, Tensor]]:
-        """What covers some rows, as it came."""
+        """Yield the parts that cover some rows, with their rows."""
         for run in self._within(rows):
             for part, _ in run.parts:
                 yield run.rows, part
 
     def alone(self, rows: Interval) -> Tensor | None:
-        """What covers these rows, where that is one part of the sum's dtype."""
+        """Return the only part of these rows if it covers them and has the result's dtype, otherwise None."""
         parts = list(self.parts(rows))
         if len(parts) == 1 and parts[0][0] == rows and parts[0][1].dtype == self.like.dtype:
             return parts[0][1]
         return None
 
     def write(self, rows: Interval, out: Tensor) -> None:
-        """The sum of some rows; zeros where no part was."""
+        """Write the sum of some rows into `out`; rows without a part are zero."""
         for lo, hi in self.free(rows):
             run_of(out, self.axis, (lo - rows[0], hi - rows[0])).zero_()
         for run in self._within(rows):
@@ -117,22 +120,22 @@ class Sum:
                 yield run.cut((lo, hi), self.axis)
 
     def result(self) -> Tensor:
-        """All rows; zeros where no part was."""
+        """Return all rows; rows without a part are zero."""
         out = self.whole[0] if self.whole is not None else empty(self.shape, self.like)
         self._write_all((out, None))
         return out
 
     def wide(self) -> Tensor:
-        """All rows in float32, in one piece; zeros where no part was."""
+        """Return all rows in float32, contiguous; rows without a part are zero."""
         out = self.like.new_empty(self.shape, dtype=torch.float32)
         self.write((0, self.shape[self.axis]), out)
         return out
 
     def attended(self) -> tuple[Tensor, Tensor]:
-        """Outputs and their log-sum-exps, [.., H, S]; zeros and -inf where no part was."""
+        """Return outputs and their log-sum-exps [.., H, S]; rows without a part have 0 and -inf."""
         if self.whole is None:
             rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
-            # Like the kernels: P in float32 is computed from a log-sum-exp in float64.
+            # The kernels compute float32 probabilities from a float64 log-sum-exp.
             dtype = torch.float64 if self.like.dtype == torch.float32 else torch.float32
             out, lse = empty(self.shape, self.like), self.like.new_full(rows, -math.inf, dtype=dtype)
         else:
@@ -158,7 +161,7 @@ def _write(out: Part, run: _Run) -> None:
 
 
 def copied(out: Tensor, x: Tensor) -> None:
-    """A tensor like out into it."""
+    """Copy `x` into `out`."""
     if x.stride(-1) == 1 and x.numel() > SMALL:
         merge(out, [x])
     else:
@@ -166,12 +169,12 @@ def copied(out: Tensor, x: Tensor) -> None:
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Room in the memory order of a tensor, as kernels of one GPU make it: [B, S, H, D], or as the shape says."""
+    """Return an uninitialized tensor in the memory order of `like`: [B, S, H, D], or the order of the shape."""
     return like.new_empty_strided(tuple(shape), strides(shape, like))
 
 
 def strides(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
-    """Those of `empty`."""
+    """Return the strides of `empty`."""
     order = [*range(len(shape))]
     if len(shape) == 4 and like.stride(1) < like.stride(2):
         order = [0, 2, 1, 3]
@@ -183,5 +186,5 @@ def strides(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
 
 
 def run_of(x: Tensor, axis: int, rows: Interval) -> Tensor:
-    """Some rows of a tensor, as a view."""
+    """Return a view of some rows of a tensor."""
     return x.narrow(axis, rows[0], rows[1] - rows[0])

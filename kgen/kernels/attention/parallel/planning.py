@@ -1,8 +1,8 @@
 """The keys that each rank needs from each other rank, for sequences that are sharded along positions.
 
-Positions are those of the whole sequence, intervals are `(lo, hi)` without `hi`. A mask says by intervals of keys what
-a run of queries sees, and by intervals of queries what sees a run of keys: never too little. From these and from who
-has what follows a `Plan`, the same on all ranks: which queries attend to which keys, and how the keys come there.
+Positions count from the start of the whole sequence. Intervals `(lo, hi)` are half-open. A `Mask` returns intervals
+that contain all keys which a run of queries sees, and the reverse. From these and the sharding, each rank computes the
+same `Plan`: which queries attend to which keys, and how keys are transferred.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from .sharding import TILE, Interval, Sharding, by_cost, contiguous, head_tail, 
 Ranges = Callable[..., Sequence[Interval]]
 
 
-# --- what a mask needs ------------------------
+# --- masks ------------------------
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What queries see, by intervals that hold every key which one of them sees; and the other way round.
+    """Ranges of a mask: intervals that contain every key that a run of queries sees, and the reverse.
 
-    `keys(b=, h=, q_start=, q_last=, **given)` are intervals for the queries `q_start .. q_last`, `queries` likewise for
-    keys `kv_start .. kv_last`, or None where nothing is known. `given` are numbers and `Rows` that these read.
-    `batches` and `heads` are as many as differ. Of packed sequences `starts` are where each begins, of queries and of
-    keys, and one more for the end.
+    keys: `keys(b=, h=, q_start=, q_last=, **given)` returns intervals of keys for the queries `q_start .. q_last`.
+    queries: the same for keys `kv_start .. kv_last`, or None if there is no range.
+    given: numbers and `Rows` that these functions read.
+    batches, heads: the number of sequences and heads whose ranges differ.
+    starts: for packed sequences, the starts of all sequences and the end, of queries and of keys.
     """
 
     keys: Ranges
@@ -41,11 +42,11 @@ class Mask:
     starts: tuple[Sequence[int], Sequence[int]] | None = None
 
     def keys_of(self, lo: int, hi: int) -> Iterator[Interval]:
-        """Of the queries `[lo, hi)`."""
+        """Yield intervals of keys for the queries `[lo, hi)`."""
         return self._of(self.keys, "q", lo, hi)
 
     def queries_of(self, lo: int, hi: int) -> Iterator[Interval]:
-        """Of the keys `[lo, hi)`."""
+        """Yield intervals of queries for the keys `[lo, hi)`."""
         if self.queries is None:
             return iter([(0, MOST)])
         return self._of(self.queries, "kv", lo, hi)
@@ -74,15 +75,15 @@ class Mask:
 
 
 MOST = 2**31
-"""Beyond any position."""
+"""Larger than any position."""
 
 
-# --- who needs what ------------------------
+# --- plans ------------------------
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Queries of one rank, and keys of one, of which these queries may see some."""
+    """A run of queries of one rank, and a run of keys of a rank that these queries may see."""
 
     q_rank: int
     kv_rank: int
@@ -92,11 +93,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Plan:
-    """The calls of a rank, and the transfers of keys between ranks.
+    """The kernel calls of each rank, and the transfers of keys between ranks.
 
-    `gathered`: a rank takes what it needs of all others at once, each key to its place in the sequence. Else it takes
-    from one after the other; `shared` are keys that all need, each sent once to all. `of` stands for what else it
-    depends on: the mask, and numbers and sizes that this reads.
+    gathered: if True, a rank receives all keys at once, into a buffer indexed by position. Otherwise it receives keys
+    from one rank after the other.
+    shared: ranks and runs of keys that all ranks need; each is broadcast once.
+    of: a digest of the function, and of the numbers and sizes that its mask reads.
     """
 
     q: Sharding
@@ -108,15 +110,15 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.q.ranks
 
     def pairs_of(self, q_rank: int, kv_rank: int) -> list[Pair]:
-        """The keys of a rank, another's or its own, that a rank attends to."""
+        """Return the pairs of queries of one rank and keys of another, or of the same one."""
         return self._by_ranks.get((q_rank, kv_rank), [])
 
     def sent(self, kv_rank: int, q_rank: int) -> list[Interval]:
-        """The keys that go from one rank to another alone."""
+        """Return the runs of keys that one rank sends to another, without shared ones."""
         if kv_rank == q_rank:
             return []
         if (kv_rank, q_rank) not in self._sent:
@@ -125,22 +127,22 @@ class Plan:
         return self._sent[kv_rank, q_rank]
 
     def shared_by(self, kv_rank: int) -> list[Interval]:
-        """The keys that a rank sends to all others at once."""
+        """Return the runs of keys that a rank broadcasts."""
         return [interval for rank, interval in self.shared if rank == kv_rank]
 
     @cached_property
     def few(self) -> bool:
-        """True if some ranks take keys of others, none more of them than it has, and none that all need."""
+        """True if some rank receives keys, no rank receives more than it owns, and none are shared."""
         taken = [(self.received(rank), self.kv.local(rank)) for rank in range(self.ranks)]
         return not self.shared and any(one for one, _ in taken) and all(one <= own for one, own in taken)
 
     def received(self, rank: int) -> int:
-        """The number of keys that a rank receives."""
+        """Return the number of keys that a rank receives."""
         own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
         return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
 
     def calls(self, rank: int, back: bool) -> Calls:
-        """Where keys are gathered: what a rank computes, forward and `back`."""
+        """Return the kernel calls of a rank when keys are gathered, for forward or for backward (`back`)."""
         if (rank, back) not in self._calls:
             mine = [pair for pair in self.pairs if pair.q_rank == rank]
             own, others = (
@@ -150,7 +152,7 @@ class Plan:
         return self._calls[rank, back]
 
     def several(self, q_rank: int, keys: Interval) -> bool:
-        """True if calls of a rank add more than one part to the gradient of one of these keys."""
+        """True if a rank adds more than one part to the gradient of one of these keys."""
         found = self._several.get((q_rank, keys))
         if found is None:
             if self.gathered:
@@ -164,7 +166,7 @@ class Plan:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """What else was made of it, by what it is and of what."""
+        """Cache for values that depend on this plan, by function and arguments."""
         return {}
 
     @cached_property
@@ -188,14 +190,16 @@ class Plan:
 
 
 def planned(q: Sharding, kv: Sharding, mask: Mask, gathered: bool | None = None, few: int = 4096) -> Plan:
-    """The plan of a mask. Where ranks need most keys of most others, they are gathered if there are two ranks, or `few`
-    keys at each: then fewer and larger calls count for more than memory, and than beginning with what is there. With
-    `gathered` that is decided.
+    """Plan the calls and transfers of a mask.
 
-    Raises `ValueError` for shardings of different numbers of ranks.
+    By default, keys are gathered under two conditions. Ranks need more than half of the keys of others. There are two
+    ranks, or at most `few` keys per rank. Fewer, larger calls then outweigh the memory and the later start. `gathered`
+    overrides this.
+
+    Raises `ValueError` if the shardings have different numbers of ranks.
     """
     if q.ranks != kv.ranks:
-        raise ValueError(f"queries are on {q.ranks} ranks, keys on {kv.ranks}")
+        raise ValueError(f"queries and keys must have the same number of ranks, got {q.ranks} and {kv.ranks}")
     plan = Plan(q, kv, tuple(_pairs(q.joined, kv.joined, mask)))
     if gathered is None:
         ranks = range(q.ranks)
@@ -228,7 +232,7 @@ def _pairs(
 
 
 def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
-    """The keys of a rank that any other rank needs."""
+    """Yield the runs of keys that all other ranks need, with their owners."""
     for rank in range(plan.ranks):
         needs = [plan.sent(rank, other) for other in range(plan.ranks) if other != rank]
         common = needs[0]
@@ -237,11 +241,11 @@ def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
         yield from ((rank, interval) for interval in common)
 
 
-# --- what it costs ------------------------
+# --- cost ------------------------
 
 
 def work(mask: Mask, length: int, lo: int, hi: int) -> int:
-    """The number of pairs in the tiles that kernels compute for the queries `[lo, hi)` and `length` keys."""
+    """Return the number of pairs in the tiles that kernels visit for the queries `[lo, hi)` and `length` keys."""
     total = 0
     for start in range(lo, hi, TILE):
         end = min(start + TILE, hi)
@@ -250,8 +254,11 @@ def work(mask: Mask, length: int, lo: int, hi: int) -> int:
 
 
 def chosen(mask: Mask, length: int, ranks: int) -> tuple[str, Sharding]:
-    """Of the shardings whose dearest rank has least to do, within two hundredths, the one that sends least; of these
-    the simplest. Keys that a rank takes from others count as the work of as many queries with `EXCHANGED` keys."""
+    """Choose the sharding with the lowest maximum work per rank, and return its name and itself.
+
+    Within 2 %, prefer fewer keys sent, then the earlier one in `SHARDINGS`. A received key costs as much as `EXCHANGED`
+    pairs of positions.
+    """
     found = []
     for name in SHARDINGS:
         sharding = sharded(name, mask, length, ranks)
@@ -266,28 +273,31 @@ def chosen(mask: Mask, length: int, ranks: int) -> tuple[str, Sharding]:
 
 
 EXCHANGED = 64
-"""About what a link of 350 GB/s and 600 TFLOP/s make of heads of 128 columns in 16 bits, forward."""
+"""Pairs of positions that a GPU computes in the time in which it receives a key.
+
+Estimated for a link of 350 GB/s, 600 TFLOP/s, and heads of 128 columns in 16 bits, forward.
+"""
 
 
 def sharded(name: str, mask: Mask, length: int, ranks: int) -> Sharding:
-    """A sharding by its name. Raises `ValueError` for a name that is none."""
+    """Return a sharding by its name. Raises `ValueError` for an unknown name."""
     if name == "contiguous":
         return contiguous(length, ranks)
     if name == "head_tail":
         return head_tail(length, ranks)
     if name == "by_cost":
         return by_cost(length, ranks, lambda lo, hi: work(mask, length, lo, hi))
-    raise ValueError(f"there is no sharding {name!r}: it is one of {', '.join(SHARDINGS)}, or auto")
+    raise ValueError(f"unknown sharding {name!r}: choose {', '.join(SHARDINGS)} or auto")
 
 
 SHARDINGS = ("contiguous", "head_tail", "by_cost")
 
 
-# --- as numbers ------------------------
+# --- encoding ------------------------
 
 
 def encoded(plan: Plan) -> list[int]:
-    """A plan as integers, which operators take in a tensor."""
+    """Encode a plan as integers, which operators take as a tensor."""
     found = [plan.of, int(plan.gathered), plan.ranks]
     for sharding in (plan.q, plan.kv):
         for part in sharding.parts:
@@ -297,7 +307,7 @@ def encoded(plan: Plan) -> list[int]:
 
 
 def decoded(numbers: Sequence[int]) -> Plan:
-    """The plan of `encoded`."""
+    """Decode a plan from the integers of `encoded`."""
     rest = iter(numbers)
 
     def take() -> int:
@@ -313,11 +323,11 @@ def decoded(numbers: Sequence[int]) -> Plan:
     return Plan(q, kv, pairs, gathered, shared, of)
 
 
-# --- what ranges read ------------------------
+# --- buffers and functions that ranges read ------------------------
 
 
 class Rows:
-    """A buffer whose elements ranges read, on the host; outside of it they are zero, as they are in kernels."""
+    """A buffer on the host that ranges read. Elements out of bounds are zero, as in kernels."""
 
     def __init__(self, values: Sequence[object] | int | float) -> None:
         self.values = values
@@ -333,11 +343,11 @@ class Rows:
 
 
 def first_at_least(row: object, value: int) -> int:
-    """The first position of an ascending row with an element that is not less; its length where there is none."""
+    """Return the first index of an ascending row whose element is at least `value`, or the row's length."""
     values: Any = row.values if isinstance(row, Rows) else row
     return int(bisect.bisect_left(values, value))
 
 
 def where(condition: object, a: object, b: object) -> object:
-    """One of two."""
+    """Return `a` if the condition holds, otherwise `b`."""
     return a if condition else b

@@ -1,4 +1,4 @@
-"""The queries of a rank in the backward pass, and what calls with the same of them share."""
+"""The queries of a rank in the backward pass, and the values that calls with the same queries share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .sharding import Interval, without
 
 @dataclass(frozen=True)
 class Attended:
-    """What backward has of all queries of a rank: gradients of outputs, these, their log-sum-exps, and the queries."""
+    """Tensors of all queries of a rank in backward.
+
+    dout: gradient of the output. dlse: gradient of the base-2 log-sum-exp, or None. out, lse: results of forward.
+    """
 
     dout: Tensor
     dlse: Tensor | None
@@ -26,9 +29,9 @@ class Attended:
 
 @dataclass(frozen=True)
 class Part:
-    """The queries of one call: `rows` of a rank's tensors, and what these have there.
+    """The queries of one call: `rows` of the tensors of a rank.
 
-    `shared`: what all calls with these queries have in common, delta and one sum of dq that each adds to.
+    `shared` has delta and the sum of dq, which all calls with these queries use, or None.
     """
 
     pair: Pair
@@ -42,10 +45,10 @@ class Part:
 
 
 class Queries:
-    """All queries of a rank, in runs side by side.
+    """All queries of a rank, in adjacent runs.
 
-    Where kernels of parts add dq to one sum, each call has all queries of a run, of which it visits those that see its
-    keys: then delta is computed once, dq is rounded once, and nothing has to be added up.
+    If the kernels add dq to one shared sum, each call gets all queries of a run. It visits those that see its keys.
+    Delta is then computed once, dq is rounded once, and no parts of dq have to be summed.
     """
 
     def __init__(self, plan: Plan, rank: int, axis: int, tensors: Attended) -> None:
@@ -55,8 +58,11 @@ class Queries:
     def begin(
         self, module: Any, name: str, k: Tensor, v: Tensor, sinks: Tensor | None, total: Sum
     ) -> Tensor | None:
-        """Begin sums of dq, where kernels for about as many keys as these have them: in place of what they are of
-        `total`. Gives the gradient of sinks of these queries, which is theirs alone. Once."""
+        """Begin shared sums of dq, if the kernels have them for about as many keys as `k` has.
+
+        Only the first call has an effect. The sums replace parts of `total`. Returns the gradient of the sinks from
+        these queries, or None.
+        """
         if self.begun is not None:
             return None
         self.begun = {}
@@ -75,11 +81,11 @@ class Queries:
             if sinks is not None:
                 found = shared.d_sinks if found is None else found + shared.d_sinks
         if not self.begun:
-            total.whole = None  # the first part of all rows stays where its kernel stored it
+            total.whole = None  # so that a first part with all rows need not be copied
         return found
 
     def of(self, pair: Pair) -> Part:
-        """The queries of a pair; with all of their run where calls share it."""
+        """Return the queries of a pair, or all queries of their run if calls share it."""
         for (lo, hi), part in (self.begun or {}).items():
             if lo <= pair.q[0] and pair.q[1] <= hi:
                 return replace(part, pair=replace(pair, q=(lo, hi)))
@@ -96,11 +102,11 @@ class Queries:
         )
 
     def unshared(self, rows: Sequence[Interval]) -> list[Interval]:
-        """Those rows whose calls share nothing."""
+        """Return the rows without shared sums."""
         return without(rows, [part.rows for part in (self.begun or {}).values()])
 
     def end(self, module: Any, name: str, scale: float, total: Sum) -> None:
-        """What calls added to sums of dq is dq."""
+        """Write the shared sums of dq into `total`."""
         for part in (self.begun or {}).values():
             getattr(module, f"{name}_end")(part.shared, scale)
             total.add(part.rows, part.shared.dq, placed=True)

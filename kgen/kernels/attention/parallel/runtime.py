@@ -1,8 +1,8 @@
-"""Attention over sequences that are spread over ranks, by torch.distributed and kernels of parts.
+"""Attention over sequences that are sharded over ranks, with torch.distributed and kernels for parts.
 
-Each rank attends with its own queries to keys of its own, then to those of the others, as they come: what the next
-step takes is on its way while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the
-same steps with the log-sum-exp of the whole: dk and dv go back to where the keys are.
+Each rank attends with its own queries to its own keys, and then to the keys of others. The transfer of the next step
+runs while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the same steps with the
+log-sum-exp of all keys. It sends dk and dv to the owners of the keys.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ from .transfers import Keys
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels of parts of one spec, and what they are handed.
+    """The kernels for parts of one spec, and their arguments.
 
-    `module(q, v)` is the emitted file for such tensors, `name` its function. `views` are (name, buffer, sides): by
-    dimension whose slice of a buffer it is, "q" or "kv", None where it is whole. `tensors` and `numbers` are what its
-    operators take, in order; `places` those of them that say where the part stands. `learned` names the views with a
-    gradient, in the order of gradients. `keys` and `queries` are the ranges of a `Mask`, which read `reads`;
-    `sinks`: logits join the softmax, which one part of each row is handed.
+    module: `module(q, v)` returns the emitted file for these tensors.
+    name: the function in it.
+    views: (name, buffer, sides) of each slice of a buffer. `sides` has one entry per dimension: "q" or "kv" if it is
+        sliced by queries or keys, None if it is whole.
+    tensors, numbers: the arguments of the operators, in order.
+    places: the arguments that contain the position of the part.
+    learned: the views with a gradient, in the order of the gradients.
+    packed: True for packed sequences.
+    listed: True if the kernels read block lists.
+    keys, queries: the ranges of a `Mask`.
+    reads: the names that these ranges read.
+    sinks: True if sinks join the softmax. One part of each row gets them.
     """
 
     module: Callable[[Tensor, Tensor], Any]
@@ -56,13 +63,13 @@ class Kernels:
 
     @property
     def axis(self) -> int:
-        """Of positions."""
+        """The dimension of positions in q, k and v."""
         return 0 if self.packed else 2
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call on one rank: `given` are the buffers, numbers and lengths of it by name."""
+    """One call on one rank. `given` has its buffers and numbers, and `cu_seqlens_q` and `cu_seqlens_k`, by name."""
 
     kernels: Kernels
     plan: Plan
@@ -70,16 +77,16 @@ class Call:
     given: dict[str, Any]
     rank: int
     agreed: Callable[[], None]
-    """Raises `Disagreement` on all ranks where they differ."""
+    """Waits for all ranks, and raises `Disagreement` on all of them if their calls differ."""
 
     @property
     def learned(self) -> list[str]:
-        """The buffers that have a gradient."""
+        """Names of the buffers with a gradient."""
         found = {name: buffer for name, buffer, _ in self.kernels.views}
         return list(dict.fromkeys(found[name] for name in self.kernels.learned))
 
     def arguments(self, pair: Pair) -> tuple[list[Tensor], dict[str, Any]]:
-        """Of the function of parts, beside q, k and v: what is said of packed sequences, and the rest by name."""
+        """Return the arguments of a pair besides q, k and v: the starts of packed sequences, and the rest by name."""
         kernels, given = self.kernels, self.given
         runs = {"q": slice(*pair.q), "kv": slice(*pair.kv)}
         named = {n: given[n] for n in kernels.numbers if n in given}
@@ -98,7 +105,10 @@ class Call:
         return packed, named | {name: places[name] for name in kernels.places}
 
     def apart(self, pair: Pair, free: Sequence[Interval]) -> Iterator[tuple[Pair, Interval, bool]]:
-        """A pair, with its rows, and whether sinks join them: those rows of it do that are `free` of parts so far."""
+        """Split a pair by whether sinks join its rows, and yield each part with its rows and that flag.
+
+        Sinks join the rows that are `free`: they have no part yet.
+        """
         rows = self.plan.q.rows(self.rank, *pair.q)
         if not self.kernels.sinks:
             yield pair, rows, False
@@ -109,7 +119,7 @@ class Call:
                 yield replace(pair, q=(lo + ahead, hi + ahead)), (lo, hi), joined
 
     def operands(self, pair: Pair, module: Any, q: Tensor, k: Tensor, sinks: Tensor | None) -> list[Any]:
-        """The arguments that operators of a pair's kernels take after q, k and v."""
+        """Return the arguments of a pair's operators after q, k and v."""
         packed, named = self.arguments(pair)
         lists: Sequence[Tensor] = ()
         if self.kernels.listed:
@@ -126,7 +136,7 @@ class Call:
     def forward(
         self, pair: Pair, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """out and the base-2 log-sum-exp of a pair."""
+        """Return out and the base-2 log-sum-exp of a pair."""
         module = self.kernels.module(q, v)
         operands = self.operands(pair, module, q, k, sinks)
         with torch.no_grad():
@@ -136,8 +146,10 @@ class Call:
     def backward(
         self, part: Part, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
-        """dq, dk and dv of a pair, dq but where it is shared; and buffers with where in them a gradient is, and that
-        gradient. Sinks are one."""
+        """Return dq (None if it is shared), dk and dv of a pair, and the gradients of buffers and sinks.
+
+        A gradient of a buffer is its name, the slice that the gradient belongs to, and the gradient.
+        """
         pair, q = part.pair, part.q
         module = self.kernels.module(q, v)
         operands = self.operands(pair, module, q, k, sinks)
@@ -159,8 +171,8 @@ class Call:
     def agreeing(self, steps: Steps, home: KeyGradients | None = None) -> Iterator[None]:
         """Re-raise the local error if all ranks agree on the call. Otherwise raise `Disagreement`.
 
-        Transfers that are under way come to their end: gloo would wait for one that was dropped at all that follows.
-        Where ranks do not agree, or one is gone, there may be none.
+        If ranks agree, wait for the running transfers: later operations of gloo would block on a dropped one. If they
+        do not agree, a transfer may have no other end, so do not wait.
         """
         try:
             yield
@@ -176,11 +188,11 @@ class Call:
             raise
 
     def keys(self, k: Tensor, v: Tensor) -> Keys:
-        """The part that this rank has."""
+        """Return the keys and values of this rank."""
         return Keys(self.plan, self.group, self.kernels.axis, k, v)
 
     def steps(self, keys: Keys, home: KeyGradients | None = None) -> Steps:
-        """Pairs of this rank with their keys and values: first its own, then those of others."""
+        """Yield the pairs of this rank with their keys and values: own keys first, then those of others."""
         return steps(keys, self.agreed, home)
 
 
@@ -188,7 +200,7 @@ class Call:
 
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
+    """Return out and the base-2 log-sum-exp [.., H, S] of this rank's queries."""
     axis, handed = call.kernels.axis, _handed(sinks)
     total = Sum((*q.shape[:-1], v.shape[-1]), q, axis)
     steps = call.steps(call.keys(k, v))
@@ -200,7 +212,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
                 total.add(rows, *found)
     out, lse = total.attended()
     if sinks is not None:
-        lse.masked_fill_(lse <= NOTHING, -math.inf)  # of no key, and of a sink that is none
+        lse.masked_fill_(lse <= NOTHING, -math.inf)  # a row without keys and without a sink
         for rows in total.free((0, q.shape[axis])):
             run_of(lse, -1, rows).copy_(
                 (sinks.to(lse.dtype) / LOG2)[:, None].expand_as(run_of(lse, -1, rows))
@@ -209,8 +221,10 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
 
 
 def _handed(sinks: Tensor | None) -> Callable[[bool], Tensor | None]:
-    """What kernels of parts are handed as sinks: those that there are where they join, else logits that count for
-    nothing."""
+    """Return a function from a flag, whether sinks join a part, to the sinks that its kernels get.
+
+    Kernels always need sinks: if these do not join, they get logits of `NOTHING`.
+    """
 
     @functools.cache
     def handed(joined: bool) -> Tensor | None:
@@ -220,7 +234,7 @@ def _handed(sinks: Tensor | None) -> Callable[[bool], Tensor | None]:
 
 
 NOTHING = -1e30
-"""A logit beside which every other is all: kernels have no softmax of nothing but minus infinity."""
+"""A logit that any other one outweighs. Kernels cannot compute a softmax of -inf alone."""
 
 
 # --- backward ------------------------
@@ -229,9 +243,10 @@ NOTHING = -1e30
 def backward(
     call: Call, attended: Attended, k: Tensor, v: Tensor, sinks: Tensor | None, reduce: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """dq, dk and dv of this rank, and gradients of buffers and sinks, summed over all ranks if wanted.
+    """Return dq, dk and dv of this rank, and the float32 gradients of buffers and sinks by name.
 
-    lse is base-2, and dlse is of that.
+    `attended` has a base-2 lse, and dlse is the gradient with respect to it. With `reduce`, the gradients of buffers
+    and sinks are summed over all ranks.
     """
     axis, given, handed = call.kernels.axis, call.given, _handed(sinks)
     q, dlse = attended.q, attended.dlse
@@ -260,7 +275,7 @@ def backward(
                     learned[buffer][place] += gradient
         queries.end(*kernels, given["scale"], total_dq)
         home.end()
-    if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
+    if sinks is not None and dlse is not None:  # rows without keys: their log-sum-exp is the sink
         for rows in total_dq.free((0, q.shape[axis])):
             alone = run_of(dlse, -1, rows) / LOG2
             alone = alone.masked_fill(torch.isinf(sinks)[:, None], 0.0)
@@ -283,18 +298,21 @@ def called(
     back: bool,
     **alike: Any,
 ) -> Call:
-    """The call that all ranks of a group make, each with its q, k and v, forward or `back`. `numbers` is a plan as
-    `encoded`; without one each rank has a run of positions. `alike` is what ranks have to share besides.
+    """Start a call that all ranks of a group make, each with its own q, k and v.
 
-    Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone;
-    `ValueError` for a plan of something else, and for tensors of other dimensions.
+    numbers: a plan from `encoded`, or None if each rank has a run of positions. given: the buffers and numbers of the
+    call by name. back: True for backward. alike: further values that all ranks must share.
+
+    Raises:
+        Disagreement: on all ranks, if they differ in a value that they must share, or if a rank is gone.
+        ValueError: the plan is for another function or other sizes, or a tensor has a wrong shape.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
     axis, rank, (q, k, v) = kernels.axis, dist.get_rank(ranks), tensors
     encoded = None if numbers is None else tuple(numbers.tolist())
     plan = None if encoded is None else decoded_once(encoded)
     rows = _rows(q, axis), _rows(k, axis), _rows(v, axis)
-    shared = {"the pass is": "backward" if back else "forward"}
+    shared = {"the pass": "backward" if back else "forward"}
     shared |= _shared(kernels, tensors, given, _of_plan(plan, encoded), alike)
     words = Words(ranks, q.device, rows, shared)
     dims = 3 if kernels.packed else 4
@@ -313,8 +331,8 @@ def called(
     if plan.of != stands_for(kernels, given, sizes):
         agreed()
         raise ValueError(
-            f"the plan is of another function than {kernels.name.removesuffix('_part')}, or of other numbers or sizes: "
-            f"here are {dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
+            f"the plan was made for another function than {kernels.name.removesuffix('_part')}, or for other numbers "
+            f"or sizes: make a plan for {dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
         )
     check(kernels, (plan.q.length, plan.kv.length), given)
     return Call(kernels, plan, ranks, given, rank, agreed)
@@ -327,33 +345,37 @@ def _shared(
     plan: Told,
     alike: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What ranks have to share in a call, by how a difference is said."""
+    """Return the values that ranks must share in a call, by their name in error messages."""
     axis = kernels.axis
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in tensors]
     return {
-        "q, k and v of": (shapes, [_kind(x) for x in tensors]),
+        "shapes and dtypes of q, k and v": (shapes, [_kind(x) for x in tensors]),
         "the plan": plan,
         "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
-        "buffers of": [(n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)],
-        "what plans read:": _read(kernels, given) if plan.alike is None else "nothing",
-        "the rest": [
+        "shapes and dtypes of buffers": [
+            (n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)
+        ],
+        "tensors that plans read": _read(kernels, given) if plan.alike is None else "nothing",
+        "other arguments": [
             (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
         ],
     }
 
 
 def _agree(words: Words, plan: Plan) -> None:
-    """Hear the words of all ranks. Raise on all ranks where they differ, or have other rows than the plan."""
+    """Wait for the descriptions of all ranks. Raise on all ranks if they differ, or differ from the plan's rows."""
     heard = words.heard()
     if plan.ranks != len(heard):
-        raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(heard)}")
+        raise ValueError(
+            f"the plan is for {plan.ranks} ranks, the group has {len(heard)}: make a plan for this group"
+        )
     wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
     if wanted != heard:
-        raise Disagreement(f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}")
+        raise Disagreement(f"expected (queries, keys) of {wanted}, by rank, as in the plan, got {heard}")
 
 
 def _rows(x: Tensor, axis: int) -> int:
-    """Of a tensor of this rank; none of one of fewer dimensions."""
+    """Return the number of rows of a tensor; 0 if it has too few dimensions."""
     return x.shape[axis] if axis < x.dim() else 0
 
 
@@ -363,30 +385,31 @@ def _kind(x: Tensor) -> tuple[str, str]:
 
 def _of_plan(plan: Plan | None, encoded: tuple[int, ...] | None) -> Told:
     if plan is None or encoded is None:
-        return Told("is none", None)
-    return Told(f"is of {plan.q.length} positions over {plan.ranks} ranks", _named(encoded))
+        return Told("none", None)
+    return Told(f"one of {plan.q.length} positions over {plan.ranks} ranks", _named(encoded))
 
 
 def _read(kernels: Kernels, given: Mapping[str, Any]) -> Told:
-    """The elements by which each rank makes a plan."""
+    """Return digests of the tensors that each rank's plan depends on."""
     names = [*kernels.reads, *(["cu_seqlens_q", "cu_seqlens_k"] if kernels.packed else ())]
     found = {n: digest(given[n].tolist()) for n in names if isinstance(given.get(n), Tensor)}
-    return Told(f"elements of {', '.join(found) or 'nothing'}", found)
+    return Told(f"the elements of {', '.join(found) or 'nothing'}", found)
 
 
 def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int, int]) -> int:
-    """What a plan depends on besides lengths and elements of buffers: mask, numbers and `sizes` that this reads.
+    """Return a digest of the mask, and of the numbers and sizes that it reads.
 
-    These are sequences, heads, and heads of keys."""
+    A plan depends on these, on lengths and on elements of buffers. `sizes`: sequences, heads, and heads of keys.
+    """
     by_name = dict(zip(("B", "HQ", "HKV"), sizes, strict=True)) | {"b": sizes[0], "h": sizes[1]}
     sized = [(n, by_name[n]) for n in kernels.reads if n in by_name and not (kernels.packed and n in "Bb")]
-    # One number has several spellings: 5, 5.0, numpy.int64(5).
+    # Equal numbers have different reprs: 5, 5.0, numpy.int64(5).
     read = [(n, float(given[n])) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
     return digest((kernels.name, sized, read))
 
 
 def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) -> None:
-    """Raise `ValueError` where a buffer that is given has not an element for each position of the whole sequence."""
+    """Raise `ValueError` if a buffer does not have one element per position of the whole sequence."""
     whole = dict(zip(("q", "kv"), lengths, strict=True))
     for _, buffer, sides in kernels.views:
         if buffer not in given:
@@ -395,8 +418,8 @@ def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) 
         for axis, side in enumerate(sides):
             if side is not None and shape[axis : axis + 1] != (whole[side],):
                 raise ValueError(
-                    f"{buffer} must have {whole[side]} elements along dimension {axis}, as there are positions of all "
-                    f"ranks, got {list(shape)}"
+                    f"{buffer} must have {whole[side]} elements along dimension {axis}, one per position of the whole "
+                    f"sequence, got shape {list(shape)}"
                 )
 
 
@@ -407,11 +430,11 @@ def _by_default(
     sizes: tuple[int, int, int],
     given: dict[str, Any],
 ) -> Plan:
-    """The plan of a call without one, kept where it depends on numbers alone."""
+    """Return the plan of a call without `plan`. It is cached if it depends on numbers alone."""
     tensors = [n for n in kernels.reads if isinstance(given.get(n), Tensor)]
     if tensors or kernels.packed:
         say_once(
-            f"{kernels.name}: reads {', '.join(tensors) or 'cu_seqlens'} for a plan at every call: pass `plan=`"
+            f"{kernels.name}: each call copies {', '.join(tensors) or 'cu_seqlens'} to the host: pass `plan=`"
         )
         with reading(kernels):
             mask = mask_of(kernels, given, (q_sharding.length, kv_sharding.length), *sizes)
@@ -423,12 +446,14 @@ def _by_default(
 
 @contextmanager
 def reading(kernels: Kernels) -> Iterator[None]:
-    """Raise an error for arguments that a mask cannot be made of."""
+    """Convert errors of a mask's ranges to `ValueError`: the arguments that they read are invalid."""
     try:
         yield
     except (TypeError, IndexError, AssertionError) as error:
         read = ", ".join(kernels.reads)
-        message = f"{kernels.name.removesuffix('_part')}: no mask can be made of the {read} given: {error}"
+        message = (
+            f"{kernels.name.removesuffix('_part')}: invalid arguments of the mask (it reads {read}): {error}"
+        )
         raise ValueError(message) from error
 
 
@@ -448,14 +473,14 @@ decoded_once = functools.lru_cache(256)(decoded)
 
 @functools.lru_cache(256)
 def _named(plan: tuple[int, ...]) -> int:
-    """A number that other plans do not have."""
+    """Return a digest of a plan."""
     return digest(plan)
 
 
 def mask_of(
     kernels: Kernels, given: dict[str, Any], lengths: tuple[int, int], batches: int, heads: int, kv_heads: int
 ) -> Mask:
-    """What queries see, with these buffers and numbers, which are brought to the host."""
+    """Return the mask with these buffers and numbers. Tensors are copied to the host."""
     sizes = {"B": batches, "HQ": heads, "HKV": kv_heads, "SQ": lengths[0], "SK": lengths[1]}
     starts = None
     if kernels.packed:

@@ -1,4 +1,4 @@
-"""The positions of a sequence that each rank has: intervals `(lo, hi)` without `hi`."""
+"""The positions of a sequence that each rank owns, as half-open intervals `(lo, hi)`."""
 
 from __future__ import annotations
 
@@ -10,59 +10,64 @@ from itertools import pairwise
 
 Interval = tuple[int, int]
 TILE = 128
-"""Positions by which work is counted: what kernels visit at a time."""
+"""Number of positions in a tile of the kernels, in which work is counted."""
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """The positions of each rank: intervals, in the order in which their rows lie in the rank's tensors."""
+    """The positions of each rank: intervals, in the order of the rows in the rank's tensors."""
 
     parts: tuple[tuple[Interval, ...], ...]
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.parts)
 
     @property
     def length(self) -> int:
-        """Of the whole sequence."""
+        """Length of the whole sequence."""
         return sum(hi - lo for part in self.parts for lo, hi in part)
 
     def local(self, rank: int) -> int:
-        """The number of positions of a rank."""
+        """Return the number of positions of a rank."""
         return sum(hi - lo for lo, hi in self.parts[rank])
 
     @cached_property
     def joined(self) -> Sharding:
-        """The same with neighbours as one."""
+        """The same positions, with adjacent intervals joined."""
         return Sharding(tuple(tuple(merged(part)) for part in self.parts))
 
     def rows(self, rank: int, lo: int, hi: int) -> Interval:
-        """Where positions that a rank has side by side are in its tensors. Raises `ValueError` for others."""
+        """Return the rows `(first, end)` of the positions `[lo, hi)` in the tensors of a rank.
+
+        Raises `ValueError` if the rank does not own them in one run.
+        """
         first = 0
         for own_lo, own_hi in self.joined.parts[rank]:
             if own_lo <= lo and hi <= own_hi:
                 return first + lo - own_lo, first + hi - own_lo
             first += own_hi - own_lo
-        raise ValueError(f"rank {rank} has no positions [{lo}, {hi}) in one piece")
+        raise ValueError(
+            f"positions [{lo}, {hi}) are not one run of rank {rank}, which has {self.joined.parts[rank]}"
+        )
 
 
 def cut(length: int, pieces: int) -> list[Interval]:
-    """A sequence in pieces that follow each other, none longer than another by more than one position."""
+    """Cut a sequence into consecutive pieces whose lengths differ by at most one."""
     ends = [length * i // pieces for i in range(pieces + 1)]
     return list(pairwise(ends))
 
 
 def contiguous(length: int, ranks: int) -> Sharding:
-    """A run of positions for each rank, as long as `torch.chunk` makes them, and `Shard` of DTensors."""
+    """Return one run of positions per rank, with the lengths of `torch.chunk` and of a DTensor's `Shard`."""
     most = -(-length // ranks)
     ends = [min(rank * most, length) for rank in range(ranks + 1)]
     return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in pairwise(ends)))
 
 
 def runs(lengths: Sequence[int]) -> Sharding:
-    """A run of positions for each rank, of these lengths."""
+    """Return one run of positions per rank, with these lengths."""
     found, end = [], 0
     for length in lengths:
         found.append(((end, end + length),) if length else ())
@@ -71,14 +76,17 @@ def runs(lengths: Sequence[int]) -> Sharding:
 
 
 def head_tail(length: int, ranks: int) -> Sharding:
-    """Two runs for each rank, as far from the start as from the end: of a causal mask, all have equal work."""
+    """Return two runs per rank, equally far from the start and the end: equal work under a causal mask."""
     pieces = cut(length, 2 * ranks)
     ends = [(pieces[r], pieces[-1 - r]) for r in range(ranks)]
     return Sharding(tuple(tuple((lo, hi) for lo, hi in two if lo < hi) for two in ends))
 
 
 def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
-    """The same number of runs for each rank. The most expensive remaining run goes to the rank with the least work."""
+    """Return the same number of runs per rank, balanced greedily.
+
+    The most expensive remaining run goes to the rank with the least work. `cost(lo, hi)` is the work of a run.
+    """
     pieces = cut(length, runs_each * ranks)
     costs = {piece: cost(*piece) for piece in pieces}
     free = [(0, rank) for rank in range(ranks)]
@@ -92,12 +100,12 @@ def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each:
 
 
 def _filled(*pieces: Interval) -> tuple[Interval, ...]:
-    """Those that have positions; neighbours are one."""
+    """Return the intervals that are not empty, with adjacent ones joined."""
     return tuple(merged(pieces))
 
 
 def merged(intervals: Iterable[Interval], lo: int = 0, hi: int | None = None) -> list[Interval]:
-    """The positions of intervals, within bounds, as few intervals as can be, ascending."""
+    """Return the union of intervals, cut to `[lo, hi)`, as the fewest ascending intervals."""
     found: list[Interval] = []
     for first, last in sorted(intervals):
         first, last = max(first, lo), last if hi is None else min(last, hi)
@@ -111,7 +119,7 @@ def merged(intervals: Iterable[Interval], lo: int = 0, hi: int | None = None) ->
 
 
 def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The positions of intervals that are in no other."""
+    """Return the parts of intervals that lie in none of the others."""
     found = list(intervals)
     for lo, hi in others:
         found = [

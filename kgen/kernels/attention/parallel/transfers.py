@@ -19,7 +19,7 @@ from .sharding import Interval
 
 @dataclass(frozen=True)
 class Keys:
-    """Keys and values of this rank, with their sequence along `axis`, and where others are."""
+    """Keys and values of this rank, with positions along `axis`, the plan and the process group."""
 
     plan: Plan
     group: dist.ProcessGroup
@@ -29,27 +29,27 @@ class Keys:
 
     @functools.cached_property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process in the group."""
         rank: int = dist.get_rank(self.group)
         return rank
 
     @functools.cached_property
     def kind(self) -> tuple[Any, ...]:
-        """What it depends on besides a plan where they lie in buffers."""
+        """The shapes and dtypes that, with the plan, determine the layout of buffers."""
         return self.axis, *((rows_first(x, self.axis, 1), x.dtype) for x in (self.k, self.v))
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this."""
+        """All ranks except this one."""
         return [other for other in range(self.plan.ranks) if other != self.rank]
 
     def own(self, interval: Interval) -> tuple[Tensor, Tensor]:
-        """A run of positions that this rank has."""
+        """Return the keys and values of a run of positions of this rank."""
         rows = self.plan.kv.rows(self.rank, *interval)
         return run_of(self.k, self.axis, rows), run_of(self.v, self.axis, rows)
 
     def empty(self, interval: Interval) -> tuple[Tensor, Tensor]:
-        """Room for a run that another rank has."""
+        """Return uninitialized tensors for the keys and values of a run of positions of another rank."""
         length = interval[1] - interval[0]
         return like(self.k, self.axis, length), like(self.v, self.axis, length)
 
@@ -58,7 +58,7 @@ Made = TypeVar("Made")
 
 
 def kept_with_plan(make: Callable[..., Made]) -> Callable[..., Made]:
-    """A function of keys and numbers whose results are kept as long as their plan."""
+    """Cache the results of a function of keys and integers with their plan."""
 
     @functools.wraps(make)
     def found(keys: Keys, *numbers: int) -> Made:
@@ -74,7 +74,7 @@ def kept_with_plan(make: Callable[..., Made]) -> Callable[..., Made]:
 def exchanged(
     group: dist.ProcessGroup, sent: list[tuple[int, Tensor]], received: list[tuple[int, Tensor]]
 ) -> list[Any]:
-    """Tensors on their way to ranks, and from ranks."""
+    """Start transfers of tensors to ranks and from ranks, and return their work objects."""
     ops = []
     for do, tensors in ((dist.isend, sent), (dist.irecv, received)):
         for rank, x in tensors:
@@ -87,11 +87,14 @@ def exchanged(
 def gathered(
     group: dist.ProcessGroup, axis: int, x: Tensor, lengths: list[int], async_op: bool = True
 ) -> tuple[list[Tensor], Any]:
-    """The rows of all ranks along an axis, of which each has so many, and the work after which they are there."""
+    """Gather the rows of all ranks along an axis. Returns the tensors by rank, and the work to wait for.
+
+    `lengths` has the number of rows of each rank.
+    """
     longest = max(lengths)
     if x.shape[axis] == longest:
         own = x.contiguous()
-    else:  # what is gathered has one size
+    else:  # all_gather needs equal sizes
         own = like(x, axis, longest)
         run_of(own, axis, (0, x.shape[axis])).copy_(x)
     there = [like(x, axis, longest) for _ in lengths]
@@ -99,33 +102,34 @@ def gathered(
     return [run_of(one, axis, (0, length)) for one, length in zip(there, lengths, strict=True)], work
 
 
-# --- room for them ------------------------
+# --- empty tensors ------------------------
 
 
 def like(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialized tensor with the shape of `x`, but this length along `axis`."""
     shape = [*x.shape]
     shape[axis] = length
     return x.new_empty(shape, dtype=dtype)
 
 
 def empty_rows_first(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
-    """So many rows of a tensor like this one, each row in one piece: runs of them travel as they are."""
+    """Return an uninitialized tensor of rows like those of `x`, rows first: any run of them is contiguous."""
     return x.new_empty(rows_first(x, axis, length), dtype=dtype)
 
 
 def rows_first(x: Tensor, axis: int, length: int) -> tuple[int, ...]:
-    """The shape of so many rows, with their axis first."""
+    """Return the shape of `length` rows of `x`, with their axis first."""
     return length, *x.shape[:axis], *x.shape[axis + 1 :]
 
 
-# --- beside what computes ------------------------
+# --- transfers that overlap with computation ------------------------
 
 LEAD = 20_000
-"""Cycles: some ten microseconds, in which a kernel of NCCL is there."""
+"""GPU cycles, about ten microseconds, in which an NCCL kernel starts."""
 
 
 class Beside:
-    """Transfers on a stream beside the one that computes."""
+    """Transfers on a stream of their own, and their order with the compute stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.apart = device, device.type == "cuda"
@@ -135,29 +139,30 @@ class Beside:
         self.beside: torch.cuda.Stream | None = None
 
     def in_line(self) -> None:
-        """Transfers are so brief that they are made in the stream that computes."""
+        """Use the compute stream for transfers, because they are short."""
         self.apart = False
 
     def begin(self) -> None:
-        """What follows is behind what the stream that computes had to do until here."""
+        """Let later transfers wait for the work that the compute stream has so far."""
         if self.apart:
             self.here, self.beside = torch.cuda.current_stream(self.device.index), _stream_beside(self.device)
             self.beside.wait_stream(self.here)
 
     def stream(self) -> AbstractContextManager[object]:
-        """Where tensors of transfers are made, and transfers begin."""
+        """Return a context with the transfer stream as the current stream."""
         return nullcontext() if self.beside is None else torch.cuda.stream(self.beside)
 
     def wait(self, works: list[Any] | None = None, received: Sequence[Tensor] = ()) -> None:
-        """What computes goes on after these, with what they bring; and a moment after what is under way besides can
-        begin: a kernel that has all of a GPU leaves nothing to a transfer that became ready with it, until it is over.
+        """Let the compute stream wait for these transfers. Then give other running transfers time to start.
+
+        A kernel that occupies all multiprocessors blocks a transfer that becomes ready at the same time.
         """
         if self.here is None or self.beside is None:
             over(works or [])
             return
         if not any(self.under_way):
             return
-        with self.stream():  # whose memory they have: it is not given away before they are over
+        with self.stream():  # their memory belongs to this stream: it must not be reused before they end
             over(works or [])
             if any(self.under_way):
                 torch.cuda._sleep(LEAD)
@@ -166,7 +171,7 @@ class Beside:
             x.record_stream(self.here)
 
     def lead(self, works: list[Any]) -> None:
-        """What computes goes on a moment after these can begin, which are behind all that it had to do until here."""
+        """Give these transfers, which wait for the compute stream, time to start before it continues."""
         self.begin()
         if self.here is not None and self.beside is not None and works:
             with self.stream():
@@ -174,13 +179,13 @@ class Beside:
             self.here.wait_stream(self.beside)
 
     def end(self) -> None:
-        """Nothing is under way any more."""
+        """Wait for all transfers."""
         for works in (*self.under_way, self.at_end):
             over(works)
 
 
 def over(works: list[Any]) -> None:
-    """What is over is not waited for again."""
+    """Wait for each work, and clear the list so that nothing waits twice."""
     for work in works:
         work.wait()
     works.clear()

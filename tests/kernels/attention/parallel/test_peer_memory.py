@@ -65,7 +65,7 @@ def test_what_hinders_is_said_once(group: dist.ProcessGroup, monkeypatch: pytest
 
     monkeypatch.setattr(symmetric, "empty", refused)
     agreed, agree = calls()
-    with pytest.warns(UserWarning, match="other's memory: no such memory here. Their transfers are NCCL's"):
+    with pytest.warns(UserWarning, match="other's memory: no such memory here. NCCL does their transfers"):
         assert peers_of(group, GPU, 10, agree) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,7 +93,7 @@ def test_gpus_must_see_each_other(
         "_told",
         lambda speaking, said: [said, (said[0], other)] if isinstance(said, tuple) else [said, said],
     )
-    with pytest.warns(UserWarning, match="memory: their GPUs do not see each other"):
+    with pytest.warns(UserWarning, match="memory: their GPUs have no peer access"):
         assert peers_of(seen, GPU, 10, calls()[1]) is None
 
 
@@ -118,7 +118,7 @@ def test_a_graph_ahead_of_a_first_call_is_said(
     seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.warns(UserWarning, match="captured ahead of a first call of its size"):
+    with pytest.warns(UserWarning, match="captured before the first call of its size"):
         assert peers_of(seen, GPU, 100, calls()[1]) is None
 
 

@@ -47,9 +47,11 @@ def test_rankstalk_over_what_their_group_has_for_cpus(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("alone")
 def test_what_is_told_is_said_in_words() -> None:
     words = Words(
-        dist.distributed_c10d._get_default_group(), CPU, (3, 2, 2), {"the plan": Told("is none", None)}
+        dist.distributed_c10d._get_default_group(), CPU, (3, 2, 2), {"the plan": Told("none", None)}
     )
     words.work.wait()
     words.others = [words.others[0], words.others[0].clone().fill_(1)]
-    with pytest.raises(Disagreement, match=r"^the plan is none here: rank 0 and rank 1 differ$"):
+    with pytest.raises(
+        Disagreement, match=r"^rank 0 and rank 1 differ in the plan, which is none on this rank$"
+    ):
         words.heard()
