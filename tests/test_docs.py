@@ -75,11 +75,11 @@ def spec_table() -> str:
 def function_table() -> str:
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for name in TABLE:
-        syntax, *cells = function_row(name)
-        grouped.setdefault(tuple(cells), []).append(syntax)
+        syntax, takes, gives, derivative = function_row(name)
+        grouped.setdefault((takes, gives, derivative), []).append(syntax)
     rows = ["| syntax | operands | result | derivative |", "|---|---|---|---|"]
-    for cells, syntax in grouped.items():
-        rows.append("| " + " | ".join(c.replace("|", "\\|") for c in (", ".join(syntax), *cells)) + " |")
+    for cells, members in grouped.items():
+        rows.append("| " + " | ".join(c.replace("|", "\\|") for c in (", ".join(members), *cells)) + " |")
     return "\n".join(rows) + "\n"
 
 
