@@ -65,7 +65,7 @@ def forward_loop(path: str) -> str:
 
 
 def spec_table() -> str:
-    rows = ["| spec | what it is |", "|---|---|"]
+    rows = ["| spec | kernel |", "|---|---|"]
     for path in STOCK:
         summary = YAML(typ="safe").load(path)["summary"]
         rows.append(f"| [`{path.stem}`](../specs/{path.name}) | {summary} |")
