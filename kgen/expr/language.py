@@ -1,4 +1,4 @@
-"""What the expression language has of Python, and what is said of the rest: what to write in its place."""
+"""The subset of Python that is the expression language, and hints for everything else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.RShift: ("rshift", ">>"),
 }
 OF_BITS = {"and": "bitand", "or": "bitor", "ne": "bitxor", "not": "invert"}
-"""What the operators of truth values are where their operands are integers."""
+"""Rows for operators of bools, if their operands are integers."""
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("lt", "<"),
     ast.LtE: ("le", "<="),
@@ -102,19 +102,19 @@ NAME_HINTS = {
     "lambda": "write only its body",
 }
 WHOLE = frozenset({"floor", "ceil", "round"})
-"""Functions whose values an index takes as integers."""
+"""Functions whose results are valid as an index."""
 CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
 
 
 def no_statement(statement: ast.stmt, span: Span) -> ExpressionError:
-    """Of a line that is none of the language's."""
+    """Return the error for a line that is no statement of the language."""
     fallback = ("this statement", "write `x = ...` lines and a last line that is the value")
     what, hint = NO_STATEMENT.get(type(statement), fallback)
     return wrong(span, "bad-statement", f"{what} is not part of the language", hint)
 
 
 def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> ExpressionError:
-    """The error of a call of something else than a function of the language."""
+    """Return the error for a call of a name that is no function of the language."""
     buffer = scope.buffers.get(name)
     if buffer and buffer.rank:
         how = f"index it with square brackets: `{indexed(name, buffer.rank)}`"
@@ -126,7 +126,7 @@ def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> 
 
 
 def attribute_hint(name: str) -> str:
-    """What to write for `torch.name` or `x.name`."""
+    """Return a hint for `torch.name` or `x.name`."""
     if name == "inf":
         return "write `inf`"
     if name in CALLABLE:
@@ -136,7 +136,7 @@ def attribute_hint(name: str) -> str:
 
 
 def kind_of(type_: Type) -> str:
-    """A type in words."""
+    """Return a type in words."""
     return {
         Type.INT: "an integer",
         Type.LONG: "an integer",
@@ -146,12 +146,12 @@ def kind_of(type_: Type) -> str:
 
 
 def indexed(name: str, rank: int) -> str:
-    """How a buffer is read."""
+    """Return a read of a buffer, as in `bias[i, j]`."""
     return f"{name}[{', '.join('ijklmn'[:rank])}]" if rank else name
 
 
 def integral(index: Node) -> str:
-    """How an index that is not an integer becomes one."""
+    """Return a hint that turns an index into an integer."""
     if index.type is not Type.FLOAT:
         return "use `where(condition, 1, 0)`"
     rounded = next((part.fn for part in walk(index) if isinstance(part, Call) and part.fn in WHOLE), None)

@@ -1,5 +1,6 @@
-"""Lengths of buffers in the text of an expression: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which counts
-from the end. All spellings of one length are one tree.
+"""Lengths of buffers in expressions: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which counts from the end.
+
+All spellings of one length give one tree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SpanOf = Callable[[ast.expr], Span]
 
 
 def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
-    """The length that an expression names. None for any other expression."""
+    """Return the length that an expression names; None for any other expression."""
     match node:
         case ast.Call(func=ast.Name(id="len")) if any(b.shape is not None for b in scope.buffers.values()):
             return _of_call(node, scope, span)
@@ -41,7 +42,7 @@ def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
 
 
 def from_end(node: ast.expr, name: str, axis: int, buffer: BufferType, at: Span) -> Node | None:
-    """The index that a literal below zero stands for. None for any other index, and where extents are not known."""
+    """Return the index for a negative literal; None for any other index, or if the extents are unknown."""
     back = _below_zero(node)
     if back is None or buffer.shape is None or axis >= buffer.rank:
         return None
@@ -93,7 +94,7 @@ def _at(name: str, axis: int, scope: Scope, at: Span) -> Node:
 
 
 def _extent(name: str, axis: int, extent: int | str | None) -> Node:
-    """An extent that is a number or a size is what the spec declares."""
+    """Return a declared number or size, or else the length of the tensor of a call."""
     if extent is None:
         return length_of(name, axis)
     return Const(extent, Type.INT) if isinstance(extent, int) else Var(extent, Type.INT)
@@ -113,7 +114,7 @@ def _literal(node: ast.expr) -> int | None:
 
 
 def _below_zero(node: ast.expr) -> int | None:
-    """The absolute value of a literal integer below zero."""
+    """Return the absolute value of a negative literal integer, else None."""
     if (
         isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)

@@ -1,8 +1,8 @@
-"""Text of the expression language to a typed tree.
+"""Parse the text of an expression to a typed tree.
 
-The language is a small subset of Python. `ast.parse` reads the text and every node is looked up in a white
-list: nothing is evaluated, so a spec can be untrusted input. Whatever is not on the list is an
-`ExpressionError` with a position in the text.
+The language is a small subset of Python. `ast.parse` reads the text, and every node is looked up in an allowlist.
+Nothing is evaluated, so specs may be untrusted input. Anything else is an `ExpressionError` with a position in the
+text.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def parse_expression(text: str, scope: Scope, result: Type) -> Node:
-    """Parse and type `text`, whose value must be of type `result`."""
+    """Parse `text` and check that its value has the type `result`. Raises `ExpressionError`."""
     return parse_with_locals(text, scope, result)[0]
 
 
 def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict[str, Node]]:
-    """The same, and the values of local names in the order of their lines.
+    """Parse `text`; also return the values of local names, in the order of their lines.
 
-    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises `ExpressionError` and
-    nothing else, whatever the text.
+    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises only `ExpressionError`, for any
+    text.
     """
     text = without_comments(text)
     check_characters(text)
@@ -60,7 +60,7 @@ def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict
 
 
 class _Builder:
-    """Builds one tree. `locals` grows line by line and is inlined where it is used."""
+    """Builder of one tree. `locals` grows line by line, and each use is inlined."""
 
     def __init__(self, text: str, scope: Scope, result: Type) -> None:
         self.lines = text.split("\n")
@@ -261,7 +261,7 @@ class _Builder:
         raise self.unknown_name(name, span)
 
     def order_error(self, name: str, span: Span) -> ExpressionError:
-        """A local name is used on its own line or on a line before it."""
+        """Return the error for a local name that is used on its own line or before it."""
         if name == self.current:
             message = f"`{name}` is defined by itself"
             return wrong(span, "cyclic-name", message, "a name stands for one value: there are no updates")
@@ -323,7 +323,7 @@ class _Builder:
         return self.apply(row, symbol, operands, span)
 
     def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
-        """`==` and `!=` of two truth values: a choice between one of them and its opposite."""
+        """Return `==` or `!=` of two bools as a choice between one of them and its negation."""
         if row not in ("eq", "ne") or any(operand.type is not Type.BOOL for operand in operands):
             return None
         a, b = operands
@@ -340,7 +340,7 @@ class _Builder:
         return wrong(span, "not-in-language", f"`{symbol}` is not part of the language", hint)
 
     def power(self, node: ast.BinOp, inner: int) -> Built:
-        """`x ** n` is written out as multiplications, halves first: `x**4` is `(x*x) * (x*x)`."""
+        """Return `x ** n` as multiplications by repeated squaring: `x**4` is `(x*x) * (x*x)`."""
         base = self.expression(node.left, inner)
         exponent = node.right.value if isinstance(node.right, ast.Constant) else None
         if type(exponent) is not int or not 1 <= exponent <= MAX_EXPONENT:
@@ -359,7 +359,7 @@ class _Builder:
             square = self.apply("mul", "**", (half, half), span)
             return self.apply("mul", "**", (square, base), span) if n % 2 else square
 
-        # Of the terms of a power, those with the same factors are one.
+        # Terms of a power with the same factors are counted once.
         terms = math.comb(base.terms + exponent - 1, exponent)
         check_expansion(terms, exponent * base.factors, span)
         return multiplied(exponent)._replace(terms=terms)
@@ -459,8 +459,7 @@ class _Builder:
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
 
     def index(self, node: ast.expr, inner: int, buffer: BufferType, name: str, axis: int) -> Built:
-        """An index of a buffer: what was rounded to a whole number is an integer, a literal below zero counts from
-        the end."""
+        """Build an index: a rounded real number becomes an integer, and a negative literal counts from the end."""
         if (last := lengths.from_end(node, name, axis, buffer, self.span(node))) is not None:
             return of_tree(last)
         built = self.expression(node, inner)

@@ -1,4 +1,4 @@
-"""The type rules of the function table: from the types of arguments to that of the value, or what is wrong."""
+"""Type rules of the function table: from the types of arguments to the type of the result, or an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 
 class TypeRuleError(Exception):
-    """The arguments do not have the types that the function takes."""
+    """The arguments have types that the function does not take."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ def arithmetic(types: tuple[Type, ...]) -> Type:
 
 
 def width(types: tuple[Type, ...]) -> Type:
-    """Of integers: 64 bits as soon as one operand has them."""
+    """Return the width of an integer result: 64 bits if one operand has them."""
     return LONG if LONG in types else INT
 
 
