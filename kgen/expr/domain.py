@@ -19,13 +19,13 @@ SMALLEST = 2.0**-150
 def misfit(row: str, operand: Node, constants: Mapping[str, int | float]) -> tuple[str, str, str] | None:
     """Return code, message and hint if the second operand of a row is invalid, else None."""
     if row in ("div", "floordiv", "mod") and is_always_zero(operand, constants):
-        hint = "divide by something else; a parameter with a value counts as that value"
+        hint = "change the divisor; a compile-time parameter counts as its value"
         return "zero-division", "the divisor is always zero", hint
     if row in ("lshift", "rshift") and _is_never_of_32_bits(operand, constants):
         return (
             "bad-shift",
-            "the bits to shift by are not from 0 to 31",
-            "integers have 32 bits: shift by 0 to 31",
+            "the shift is not from 0 to 31",
+            "shift by 0 to 31: integers have 32 bits",
         )
     return None
 

@@ -11,7 +11,7 @@ from kgen.expr.nodes import Call, Node, Type, walk
 from kgen.expr.scope import Scope
 from kgen.expr.text_checks import ExpressionError, Span, wrong
 
-# --- the white list ------------------------
+# --- the allowlist ------------------------
 
 BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("add", "+"),
@@ -37,18 +37,18 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.NotEq: ("ne", "!="),
 }
 
-# --- what is not on it, and what to write in its place ------------------------
+# --- hints for everything else ------------------------
 
 NO_OPERATOR: dict[type[ast.AST], tuple[str, str]] = {
-    ast.MatMult: ("@", "expressions are scalar: the matrix products are the kernel's"),
+    ast.MatMult: ("@", "an expression computes one element: the kernel has the matrix products"),
     ast.Is: ("is", "compare with `==`"),
     ast.IsNot: ("is not", "compare with `!=`"),
     ast.In: ("in", "compare with `==`, and join the cases with `or`"),
     ast.NotIn: ("not in", "compare with `!=`, and join the cases with `and`"),
 }
 NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
-    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are there by name"),
-    ast.NamedExpr: ("`:=`", "define the name on a line of its own: `x = ...`"),
+    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are defined"),
+    ast.NamedExpr: ("`:=`", "define the name on its own line: `x = ...`"),
     ast.JoinedStr: ("an f-string", "expressions have no strings"),
     ast.Starred: ("`*`", "write the operands one by one"),
     ast.Slice: ("a slice", "index one element: `buffer[i]`"),
@@ -64,13 +64,13 @@ NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
 NO_STATEMENT: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Return: ("`return`", "leave it out: the last line is the value"),
     ast.If: ("`if` as a statement", "write `a if condition else b`"),
-    ast.For: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
-    ast.While: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
+    ast.For: ("a loop", "an expression computes one element: the kernel has the loops"),
+    ast.While: ("a loop", "an expression computes one element: the kernel has the loops"),
     ast.FunctionDef: ("a function definition", "write only its body, without `return`"),
-    ast.AugAssign: ("an update", "a name is defined once: give the new value another name"),
+    ast.AugAssign: ("an update", "give the second value another name"),
     ast.AnnAssign: ("a type annotation", "write `x = ...`: types are inferred"),
-    ast.Import: ("an import", "the functions of the language are there by name"),
-    ast.ImportFrom: ("an import", "the functions of the language are there by name"),
+    ast.Import: ("an import", "call the functions of the language by name"),
+    ast.ImportFrom: ("an import", "call the functions of the language by name"),
 }
 FUNCTION_HINTS = {
     "maximum": "write `max(a, b)`",
@@ -108,7 +108,7 @@ CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
 
 def no_statement(statement: ast.stmt, span: Span) -> ExpressionError:
     """Return the error for a line that is no statement of the language."""
-    fallback = ("this statement", "write `x = ...` lines and a last line that is the value")
+    fallback = ("this statement", "write `x = ...` lines and a last line with the value")
     what, hint = NO_STATEMENT.get(type(statement), fallback)
     return wrong(span, "bad-statement", f"{what} is not part of the language", hint)
 
@@ -121,7 +121,7 @@ def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> 
         return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
     if buffer or name in scope.names or name in local or name == "inf":
         return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
-    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"there are {', '.join(CALLABLE)}"
+    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"choose from {', '.join(CALLABLE)}"
     return wrong(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
 
@@ -132,7 +132,7 @@ def attribute_hint(name: str) -> str:
     if name in CALLABLE:
         return f"write `{name}(...)`"
     known = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE)
-    return known or "use the functions of the language by name"
+    return known or "call the functions of the language by name"
 
 
 def kind_of(type_: Type) -> str:
@@ -141,7 +141,7 @@ def kind_of(type_: Type) -> str:
         Type.INT: "an integer",
         Type.LONG: "an integer",
         Type.FLOAT: "a real number",
-        Type.BOOL: "a truth value",
+        Type.BOOL: "a bool",
     }[type_]
 
 

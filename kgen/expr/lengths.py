@@ -36,7 +36,7 @@ def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
                 return _at(name, 0, scope, span(node))
             wanted = f"{name}.shape[0]" if attr == "shape" else f"{name}.size(0)"
             raise wrong(
-                span(node), "bad-length", f"`{name}.{attr}` is not one length", f"name the axis: `{wanted}`"
+                span(node), "bad-length", f"`{name}.{attr}` has no axis", f"name the axis: `{wanted}`"
             )
     return None
 
@@ -68,7 +68,7 @@ def _of_call(node: ast.Call, scope: Scope, span: SpanOf) -> Node:
         hint = "write the name of a buffer"
         if isinstance(of, ast.Name) and of.id not in scope.names:
             hint = did_you_mean(of.id, sorted(scope.buffers)) or hint
-        raise wrong(span(of), "bad-length", f"`len` takes a buffer, {shown(ast.unparse(of))} is none", hint)
+        raise wrong(span(of), "bad-length", f"`len` takes a buffer, not {shown(ast.unparse(of))}", hint)
     return _at(ast.unparse(of), 0, scope, span(node))
 
 
@@ -77,7 +77,7 @@ def _along(node: ast.expr, of: ast.expr, args: list[ast.expr], scope: Scope, spa
     axis = _literal(args[0]) if len(args) == 1 else None
     if axis is None:
         hint = f"write {_FORMS.format(name)}"
-        raise wrong(span(node), "bad-length", "an axis is one literal integer", hint)
+        raise wrong(span(node), "bad-length", "an axis must be one literal integer", hint)
     return _at(name, axis, scope, span(node))
 
 
@@ -86,7 +86,7 @@ def _at(name: str, axis: int, scope: Scope, at: Span) -> Node:
     if not buffer.rank:
         raise wrong(at, "bad-length", f"`{name}` has no axes: it is one number", hint)
     if not -buffer.rank <= axis < buffer.rank:
-        message = f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, and no axis {axis}"
+        message = f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, but no axis {axis}"
         raise wrong(at, "bad-length", message, f"use an axis from 0 to {buffer.rank - 1}")
     assert buffer.shape is not None
     axis %= buffer.rank

@@ -64,8 +64,8 @@ def check_expansion(terms: int, factors: int, span: Span) -> None:
 
 def limited(built: Built, span: Span) -> Built:
     if built.size > MAX_NODES:
-        message = f"the expression has more than {MAX_NODES} terms once its local names are written out"
-        hint = "use fewer local names, `abs` and `%` that build on each other"
+        message = f"with local names inlined, the expression has more than {MAX_NODES} nodes"
+        hint = "nest fewer local names, `abs` and `%`, which repeat their operands"
         raise wrong(span, "too-large", message, hint)
     if built.depth > MAX_DEPTH:
         raise too_deep(span)

@@ -80,7 +80,7 @@ def check_characters(text: str) -> None:
         raise wrong(
             Span(1, 1, 1),
             "too-large",
-            f"the expression has {len(text)} characters, {MAX_LENGTH} is the limit",
+            f"the expression has {len(text)} characters, the limit is {MAX_LENGTH}",
             "move tables of numbers into a buffer",
         )
     # ASCII only: Python would normalize look-alike letters, and it counts columns in bytes.
@@ -115,7 +115,9 @@ def check_brackets(text: str) -> None:
         elif character in pairs:
             if not opened or text[opened[-1]] != pairs[character]:
                 message = f"`{character}` closes nothing"
-                raise wrong(at_index(text, i), "unbalanced-bracket", message, "remove it, or open it before")
+                raise wrong(
+                    at_index(text, i), "unbalanced-bracket", message, "remove it, or add the opening one"
+                )
             opened.pop()
     if opened:
         span = at_index(text, opened[-1])
@@ -130,7 +132,7 @@ def module(text: str) -> list[ast.stmt]:
     except IndentationError as error:
         span = clipped(text, error.lineno, 1)
         raise wrong(
-            span, "syntax-error", "the line begins with spaces", "begin every line in the same column"
+            span, "syntax-error", "the indentation changes here", "begin every line in the same column"
         ) from None
     except SyntaxError as error:
         # The messages of Python differ between its versions; these must not.
@@ -139,7 +141,7 @@ def module(text: str) -> list[ast.stmt]:
             span,
             "syntax-error",
             "this is not a valid expression",
-            "an operand or an operator is missing here",
+            "add the operand or the operator that is missing here",
         ) from None
     except (RecursionError, MemoryError):
         raise too_deep(Span(1, 1, 1)) from None
@@ -163,5 +165,5 @@ def literal_error(span: Span) -> ExpressionError:
         span,
         "literal-range",
         "the number does not fit in 32 bits",
-        "integers are int32 and reals are float32",
+        "integers are int32, real numbers are float32",
     )
