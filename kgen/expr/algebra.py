@@ -1,7 +1,7 @@
 """Conversion between trees and sympy expressions.
 
 sympy sees `+ - * /`, integer powers and numbers. Everything else (`tanh`, `where`, comparisons, buffer reads) is an
-opaque function of its arguments, so no rewrite of sympy changes the computed value. sympy collects and cancels terms,
+opaque function of its arguments. So no rewrite of sympy changes the computed value. sympy collects and cancels terms,
 and applies the chain rule with the derivatives of the function table. An integer that may wrap is opaque where it
 becomes a real number. Printers never receive sympy expressions.
 """
@@ -218,8 +218,8 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        # No common denominator: for 1.7 * x + 0.1, it would multiply the denominators to large integers, and the sum
-        # could overflow where the written one does not.
+        # No common denominator: for 1.7 * x + 0.1, it would multiply the denominators to large integers. The sum could
+        # then overflow where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
         upper: list[Any] = []
         lower: list[Any] = []

@@ -86,7 +86,7 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
 
 
 def canonical_part(tree: Node, numbers: Mapping[Node, Node]) -> Node:
-    """Return a part of an expression in the form that it has there, before the rest of the expression changes it."""
+    """Return the canonical form of a part of an expression, before the rest of the expression changes it."""
     part = folded(without_detach(tree), numbers)
     return condition(part) if part.type is Type.BOOL else value(part)
 

@@ -2,8 +2,8 @@
 
 Each distinct read of a buffer is a variable of its own. The gradient of the buffer is the sum over its reads.
 
-sympy differentiates and collects terms. If the result leaves fp32, as the square of a divisor may, the chain rule of
-the function table is used: for `a / b` it gives `(da - a / b * db) / b`, which is in range where `a / b` is.
+sympy differentiates and collects terms. The result may leave fp32, as the square of a divisor may. Then the chain rule
+of the function table is used: for `a / b` it gives `(da - a / b * db) / b`, which is in range where `a / b` is.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _COUNTED = frozenset({"B", "HQ", "HKV", "SQ", "SK", "b", "h", "q_idx", "kv_idx",
 
 
 def sign(node: Node) -> int:
-    """1 for a value that is never below zero, -1 for one that is never above it, 0 if neither is known."""
+    """Return 1 for a value that is never negative, -1 for one that is never positive, else 0."""
     if isinstance(node, Const):
         return 1 if node.value >= 0 else -1
     if isinstance(node, Var):

@@ -2,8 +2,8 @@
 
 A rewrite that is equal in real numbers may be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8, and neither factor
 is a float32 number. Therefore both expressions are evaluated at the same points, with scores and parameters of many
-magnitudes. If each intermediate of the written expression is zero or a normal float32 number, each intermediate of the
-rewritten one must be. Integers must fit in 32 bits in the same way.
+magnitudes. Where each written intermediate is zero or a normal float32 number, each rewritten one must be. Integers
+must fit in 32 bits in the same way.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The function table: one row per function and operator.
 
-A row has the type rule of a function, its derivative, its float64 reference, its value for Python numbers, the points
-where it is finite, and its spelling in each target. The parser, passes, reference and printers read only this table, so
-a new function is a new row. `tests/expr/test_functions.py` checks each row against finite differences and each target.
-`tests/test_recipes.py` checks that a new row suffices.
+A row has the type rule of a function, its derivative and its float64 reference. It also has the value for Python
+numbers, the points where it is finite, and the spelling in each target. The parser, passes, reference and printers read
+only this table, so a new function is a new row. `tests/expr/test_functions.py` checks each row against finite
+differences and each target. `tests/test_recipes.py` checks that a new row suffices.
 
 Two conventions keep the rows short:
 

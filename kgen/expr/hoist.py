@@ -1,9 +1,9 @@
 """Pass: compute each subexpression as far out as possible, and once if it is used twice.
 
-A place states how often a value is computed: the tile axes along which it varies (none, queries, keys, or both), and
-whether it changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped so that operands of one
-place are adjacent: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each operand whose place is
-further out than its operation becomes a binding.
+A place states how often a value is computed. It has the tile axes along which the value varies (none, queries, keys, or
+both). It also states if the value changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped
+so that operands of one place are adjacent: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each
+operand whose place is further out than its operation becomes a binding.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Pass: normal forms of a mask.
 
-In *negation normal form*, `not` is on leaves only, and `abs(x) <= w` is two comparisons. `==` and `!=` of integers are
-a conjunction and a disjunction of inequalities where a tile range is derived from them. *Conjuncts* are the conditions
-that hold together. A conjunct of the key side only (`kv_idx < lens[b]`) guards loads of K and V, and one of the query
-side only guards loads of Q and dO, as the ends of the tensors do.
+In *negation normal form*, `not` is on leaves only, and `abs(x) <= w` is two comparisons. To derive a tile range, `==`
+and `!=` of integers become a conjunction and a disjunction of inequalities. *Conjuncts* are the conditions that hold
+together. A conjunct of the key side only (`kv_idx < lens[b]`) guards loads of K and V. One of the query side only
+guards loads of Q and dO. The ends of the tensors are guards of the same kind.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def candidates(
 
 
 def numbered(name: str, count: int) -> str:
-    """Return one of several values of a name. Beyond nine, initials replace the words, because the number is what
-    differs.
+    """Return one of several values of a name. Beyond nine, initials replace the words, because the number identifies
+    the value.
     """
     return f"{name if count <= FEW else ''.join(word[:1] for word in name.split('_'))}_{count}"
 

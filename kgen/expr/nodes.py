@@ -21,8 +21,8 @@ LENGTH_OF = ".size_"
 
 
 class Type(enum.Enum):
-    """The type of a value: an integer of 32 bits, of 64 bits if an int64 buffer is read, a real number (fp32), or a
-    bool.
+    """The type of a value: an integer, a real number (fp32), or a bool. Integers have 32 bits, or 64 if an int64 buffer
+    is read.
     """
 
     INT = "int"

@@ -106,7 +106,7 @@ def operation(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Operators],
 ) -> Function:
-    """Return the row of an operator. Languages use the spelling of Python unless given another."""
+    """Return the row of an operator. A language without its own spelling uses the spelling of Python."""
     arity = 1 if "{1}" not in python.form else 2
     spelled = {
         "python": python,
@@ -132,7 +132,7 @@ def function(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Calls],
 ) -> Function:
-    """Return the row of a function. Languages and Python's `math` have it under this name unless given another."""
+    """Return the row of a function. Without another spelling, languages and Python's `math` have it under this name."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
     forms: dict[str, str | Spelling] = {
         "python": f"{name}({operands})",

@@ -6,13 +6,13 @@
 Here `score = scale * qk`. The three steps are exact in real arithmetic:
 
 *Drop.* Softmax is invariant to a term that is added to a whole row. If `score_mod(q_idx, kv_idx) - score_mod(q_start,
-kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`, the first row of the tile, instead of
-`q_idx`. ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is
-`row_rest`, which only the log-sum-exp needs. Without the row's term, `slope * kv_idx` would be so large at long lengths
-that fp32 rounds the score away. Relative to the tile it is small wherever the softmax has weight.
+kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`. That is the first row of the tile.
+ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`,
+which only the log-sum-exp needs. Without the row's term, `slope * kv_idx` would be so large at long lengths that fp32
+rounds the score away. Relative to the tile it is small wherever the softmax has weight.
 
 With `exact`, only terms that depend on no key are dropped. Terms relative to a tile differ between kernels with
-different tiles, so backward would not reproduce the scores of forward bit for bit.
+different tiles. Backward would not reproduce the scores of forward bit for bit.
 
 *Fold.* Terms that are affine in the score become one multiply-add: `multiplier` includes the softmax scale, log2(e) and
 the slope.
@@ -55,7 +55,7 @@ class SoftmaxForm:
     positive: bool
     """True if `multiplier` is a positive number for a whole (b, h)."""
     finite: bool
-    """True if no logit is -inf before masking, so a row has a finite maximum once it has seen a key."""
+    """True if no logit is -inf before masking: a row that has seen a key has a finite maximum."""
 
     @property
     def max_of_core(self) -> bool:
@@ -157,7 +157,7 @@ def _is_finite_in_each_row(expr: Any, q: Any) -> bool:
 
 
 def _separated(bias: Any, algebra: Algebra) -> Any | None:
-    """Return the change of a value from the first row of the tile, if it is the same for all keys, else None."""
+    """Return the change of a value from the first row of the tile; None if keys differ in it."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
     rest = expanded(bias - bias.subs(q, q_start))
     return None if rest is None or rest.has(kv) else rest

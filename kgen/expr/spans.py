@@ -1,8 +1,8 @@
-"""Pass: merge the spans of a mask's alternatives into as few as possible, in the order in which a kernel visits them.
+"""Pass: merge the spans of a mask's alternatives into as few as possible, in the order of visits.
 
-Two spans with a common start or end become one. Spans whose order is unknown become their hull. If the conditions of
-two spans on the outer tile exclude each other, one of them is empty except in tiles across the border, and the hull is
-the other span.
+Two spans with a common start or end become one. Spans whose order is unknown become their hull. The conditions of two
+spans on the outer tile may exclude each other. Then one span is empty except in tiles across the border, and the hull
+is the other span.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _unordered(groups: list[list[Part]]) -> Iterator[tuple[list[Part], list[Part
         for second in groups[i + 1 :]:
             if _all_before(first, second) == _all_before(second, first):
                 yield first, second
-    # In a cycle such as [s, t), [t, u), [u, s), any two have an order, but all three have none.
+    # In a cycle such as [s, t), [t, u), [u, s), two spans have an order, three have none.
     for first, second, third in permutations(groups, 3):
         if _all_before(first, second) and _all_before(second, third) and _all_before(third, first):
             yield first, second
@@ -162,7 +162,7 @@ def _all_before(first: list[Part], second: list[Part]) -> bool:
 def _before(a: Span, b: Span) -> bool:
     """True if `a` can come before `b`: then only the part of `b` after the end of `a` is visited.
 
-    This holds if `a` starts at 0 and `b` does not, or if `a` ends at or before the start of `b`.
+    This holds if only `a` starts at 0, or if `a` ends at or before the start of `b`.
     """
     if a.lo == _ZERO or b.lo == _ZERO:
         return b.lo != _ZERO

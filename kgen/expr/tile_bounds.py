@@ -1,8 +1,8 @@
 """Pass: the smallest and largest value of an index over the pairs of a tile.
 
-An index that saturates far from the diagonal, `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)`, has
-one value in the tiles there, so a read at it loads one element. Bounds are computed by interval arithmetic (Moore,
-Interval Analysis, 1966). If both bounds are equal, all values are.
+An index such as `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)` saturates far from the diagonal.
+It has one value in the tiles there, so a read at it loads one element. Bounds are computed by interval arithmetic
+(Moore, Interval Analysis, 1966). If both bounds are equal, all values are.
 """
 
 from __future__ import annotations

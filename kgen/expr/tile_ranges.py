@@ -1,7 +1,7 @@
 """Pass: the tiles that a mask needs, in closed form.
 
-For a tile of the *outer* index (for example query rows `q_start .. q_last`), find the positions of the *inner* index
-(keys) at which the mask can hold for some row of the tile, and those at which it holds for every row:
+For a tile of the *outer* index (for example query rows `q_start .. q_last`), find two ranges of the *inner* index
+(keys). In the first, the mask can hold for some row of the tile; in the second, it holds for every row:
 
     [lo, hi)            holds for some row of the tile      tiles outside are never visited
     [full_lo, full_hi)  holds for every row of the tile     tiles inside need no mask
@@ -9,8 +9,8 @@ For a tile of the *outer* index (for example query rows `q_start .. q_last`), fi
 Both come from the inequalities of the mask. `f(kv) <= g(q)` with monotone `f` and `g` holds for some row where `f(kv)
 <= max g`, and for every row where `f(kv) <= min g`. The extremes of `g` lie at the ends of the tile. A conjunction
 intersects ranges, a disjunction makes a list of them. The first range is exact or too large, the second exact or too
-small. A condition that cannot be classified (a read of an unsorted buffer, a remainder) keeps the first range and
-empties the second, so the kernel evaluates the mask there. The backward pass uses the same code with the indices
+small. Some conditions cannot be classified: a read of an unsorted buffer, a remainder. They keep the first range and
+empty the second, so the kernel evaluates the mask there. The backward pass uses the same code with the indices
 exchanged.
 
 Sums, products with numbers, `//` by a positive number, `min`, `max` and reads of sorted buffers are monotone. For
@@ -288,8 +288,8 @@ class RangeFinder:
     def _implied(self, bound: Node, others: list[Node], upper: bool) -> bool:
         """True if another bound is as tight as the result of a search.
 
-        The run of elements equal to the one at `i` begins at or before `i` and ends at or after `i + 1`. So `kv_idx <=
-        q_idx` also bounds the keys of a document.
+        The run of elements equal to the one at `i` includes `i`, and ends at or after `i + 1`. So `kv_idx <= q_idx`
+        also bounds the keys of a document.
         """
         if not (isinstance(bound, Read) and bound.buffer.endswith(FIRST_AT_LEAST)):
             return False
@@ -307,7 +307,7 @@ class RangeFinder:
         whole = self._meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
-        # Kernels continue from `full_hi` to `hi`, so it must be a position even if no row of the tile allows any.
+        # Kernels continue from `full_hi` to `hi`, so it must be a position even for an empty range.
         if not self._is_not_negative(full_hi):
             full_hi = call("max", full_hi, _ZERO)
         conditions = frozenset(a for a, r in zip(atoms, ranges, strict=True) if r.given is not None)

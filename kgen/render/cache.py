@@ -1,8 +1,8 @@
 """A cache of specs that are up to date, so that rendering them again costs a few reads.
 
-An entry is valid while all its inputs are unchanged: the sources of kgen, its templates and libraries (by path, size
-and time), the bytes of the spec, and the bytes of every file in the output. The cache is the folder `.kgen-cache/` next
-to the output directory, and may be deleted at any time.
+An entry is valid while its inputs are unchanged: the bytes of the spec and of every file in the output. The sources,
+templates and libraries of kgen are inputs by path, size and time. The cache is the folder `.kgen-cache/` next to the
+output directory, and may be deleted at any time.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ T = TypeVar("T")
 def find_specs(given: Sequence[Path]) -> list[Path]:
     """Return the spec files for the arguments of a command.
 
-    A directory stands for all its `*.yaml`, a name for the spec of the project or the stock spec of that name. Without
+    A directory stands for all its `*.yaml`. A name stands for the spec of the project, or the stock spec. Without
     arguments, return the specs of the project. Raises `KgenError` if there is none.
     """
     found: list[Path] = []

@@ -213,7 +213,7 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], gene
 
 
 def _directory_changes(output: Output, directory: Path) -> list[Change]:
-    """Return the changes of the files of a spec, of files that only an earlier rendering made, and of the manifest."""
+    """Return the changes of the files of a spec, of its obsolete files, and of the manifest."""
     changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
     hashes = {name: body_hash(text) or "" for name, text in output.files.items()}
     if output.whole:

@@ -1,11 +1,11 @@
 """Rename the names of a spec that collide with names of the emitted files.
 
-`names.json` of a family lists, for each kind of name in a spec (its own name, buffers, parameters, constants, and
-values that expressions name), the forms that files use, such as `{name}_ptr`, and the names of the files themselves in
-the same scopes. `tests/support/specs/collecting.py` collects both from rendered files. The specs of the repository do
-not cover every pair of a file's name and a kind. Therefore buffers, parameters, constants and values avoid the names of
-all kinds, and the names of variables in trees. A name that collides gets a suffix before planning. Callers still use
-the name in the spec (`Loaded.called`).
+A spec has several kinds of names: its own, buffers, parameters, constants, and values that expressions name. For each
+kind, `names.json` of a family lists the forms that files use, such as `{name}_ptr`. It also lists the names that files
+define in the same scopes. `tests/support/specs/collecting.py` collects both from rendered files. The specs of the
+repository do not cover every pair of a file's name and a kind. Therefore buffers, parameters, constants and values
+avoid the names of all kinds, and the names of variables in trees. A name that collides gets a suffix before planning.
+Callers still use the name in the spec (`Loaded.called`).
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def kinds_of(loaded: Loaded) -> dict[str, str]:
 def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
     """Return the spec with names replaced that collide with names of the files or with `more`.
 
-    Raises `KgenError` for a name that cannot be replaced: the name of the function, a name that an argument of it would
-    shadow, or any name in a family without `names_give_way`.
+    Raises `KgenError` for a name that cannot be replaced: the name of the function, or a name that an argument would
+    shadow. In a family without `names_give_way`, no name can be replaced.
     """
     own, yields = own_names(loaded.spec.kernel), family(loaded.spec.kernel).names_give_way
     taken: set[str] = set()

@@ -1,6 +1,6 @@
 """Read YAML into plain data with the source position of each value.
 
-The reader accepts the data model of JSON in the core schema of YAML 1.2 (`no` is text, not a bool). Anchors, aliases,
+The reader accepts the data model of JSON. It uses the core schema of YAML 1.2, in which `no` is text. Anchors, aliases,
 tags, duplicate keys and several documents are errors.
 """
 
