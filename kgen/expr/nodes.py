@@ -21,8 +21,9 @@ LENGTH_OF = ".size_"
 
 
 class Type(enum.Enum):
-    """The type of a value: an integer, a real number (fp32), or a bool. Integers have 32 bits, or 64 if an int64 buffer
-    is read.
+    """The type of a value: an integer, a real number (fp32), or a bool.
+
+    Integers have 32 bits, or 64 if an int64 buffer is read.
     """
 
     INT = "int"

@@ -191,7 +191,7 @@ def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, 
     rest = expr / factor
     sizes = {abs(term.as_coeff_Mul()[0]) for term in sp.Add.make_args(rest)}
     if len(sizes) == 1 and not positive:
-        # Also for 0.01 - 0.01 * t**2: rounding to 16 bits is relative, so a small gradient should be scaled after it.
+        # Also for 0.01 - 0.01 * t**2: without the factor, the gradient is larger where it is rounded to 16 bits.
         size = sizes.pop()
         factor, rest = factor * size, sp.Add(*(term / size for term in sp.Add.make_args(rest)))
     return factor, rest
