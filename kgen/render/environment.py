@@ -119,6 +119,7 @@ def _compiled() -> BytecodeCache | None:
             with suppress(OSError):  # without a writable folder, templates are compiled again
                 super().dump_bytecode(bucket)
 
+    # A cache in the project could come with a cloned repository, and its bytecode would run.
     # jinja's key is the text of a template. The result also depends on this file, so its hash is in the name.
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     try:
