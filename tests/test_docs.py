@@ -65,7 +65,7 @@ def forward_loop(path: str) -> str:
 
 
 def spec_table() -> str:
-    rows = ["| spec | what it is |", "|---|---|"]
+    rows = ["| spec | kernel |", "|---|---|"]
     for path in STOCK:
         summary = YAML(typ="safe").load(path)["summary"]
         rows.append(f"| [`{path.stem}`](../specs/{path.name}) | {summary} |")
@@ -73,20 +73,29 @@ def spec_table() -> str:
 
 
 def function_table() -> str:
-    rows = ["| written | of | gives | derivative in each operand | approximated by `fast_math` |"]
-    rows.append("|---|---|---|---|---|")
-    for row in TABLE.values():
-        takes, gives = signature(row.name)
-        written = row.spelled["python"].form.format("x", "y", "z")
-        if row.arity[1] is None:
-            written = written.replace(")", ", ...)")
-        cells = (f"`{written}`", takes, gives, derivatives(row.name), "yes" if row.fast else "")
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for name in TABLE:
+        syntax, takes, gives, derivative = function_row(name)
+        grouped.setdefault((takes, gives, derivative), []).append(syntax)
+    rows = ["| syntax | operands | result | derivative |", "|---|---|---|---|"]
+    for cells, members in grouped.items():
+        rows.append("| " + " | ".join(c.replace("|", "\\|") for c in (", ".join(members), *cells)) + " |")
     return "\n".join(rows) + "\n"
 
 
+def function_row(name: str) -> tuple[str, str, str, str]:
+    """The cells of a function. Functions that differ in the first one share a row of the table."""
+    row = TABLE[name]
+    takes, gives = signature(name)
+    written = row.spelled["python"].form.format("x", "y", "z")
+    if row.arity[1] is None:
+        written = written.replace(")", ", ...)")
+    syntax = f"`{written}`" + (" (approximate with `fast_math`)" if row.fast else "")
+    return syntax, takes, gives, "0" if row.derivative is None else "yes"
+
+
 def signature(name: str) -> tuple[str, str]:
-    """What a row takes and gives, found by asking its type rule."""
+    """The types of the operands and of the result of a function, from its type rule."""
     row = TABLE[name]
     head = (Type.BOOL,) if name == "where" else ()
     found = {}
@@ -95,92 +104,41 @@ def signature(name: str) -> tuple[str, str]:
             found[type_] = row.typed((*head, *[type_] * (row.arity[0] - len(head))))
         except TypeRuleError:
             continue
-    words = {Type.INT: "integers", Type.FLOAT: "reals", Type.BOOL: "truth values"}
+    words = {Type.INT: "integers", Type.FLOAT: "reals", Type.BOOL: "bools"}
     takes = " or ".join(words[type_] for type_ in found)
     if set(found) == {Type.INT, Type.FLOAT}:
         takes = "numbers"
     elif len(found) == 3:
-        takes = "numbers or truth values"
+        takes = "numbers or bools"
     if head:
-        takes = f"a truth value, then {takes}"
+        takes = f"a bool, then {takes}"
     results = set(found.values())
     gives = (
-        "what it takes"
+        "as operands"
         if len(results) > 1
-        else {Type.INT: "integer", Type.FLOAT: "real", Type.BOOL: "truth value"}[results.pop()]
+        else {Type.INT: "integer", Type.FLOAT: "real", Type.BOOL: "bool"}[results.pop()]
     )
     return takes, gives
 
 
-class Algebra:
-    """Operands of a derivative that write down what is done to them."""
-
-    def __init__(self, text: str, atom: bool = True) -> None:
-        self.text, self.atom = text, atom
-
-    def __str__(self) -> str:
-        return self.text if self.atom else f"({self.text})"
-
-    def _joined(self, sign: str, other: object, swapped: bool = False) -> Algebra:
-        left, right = (other, self) if swapped else (self, other)
-        return Algebra(f"{left} {sign} {right}", atom=False)
-
-    def __add__(self, other: object) -> Algebra:
-        return self._joined("+", other)
-
-    def __sub__(self, other: object) -> Algebra:
-        return self._joined("-", other)
-
-    def __rsub__(self, other: object) -> Algebra:
-        return self._joined("-", other, swapped=True)
-
-    def __mul__(self, other: object) -> Algebra:
-        return self._joined("*", other)
-
-    def __truediv__(self, other: object) -> Algebra:
-        return self._joined("/", other)
-
-    def __rtruediv__(self, other: object) -> Algebra:
-        return self._joined("/", other, swapped=True)
-
-    def __pow__(self, other: object) -> Algebra:
-        return Algebra(f"{self}**{other}")
-
-    def __neg__(self) -> Algebra:
-        return Algebra(f"-{self}")
-
-
-INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "and": "and"}
-
-
-def derivatives(name: str) -> str:
-    row = TABLE[name]
-    if row.derivative is None:
-        return "flat"
-
-    def applied(fn: str, *operands: object) -> Algebra:
-        texts = [o.text if isinstance(o, Algebra) else str(o) for o in operands]
-        if fn in INFIX:
-            return Algebra(f"{texts[0]} {INFIX[fn]} {texts[1]}", atom=False)
-        return Algebra(f"{fn}({', '.join(texts)})")
-
-    partials = row.derivative(applied, *[Algebra(x) for x in "xyz"[: row.arity[0]]])
-    texts = ["none" if p is None else f"`{p.text if isinstance(p, Algebra) else p}`" for p in partials]
-    return ", ".join(texts)
-
-
 def proof_table() -> str:
-    """What the ledger says is proved of each file."""
-    rows = ["| file | kernels and shapes of tiles | proved | unknown | beyond |", "|---|---|---|---|---|"]
+    """The proofs in the ledger: a row for each file with unknown obligations, one for all others."""
+    rows = [
+        "| file | kernels and tile shapes | proved | unknown | no encoding for |",
+        "|---|---|---|---|---|",
+    ]
     files = json.loads((ROOT / "generated/verified.json").read_text(encoding="utf-8"))["files"].values()
     found = {entry["file"]: entry["records"]["proof"] for entry in files if "proof" in entry["records"]}
-    counts = [(proof["proved"], proof["unknown"]) for proof in found.values()]
+    whole = [proof for proof in found.values() if not proof["unknown"]]
+    kernels, proved = (
+        sum(count) for count in zip(*((len(p["kernels"]), p["proved"]) for p in whole), strict=True)
+    )
     for file, proof in sorted(found.items()):
-        beyond = "; ".join(proof["beyond"]).replace("beyond the encoding: ", "")
-        cells = (len(proof["kernels"]), proof["proved"], proof["unknown"], beyond)
-        rows.append(f"| `{file}` | {' | '.join(map(str, cells))} |")
-    proved, unknown = (sum(column) for column in zip(*counts, strict=True))
-    rows.append(f"| all | | {proved} | {unknown} | {unknown / (proved + unknown):.1%} of the obligations |")
+        if proof["unknown"]:
+            beyond = "; ".join(proof["beyond"]).replace("beyond the encoding: ", "")
+            cells = (len(proof["kernels"]), proof["proved"], proof["unknown"], beyond)
+            rows.append(f"| `{file}` | {' | '.join(map(str, cells))} |")
+    rows.append(f"| {len(whole)} other files | {kernels} | {proved} | 0 | |")
     return "\n".join(rows) + "\n"
 
 

@@ -327,7 +327,7 @@ def test_a_new_target_is_part_of_the_language(copy: Copy) -> None:
         f"{NORM}output_mod: y * y\ntargets: {{eager: {{}}}}\n"
     )
     other = NORM.replace("norm\n", "attention\n", 1).replace("norm: rms\nwidth: any", "head_dim: 64")
-    assert "the target `eager` is not supported yet for attention" in copy.refuses(
+    assert "`kernel: attention` does not support the target `eager`" in copy.refuses(
         f"{other}targets: {{eager: {{}}}}\n"
     )
     code = """

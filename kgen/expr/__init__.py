@@ -1,1 +1,1 @@
-"""Scalar mathematics: parse, types, one function table, and one pass per file."""
+"""Scalar expressions: parser, types, the function table, and one pass per file."""

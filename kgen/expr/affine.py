@@ -27,7 +27,7 @@ class Affine:
         return Affine({n: f for n, f in terms.items() if f}, self.number + other.number)
 
     def times(self, factor: int) -> Affine:
-        """Every part of it, as often."""
+        """Multiply all factors and the number."""
         return (
             Affine({n: f * factor for n, f in self.terms.items()}, self.number * factor)
             if factor
@@ -35,19 +35,19 @@ class Affine:
         )
 
     def divisor(self) -> int:
-        """What divides all factors, but not the number; 1 without factors."""
+        """Return the greatest common divisor of the factors, without the number; 1 without factors."""
         return gcd(*self.terms.values()) or 1
 
     def of_positions(self) -> frozenset[str]:
-        """The positions that it moves with."""
+        """Return the positions that occur in the terms."""
         return frozenset().union(*map(variables, self.terms)) & {*POSITIONS}
 
     def first(self) -> Node:
-        """The term that decides on a sign."""
+        """Return the first term by `order`, whose factor decides the sign of the sum."""
         return min(self.terms, key=order)
 
     def tree(self) -> Node:
-        """The sum as it is written: what is added, by `order`, then what is subtracted; the number last."""
+        """Return the sum as a tree: positive terms by `order`, then negative ones, the number last."""
         terms = sorted(self.terms.items(), key=lambda term: (term[1] < 0, order(term[0])))
         total: Node | None = None
         for node, factor in terms:
@@ -64,8 +64,10 @@ class Affine:
 
 
 def affine(node: Node, *, expands: bool = True) -> Affine:
-    """An integer as a sum of multiples of what is no sum itself; multiples of sums stay as they are unless it expands
-    them."""
+    """Return an integer as a sum of multiples of nodes that are no sums.
+
+    Without `expands`, a multiple of a sum is one term.
+    """
     match node:
         case Const(value):
             return Affine({}, int(value))
@@ -83,12 +85,12 @@ def affine(node: Node, *, expands: bool = True) -> Affine:
 
 
 def is_large(total: Affine) -> bool:
-    """Whether a number or a factor of a sum is beyond 32 bits."""
+    """True if the number or a factor does not fit in 32 bits."""
     return max(map(abs, (total.number, *total.terms.values()))) >= 2**31
 
 
 def order(node: Node) -> tuple[int, str]:
-    """Positions first, queries before keys; then what moves with them, and what does not."""
+    """Return a sort key: positions first, queries before keys, then terms with positions, then all others."""
     names = variables(node)
     moves = (2 if "q_idx" in names else 3) if names & {*POSITIONS} else 4
     rank = {name: rank for rank, name in enumerate(POSITIONS)}

@@ -1,9 +1,9 @@
-"""The boundary to sympy: a tree becomes a sympy expression, and a sympy expression becomes a tree.
+"""Conversion between trees and sympy expressions.
 
-Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads)
-is an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it
-collects, cancels and applies the chain rule with the derivatives of the function table. So is an integer that may
-wrap where it becomes a real number. Nothing sympy makes reaches a printer.
+sympy sees `+ - * /`, integer powers and numbers. Everything else (`tanh`, `where`, comparisons, buffer reads) is an
+opaque function of its arguments. So no rewrite of sympy changes the computed value. sympy collects and cancels terms,
+and applies the chain rule with the derivatives of the function table. An integer that may wrap is opaque where it
+becomes a real number. Printers never receive sympy expressions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, distinct, substitute
 from kgen.expr.wrapping import may_wrap
 
-# Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
+# Scalars that are positive: sizes of non-empty tensors, the softmax scale, and log2(e).
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
 
 MOST_OPERATIONS = 200
-"""Of an expression that sympy simplifies: of what is larger it takes seconds, and nothing is left to simplify."""
+"""Largest size of an expression that sympy simplifies. A larger one takes seconds and gains nothing."""
 MOST_TERMS = 1000
-"""Of a polynomial that is expanded: more take sympy seconds, and tell no more."""
+"""Largest number of terms of an expanded polynomial. More take seconds and gain nothing."""
 
 _INT32 = range(-(2**31), 2**31)
 
@@ -35,7 +35,7 @@ LOG2E = Var("LOG2E", Type.FLOAT)
 
 @cache
 def opaque(name: str) -> Any:
-    """The sympy function that stands for a row of the table; it knows its derivative and nothing else."""
+    """Return the sympy function for a row of the table. sympy knows only its derivative."""
     row = TABLE[name]
 
     def fdiff(self: Any, argindex: int = 1) -> Any:
@@ -44,7 +44,7 @@ def opaque(name: str) -> Any:
         partial = row.derivative(apply, *self.args)[argindex - 1]
         return sp.Integer(0) if partial is None else sp.sympify(partial)
 
-    # Of numbers alone it is none, or sympy would look for its digits, in vain and ever longer.
+    # With `is_number`, sympy would try to evaluate applications to numbers, and never succeed.
     members: dict[str, Any] = {"fdiff": fdiff, "is_number": False}
     if name == "where":
         members["_eval_derivative"] = _where_derivative
@@ -59,7 +59,7 @@ def _where_derivative(self: Any, symbol: Any) -> Any:
 
 @cache
 def _whole(node: Node) -> Any:
-    """The sympy function that stands for an integer that may wrap, made a real number; it is flat."""
+    """Return the sympy function for an integer that may wrap and becomes a real number. Its derivative is zero."""
     names = tuple(n for n in distinct(node) if isinstance(n, Var))
     members: dict[str, Any] = {"tree": node, "names": names, "is_number": False}
     members["fdiff"] = lambda self, argindex=1: sp.Integer(0)
@@ -67,21 +67,21 @@ def _whole(node: Node) -> Any:
 
 
 def apply(name: str, *args: Any) -> Any:
-    """Apply a row of the table to sympy operands: what derivative rules receive as `f`."""
+    """Apply a row of the table to sympy operands. Derivative rules receive this function as `f`."""
     return opaque(name)(*(sp.sympify(a) for a in args))
 
 
 def symbol(var: Var) -> Any:
-    """The sympy symbol of a scalar, with what is known about it."""
+    """Return the sympy symbol of a scalar with its assumptions."""
     return sp.Symbol(
         var.name, real=True, integer=var.type.integral or None, positive=var.name in _POSITIVE or None
     )
 
 
 class Algebra:
-    """Conversion both ways, with the types of names remembered.
+    """Conversion in both directions, which keeps the types of names.
 
-    `positive` names parameters whose value is known to be greater than zero.
+    `positive` has the parameters with a value above zero.
     """
 
     def __init__(self, positive: frozenset[str] = frozenset()) -> None:
@@ -92,22 +92,24 @@ class Algebra:
         self._positive = positive
 
     def symbol(self, var: Var) -> Any:
-        """The symbol of a scalar in this conversion."""
+        """Return the symbol of a scalar."""
         self._types[var.name] = var.type
         if var.name in self._positive:
             return sp.Symbol(var.name, real=True, integer=var.type.integral or None, positive=True)
         return symbol(var)
 
     def slope(self, node: Node, var: Var) -> Any:
-        """By how much a value grows with a variable, as sympy has it; None where it is not linear in it, as steps are,
-        though the derivative is a constant."""
+        """Return the slope of a value in a variable, as a sympy expression; None if the value is not linear in it.
+
+        A step function has a constant derivative and is not linear.
+        """
         value, x = self.to_sympy(node), self.symbol(var)
         slope = value.diff(x)
         linear = not slope.has(x) and vanishes(value - slope * x - value.subs(x, 0))
         return slope if linear else None
 
     def to_sympy(self, node: Node) -> Any:
-        """The tree as a sympy expression."""
+        """Convert a tree to a sympy expression."""
         if node not in self._expressions:
             self._expressions[node] = self._to_sympy(node)
         return self._expressions[node]
@@ -137,47 +139,49 @@ class Algebra:
         return opaque(node.fn)(*args)
 
     def _real(self, node: Node) -> Any:
-        """An operand of what gives a real number."""
+        """Convert an operand of a function with a real result."""
         if not (node.type.integral and may_wrap(node)):
             return self.to_sympy(node)
         whole = _whole(node)
         return whole(*(self.symbol(v) for v in whole.names))
 
     def collected(self, expr: Any) -> Any:
-        """With common factors before the sum, but for those of fractions: 0.123 * x + 0.1 * y stays what it is, and
-        does not become 0.001 * (123 * x + 100 * y)."""
+        """Move common factors before sums, except factors of fractions.
+
+        0.123 * x + 0.1 * y does not become 0.001 * (123 * x + 100 * y).
+        """
         apart, functions = _without_functions(expr)
         named = {n: self._fraction(n) for n in apart.atoms(sp.Rational) if not n.is_Integer}
         return sp.factor_terms(apart.xreplace(named)).xreplace(functions)
 
     def _fraction(self, number: Any) -> Any:
-        """The name of a fraction, which becomes a number again in trees: sympy multiplies sums by numbers out."""
+        """Return a symbol for a fraction, as sympy distributes numbers over sums. `to_tree` restores the number."""
         name = repr(float(abs(number)))
         self._fractions[name] = abs(number)
         return sp.sign(number) * sp.Symbol(name, positive=True)
 
     def simplified(self, expr: Any, written: Node, beside: Node | None = None) -> Node:
-        """The sympy expression as a tree; `written`, its equal, where that alone is short or stays within fp32.
+        """Convert a sympy expression to a tree; return the equal tree `written` if only that is short or within fp32.
 
-        `beside` is computed with it: where it is out of range, the tree may be.
+        Kernels compute `beside`, too: if it is out of range, the tree may be.
         """
         tree = self.to_tree(expr)
-        # The derivative of a product of n factors has, multiplied out, n * n of them.
+        # Expanded, the derivative of a product of n factors has n * n of them.
         if operations(tree) > 2 * operations(written):
             return written
         known = written if beside is None else call("add", written, beside)
         return tree if self.stays_in_range(tree, known) else written
 
     def takes(self, node: Node) -> bool:
-        """Whether an expression is of a size that sympy simplifies in no time."""
+        """True if an expression is small enough for sympy to simplify."""
         return operations(node) <= MOST_OPERATIONS
 
     def stays_in_range(self, rewritten: Node, written: Node) -> bool:
-        """Whether no intermediate of `rewritten` leaves fp32, or 32 bits, where none of `written` does."""
+        """True if no intermediate of `rewritten` leaves fp32 or 32 bits unless one of `written` does."""
         return stays_in_range(rewritten, written, self._positive)
 
     def to_tree(self, expr: Any) -> Node:
-        """The sympy expression as a typed tree; terms and factors come in sympy's canonical order."""
+        """Convert a sympy expression to a typed tree. Terms and factors have sympy's canonical order."""
         if expr.is_Number:
             return _constant(expr, self._wide())
         if expr.is_Symbol:
@@ -203,7 +207,7 @@ class Algebra:
         return Type.LONG in self._types.values() or Type.LONG in self._reads.values()
 
     def _sum(self, expr: Any) -> Node:
-        # A term with a minus sign cannot open the sum: `b - a`, not `-a + b`.
+        # A sum cannot begin with a negative term: `b - a`, not `-a + b`.
         terms = sorted(expr.as_ordered_terms(), key=lambda t: bool(t.could_extract_minus_sign()))
         total = self.to_tree(terms[0])
         for term in terms[1:]:
@@ -214,8 +218,8 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        # Never over a common denominator: of 1.7 * x + 0.1, that would be integers as large as the denominators'
-        # product, and a sum that overflows where the written one does not.
+        # No common denominator: for 1.7 * x + 0.1, it would multiply the denominators to large integers. The sum could
+        # then overflow where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
         upper: list[Any] = []
         lower: list[Any] = []
@@ -236,24 +240,23 @@ class Algebra:
             factors.insert(0, self.to_tree(coefficient))
         integers = [f for f in factors if f.type.integral]
         if 1 < len(integers) < len(factors) and may_wrap(reduce(lambda a, b: call("mul", a, b), integers)):
-            factors.sort(key=lambda f: f.type.integral)  # a real product, from its first factor on
+            factors.sort(key=lambda f: f.type.integral)  # multiply as real numbers from the first factor on
         return reduce(lambda a, b: call("mul", a, b), factors)
 
 
 def expanded(expr: Any) -> Any | None:
-    """The sum of products, `None` where that would be more of them than can be of use; arguments of functions are left
-    as they are."""
+    """Return the sum of products, `None` if it has more than `MOST_TERMS`. Arguments of functions stay as they are."""
     apart, functions = _without_functions(expr)
     return sp.expand(apart).xreplace(functions) if _terms(apart) <= MOST_TERMS else None
 
 
 def vanishes(expr: Any) -> bool:
-    """Whether a value is known to be zero everywhere."""
+    """True if a value is zero everywhere."""
     return bool(expanded(expr) == 0)
 
 
 def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
-    """The expression with a symbol for each application of a function that is not within another, and those."""
+    """Replace outermost applications of functions by symbols. Return the expression and functions by symbol."""
     symbols: dict[Any, Any] = {}
 
     def apart(part: Any) -> Any:
@@ -267,7 +270,7 @@ def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
 
 
 def _terms(expr: Any) -> int:
-    """At most how many terms an expression has once it is expanded."""
+    """Return an upper bound of the number of terms after expansion."""
     counts = [_terms(a) for a in expr.args]
     if expr.is_Mul:
         return math.prod(counts)
@@ -278,7 +281,7 @@ def _terms(expr: Any) -> int:
 
 
 def _power(base: Node, power: int) -> Node:
-    """The power as multiplications, halves first."""
+    """Return a power as multiplications, by repeated squaring."""
     if power < 4:
         return reduce(lambda a, b: call("mul", a, b), [base] * power)
     half = _power(base, power // 2)
@@ -287,12 +290,12 @@ def _power(base: Node, power: int) -> Node:
 
 
 def call(name: str, *args: Node) -> Call:
-    """Apply a row of the table to trees; the result's type is the row's."""
+    """Apply a row of the table to trees. The row determines the type of the result."""
     return Call(name, args, TABLE[name].typed(tuple(a.type for a in args)))
 
 
 def _constant(number: Any, wide: bool) -> Const:
-    """A number as kernels have it: reals, and what no int32 holds, are floats; but for integers of 64 bits (`wide`)."""
+    """Return a number as kernels have it: a float, or an integer that fits in 32 bits (64 with `wide`)."""
     if number.is_Integer and (wide or int(number) in _INT32):
         return Const(int(number), Type.INT)
     return Const(float(number), Type.FLOAT)
@@ -303,5 +306,5 @@ def _number(node: Const) -> Any:
         return sp.Symbol(str(node.value))
     if node.type is Type.INT:
         return sp.Integer(node.value)
-    # The decimal that the user wrote, exactly: 0.1 is one tenth, so that 10 * 0.1 cancels.
+    # The decimal as written, exactly: 0.1 is one tenth, so 10 * 0.1 cancels.
     return sp.Rational(repr(node.value))

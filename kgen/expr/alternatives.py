@@ -1,8 +1,8 @@
-"""Pass: a mask as a few alternatives, each of conditions that have to hold all at once.
+"""Pass: rewrite a mask as a few alternatives, each a list of conditions that hold together.
 
-Conditions that choose are taken apart: `where(c, x, y) < z` is `c and x < z or not c and y < z`, and truth values that
-are equal are both true or both false. Alternatives that contradict themselves, and those that another one contains,
-are left out; what remains of a mask over two halves of a sequence is what holds in each pair of halves.
+Conditions with choices are split: `where(c, x, y) < z` is `c and x < z or not c and y < z`, and two bools are equal if
+both are true or both are false. Alternatives that contradict themselves, or that another one contains, are dropped. For
+a mask over two halves of a sequence, one alternative remains per pair of halves.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kgen.expr.wrapping import may_wrap
 
 MOST_ALTERNATIVES = 4
 _MOST_AT_ONCE = 16
-"""Before those are left out that need not be told apart."""
+"""Largest number of alternatives before redundant ones are dropped."""
 _MOST_CHOICES = 8
-"""That are taken apart in a mask: each doubles what it is part of."""
+"""Largest number of choices that are split in a mask: each doubles the expression around it."""
 
 _IMPLIED = {"eq": ("eq", "le", "ge"), "lt": ("lt", "le", "ne"), "gt": ("gt", "ge", "ne")}
 
 
 @lru_cache(256)
 def alternatives(mask: Node) -> tuple[tuple[Node, ...], ...]:
-    """The mask as alternatives of conditions, `MOST_ALTERNATIVES` at most.
+    """Return the mask as alternatives of conditions, at most `MOST_ALTERNATIVES`.
 
-    A part that would make more of them stays one condition, of which nothing is known: a range is wider, not wrong.
-    What is bounded is the product before it is made, for it grows exponentially.
+    A part with more alternatives stays one condition, which has no range: the range is then wider, not wrong. The size
+    of a product is checked before it is built, because it grows exponentially.
     """
     plain = normalize(mask)
     found = _disjunctive(_by_cases(plain) if len(_choosing(plain)) <= _MOST_CHOICES else plain)
@@ -42,7 +42,7 @@ def alternatives(mask: Node) -> tuple[tuple[Node, ...], ...]:
 
 
 def _by_cases(mask: Node) -> Node:
-    """A mask in negation normal form without choices."""
+    """Return a mask in negation normal form without choices."""
     if not isinstance(mask, Call):
         return mask
     if mask.fn in ("and", "or"):
@@ -67,14 +67,16 @@ def _by_cases(mask: Node) -> Node:
 
 
 def _decided(comparison: Call) -> Node:
-    """A comparison of integers; of numbers, as cases choose them, what it gives."""
+    """Return a comparison of integers; of two constants, its value."""
     left, right = comparison.args
     difference = affine(left) + affine(right).times(-1)
     return comparison if difference.terms else decided(comparison.fn, difference.number, 0)
 
 
 def _choosing(node: Node) -> list[Call]:
-    """What chooses in a mask or value, each once, the innermost first. Choices of an index guard a read, and stay."""
+    """Return the choices in a mask or value, each once, innermost first. Choices in an index guard a read, and are
+    kept.
+    """
     found: dict[Node, bool] = {}
 
     def visit(part: Node) -> None:
@@ -94,7 +96,7 @@ def _choice(condition: Node, x: Node, y: Node) -> Node:
 
 
 def _chosen(node: Node, condition: Node, side: int) -> Node:
-    """A comparison where each choice of a condition is decided."""
+    """Return a comparison in which each choice on the condition is decided."""
     if not isinstance(node, Call):
         return node
     if node.fn == "where" and node.args[0] == condition:
@@ -110,8 +112,8 @@ def _disjunctive(mask: Node) -> list[list[Node]]:
         found = _needed([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
         return found if len(found) <= MOST_ALTERNATIVES else [[mask]]
     found = [[]]
-    # Those with the fewest choices first, so that as many conditions as can be are told apart; `!=` last, which hides
-    # one position and moves no bound.
+    # Conditions with few choices first, so that most of them can be split. `!=` comes last: it removes one position and
+    # moves no bound.
     parts = [(condition, _choices(condition)) for condition in conjuncts(mask)]
     for condition, choices in sorted(parts, key=lambda part: (_excludes(part[0]), len(part[1]))):
         more = _multiplied(found, choices)
@@ -120,7 +122,7 @@ def _disjunctive(mask: Node) -> list[list[Node]]:
 
 
 def _multiplied(found: list[list[Node]], choices: list[list[Node]]) -> list[list[Node]] | None:
-    """Each alternative with each choice; None where that makes too many."""
+    """Combine each alternative with each choice; None if there would be too many."""
     if len(found) * len(choices) > _MOST_AT_ONCE:
         return None
     made = _needed([a + c for a, c in product(found, choices)])
@@ -128,7 +130,7 @@ def _multiplied(found: list[list[Node]], choices: list[list[Node]]) -> list[list
 
 
 def _choices(condition: Node) -> list[list[Node]]:
-    """The alternatives of one condition among others."""
+    """Return the alternatives of one condition."""
     if isinstance(condition, Call) and condition.fn == "or":
         return _disjunctive(condition)
     if _excludes(condition):
@@ -141,7 +143,7 @@ def _excludes(condition: Node) -> bool:
 
 
 def _needed(found: list[list[Node]]) -> list[list[Node]]:
-    """Without those that nothing satisfies, and those that another one contains; one at least."""
+    """Drop alternatives that nothing satisfies, and those that another one contains. At least one remains."""
     possible: list[tuple[list[Node], frozenset[Node]]] = []
     for atoms in found:
         implied = _implied_by(atoms)
@@ -158,12 +160,12 @@ def _contradictory(atoms: list[Node], implied: frozenset[Node]) -> bool:
 
 @lru_cache(1024)
 def _opposite(atom: Node) -> frozenset[Node]:
-    """What holds all at once where a condition does not."""
+    """Return the conditions that hold together where the atom does not."""
     return frozenset(conjuncts(normalize(call("not", atom))))
 
 
 def _implied_by(atoms: list[Node]) -> frozenset[Node]:
-    """Some conditions that hold where these do, these among them."""
+    """Return some conditions that follow from these, including them."""
     return frozenset().union(*map(_implied, atoms))
 
 

@@ -1,14 +1,14 @@
-"""Pass: one form for spellings of one thing, before anything is planned.
+"""Pass: rewrite equivalent spellings to one canonical form, before planning.
 
-`kv_idx <= q_idx`, `not (kv_idx > q_idx)` and `q_idx - kv_idx > -1` are `q_idx >= kv_idx`; `where(mask, score, -inf)` is
-a mask; `score - s * (q_idx - kv_idx)` is `score + s * (kv_idx - q_idx)`. Equal to what was written for every input, but
-for the order in which reals are rounded: comparisons of integers are taken not to wrap, as expressions promise.
+`kv_idx <= q_idx`, `not (kv_idx > q_idx)` and `q_idx - kv_idx > -1` become `q_idx >= kv_idx`; `where(mask, score, -inf)`
+becomes a mask; `score - s * (q_idx - kv_idx)` becomes `score + s * (kv_idx - q_idx)`. The result is equal for every
+input, except for the order of roundings. Comparisons of integers are assumed not to wrap, as the language states.
 
-    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order;
-                places within one block, `q_idx % n >= kv_idx % n` beside `q_idx // n == kv_idx // n`, as positions
-    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` below `abs`, which a causal mask leaves out
+    masks       `not` on leaves only; integer comparisons have positions on one side; conditions in one order;
+                places within one block, `q_idx % n >= kv_idx % n` with `q_idx // n == kv_idx // n`, as positions
+    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` inside `abs`, which a causal mask removes
     quotients   `x >> 6`, `x // 8 // 8` and `x - x % 64` by `x // 64`
-    sums        multiples of one factor by distances are one term; what has the score comes first
+    sums        multiples of one factor by distances are one term; terms with the score come first
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ from kgen.expr.wrapping import may_wrap
 INEQUALITIES = ("lt", "le", "gt", "ge")
 SIZES = frozenset({"SQ", "SK"})
 LONGEST = 64
-"""Terms of a sum that is put in order: a chain of more would nest deeper than what may be written."""
+"""Largest number of terms of a sum that is sorted: a longer chain would exceed the nesting limit."""
 
 
 def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
-    """The expressions of attention, `score_mod` and `mask_mod`, in one form. `numbers` are those of compile-time
-    params, for conditions that these decide; elsewhere params keep their names."""
-    # A mask has no gradient to stop.
+    """Return `score_mod` and `mask_mod` in canonical form.
+
+    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere parameters keep their names.
+    """
+    # A mask has no gradient, so `detach` has no effect.
     given = {name: without_detach(tree) if name == "mask_mod" else tree for name, tree in trees.items()}
     found = {name: folded(tree, numbers or {}) for name, tree in given.items()}
     if "score_mod" in found:
@@ -70,7 +72,7 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
         if conditions:
             found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *map(without_detach, conditions)])
     if "score_mod" in found:
-        # The mask keeps its value in what follows, so that the score has all of its facts.
+        # The mask is rewritten later, so that the score can use all of its conditions.
         known = _distances(condition(found.get("mask_mod", TRUE)))
         found["score_mod"] = _without_abs(found["score_mod"], known)
     if "mask_mod" in found:
@@ -84,7 +86,7 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
 
 
 def canonical_part(tree: Node, numbers: Mapping[Node, Node]) -> Node:
-    """A value within an expression in the form that it has there, as far as the rest of the expression leaves it."""
+    """Return the canonical form of a part of an expression, before the rest of the expression changes it."""
     part = folded(without_detach(tree), numbers)
     return condition(part) if part.type is Type.BOOL else value(part)
 
@@ -94,8 +96,8 @@ def canonical_part(tree: Node, numbers: Mapping[Node, Node]) -> Node:
 
 @lru_cache(256)
 def condition(mask: Node) -> Node:
-    """A truth value in one form."""
-    # Moving terms across may leave an `abs` alone on its side, which is two comparisons then.
+    """Return a bool in canonical form."""
+    # Moving terms may leave an `abs` alone on its side, which then becomes two comparisons.
     return _condition(normalize(_condition(normalize(mask))))
 
 
@@ -104,7 +106,7 @@ def _condition(node: Node) -> Node:
         return node
     if node.fn in ("and", "or"):
         every = node.fn == "and"
-        # All of a chain are sorted at once: sorting each link of it anew would be quadratic.
+        # Sort a whole chain at once: sorting at each link would be quadratic.
         apart = conjuncts if every else disjuncts
         parts = [p for a in apart(node) for p in apart(_condition(a))]
         parts = sorted(dict.fromkeys(parts), key=lambda part: _condition_order(part, every))
@@ -129,7 +131,7 @@ def _negated(node: Node) -> Node:
     if isinstance(node, Call) and node.fn in ("and", "or"):
         parts = [call("not", a) for a in node.args]
         return _condition(call("or" if node.fn == "and" else "and", *parts))
-    # Of reals only == and != have an opposite, for they may be NaN.
+    # For reals only == and != have an opposite, because of NaN.
     exact = isinstance(node, Call) and (node.fn in ("eq", "ne") or all(a.type.integral for a in node.args))
     if isinstance(node, Call) and exact and node.fn in NEGATED:
         return _condition(Call(NEGATED[node.fn], node.args, Type.BOOL))
@@ -137,8 +139,10 @@ def _negated(node: Node) -> Node:
 
 
 def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
-    """Comparisons of places within a block as those of positions, where both are of one: beside `x // n == y // n`,
-    `x % n - y % n` is `x - y`. `same` are the equalities that hold."""
+    """Rewrite comparisons of places within a block as comparisons of positions, if both are in one block.
+
+    With `x // n == y // n`, `x % n - y % n` is `x - y`. `same` has the equalities that hold.
+    """
     if not isinstance(node, Call):
         return node
     if node.fn == "and":
@@ -162,8 +166,11 @@ def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
 
 
 def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:
-    """Of conditions that all have to hold, what reads a buffer first and what has alternatives last; of alternatives
-    the other way round. Then what is of one side, and what is short."""
+    """Return a sort key for conditions.
+
+    With `every`, conditions that read buffers come first and those with alternatives last; for alternatives the order
+    is reversed. Then one-sided conditions and short ones come first.
+    """
     compound = isinstance(node, Call) and node.fn in ("and", "or")
     sides = variables(node) & {*POSITIONS}
     first = (compound, not reads(node)) if every else (bool(reads(node)), not compound)
@@ -171,7 +178,7 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
-    """A comparison of a sum with zero: what moves with positions, with the rest."""
+    """Compare a sum with zero: terms with positions on the left, the rest on the right."""
     total = starts(total) if fn in INEQUALITIES else blocks(starts(total))
     if is_large(total):
         return written
@@ -186,7 +193,7 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
         total = Affine({n: f // divisor for n, f in total.terms.items()}, total.number // divisor)
     left, right = _sides(total)
     if right.terms and abs(right.number) >= FAR:
-        return written  # the number and a size, a param or an element may not have a sum of 32 bits
+        return written  # the sum of this number and a size, parameter or element may not fit in 32 bits
     upper = left.terms[left.first()] < 0
     if upper:
         left, right = left.times(-1), right.times(-1)
@@ -198,7 +205,7 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
 
 
 def _sides(total: Affine) -> tuple[Affine, Affine]:
-    """Two sums whose difference it is: positions, with the sizes that a distance is counted from; and the rest."""
+    """Split a sum into the difference of two: positions with the sizes that offset them, and the rest."""
     both = total.of_positions() == {*POSITIONS}
     moving = [
         n
@@ -212,14 +219,14 @@ def _sides(total: Affine) -> tuple[Affine, Affine]:
 
 
 def _above(left: Affine, right: Affine) -> Node:
-    """left >= right."""
+    """Return left >= right."""
     if (right.terms or _has_both_signs(left)) and right.number == 1:
         return _written("gt", left, right + Affine({}, -1))
     return _written("ge", left, right)
 
 
 def _below(left: Affine, right: Affine) -> Node:
-    """left <= right."""
+    """Return left <= right."""
     if right.number == 0 and (right.terms or _has_both_signs(left)):
         return _written("le", left, right)
     return _written("lt", left, right + Affine({}, 1))
@@ -231,7 +238,7 @@ def _has_both_signs(left: Affine) -> bool:
 
 def _written(fn: str, left: Affine, right: Affine) -> Node:
     if not right.terms and not right.number and _has_both_signs(left):
-        # Sizes stay with the queries, whose position among the keys they give.
+        # Sizes stay with the queries: they give the position of a query among the keys.
         moved = {n: f for n, f in left.terms.items() if f < 0 and not variables(n) <= SIZES}
         right, left = (
             Affine({n: -f for n, f in moved.items()}),
@@ -244,7 +251,7 @@ def _written(fn: str, left: Affine, right: Affine) -> Node:
 
 
 def value(node: Node) -> Node:
-    """A number in one form."""
+    """Return a number in canonical form."""
     if not isinstance(node, Call):
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
@@ -274,7 +281,7 @@ def _integer(node: Call) -> Node:
 
 
 def _directed(x: Node, sign: int) -> Node:
-    """A difference of positions as `q_idx - kv_idx`, or the other way round for a negative sign."""
+    """Return a difference of positions as `q_idx - kv_idx`, or as `kv_idx - q_idx` for a negative sign."""
     total = affine(x)
     if may_wrap(x) or total.of_positions() != {*POSITIONS}:
         return x
@@ -282,10 +289,10 @@ def _directed(x: Node, sign: int) -> Node:
 
 
 def _by_other_conditions(mask: Node) -> Node:
-    """A mask whose conditions have no `abs` that another of them makes needless.
+    """Return a mask without each `abs` that another condition makes redundant.
 
-    Facts come only from conditions that are written without `abs`. These stay as they are: no condition is changed by
-    what follows from itself, nor two of them by each other.
+    Facts come only from conditions written without `abs`, which stay as they are. So no condition is changed by its own
+    consequences, and no two change each other.
     """
     parts = conjuncts(without_negations(mask))
     known = [fact for part in parts if not _has_abs(part) for fact in _distances(condition(part))]
@@ -301,7 +308,7 @@ def _without_abs(node: Node, known: list[Affine]) -> Node:
 
 
 def _distances(mask: Node) -> list[Affine]:
-    """What the mask has at zero or above: q_idx - kv_idx of a causal one."""
+    """Return the sums that the mask keeps at zero or above: q_idx - kv_idx for a causal mask."""
     above = [
         c for c in conjuncts(mask) if isinstance(c, Call) and c.fn in ("ge", "gt") and c.args[0].type.integral
     ]
@@ -309,7 +316,7 @@ def _distances(mask: Node) -> list[Affine]:
 
 
 def _unsigned(node: Node, known: list[Affine]) -> Node:
-    """A distance without `abs`, where the mask has it at zero or above."""
+    """Return a distance without `abs`, if the mask keeps it at zero or above."""
     if not isinstance(node, Call) or node.fn != "abs" or not node.type.integral:
         return node
     distance = affine(node.args[0])
@@ -317,7 +324,7 @@ def _unsigned(node: Node, known: list[Affine]) -> Node:
 
 
 def _sum(node: Call) -> Node:
-    """A sum of reals: multiples of one factor by distances are one term, and what has the score comes first."""
+    """Return a sum of reals: multiples of one factor by distances are one term, terms with the score come first."""
     others: Counter[tuple[int, Node]] = Counter()
     slopes: dict[tuple[Node, ...], Affine] = {}
     for sign, term in _terms(node, 1):
@@ -360,7 +367,9 @@ def _terms(node: Node, sign: int) -> list[tuple[int, Node]]:
 
 
 def _slope(term: Node) -> tuple[tuple[Node, ...], Affine | None]:
-    """The factors of a product with one sum of positions, and that sum with the product's sign; None of any other."""
+    """Return the factors of a product with one sum of positions, and that sum with the sign; `((), None)` for any
+    other.
+    """
     sign, factors = _product(term)
     sums = [
         f
@@ -387,7 +396,7 @@ def _product(node: Node) -> tuple[int, list[Node]]:
 
 
 def _term(factors: tuple[Node, ...], total: Affine) -> tuple[int, Node]:
-    """A product as it is written: the sum last, with keys in it positive."""
+    """Return a product with its sign, with the sum as the last factor and keys positive in it."""
     lead = KV_IDX if KV_IDX in total.terms else total.first() if total.terms else None
     sign = -1 if lead is not None and total.terms[lead] < 0 else 1
     return sign, reduce(lambda a, b: call("mul", a, b), [*factors, total.times(sign).tree()])

@@ -1,4 +1,4 @@
-"""Pass: `detach(x)` is x, in what is not differentiated any further."""
+"""Pass: replace `detach(x)` by x in expressions that are not differentiated further."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kgen.expr.nodes import Call, Node, transform
 
 
 def without_detach(tree: Node) -> Node:
-    """The same value, without what stops gradients."""
+    """Return the tree without `detach`."""
     return transform(tree, _operand)
 
 

@@ -1,10 +1,9 @@
-"""Pass: exact derivatives of an expression, with respect to a name or to a buffer read.
+"""Pass: exact derivatives of an expression with respect to a name or a buffer read.
 
-Repeated reads of one buffer are separate variables: each distinct read has its own derivative, and the
-gradient of the buffer is the sum over its reads.
+Each distinct read of a buffer is a variable of its own. The gradient of the buffer is the sum over its reads.
 
-Sympy takes the derivative and collects its terms. Where that leaves fp32, as the square of a divisor may, the chain
-rule alone does: of `a / b` it makes `(da - a / b * db) / b`, which is in range where `a / b` is.
+sympy differentiates and collects terms. The result may leave fp32, as the square of a divisor may. Then the chain rule
+of the function table is used: for `a / b` it gives `(da - a / b * db) / b`, which is in range where `a / b` is.
 """
 
 from __future__ import annotations
@@ -24,27 +23,27 @@ _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 
 def derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Node:
-    """d(node) / d(wrt); `Const(0)` where it does not depend on `wrt`."""
+    """Return d(node) / d(wrt); `Const(0)` if `node` does not depend on `wrt`."""
     written = chain_rule(node, wrt)
     if not algebra.takes(node):
         return written
     expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
     stand_in = sp.Symbol("wrt", real=True)
     found = expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
-    # Kernels compute the value, too: where that overflows, so may its derivative.
+    # Kernels also compute the value: if it overflows, its derivative may.
     return algebra.simplified(found, written, beside=node)
 
 
 def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
-    """d(score_mod) / d(wrt) as a tree over `qk`, with `score = scale * qk` put in as the forward loop has it.
+    """Return d(score_mod) / d(wrt) as a tree over `qk`, with `score = scale * qk` substituted as in the forward loop.
 
-    `Const(0)` where it does not depend on `wrt`.
+    The result is `Const(0)` if `score_mod` does not depend on `wrt`.
     """
     return with_scores(derivative(score_mod, wrt, algebra))
 
 
 def chain_rule(node: Node, wrt: Var | Read) -> Node:
-    """d(node) / d(wrt) as the function table has it, with nothing collected but zeros and ones."""
+    """Return d(node) / d(wrt) by the chain rule. Only zeros and ones are simplified."""
     known: dict[int, _Operand] = {}
 
     def of(part: Node) -> _Operand:
@@ -80,7 +79,7 @@ def _chained(node: Node, of: Callable[[Node], _Operand]) -> _Operand:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A tree that the derivatives of the function table compute with; minus signs move outwards."""
+    """A tree as an operand of the derivative rules. Minus signs move outwards."""
 
     node: Node
 
@@ -148,10 +147,10 @@ def _tree(value: Any) -> Node:
 
 
 def is_one(node: Node) -> bool:
-    """Whether a tree is the constant 1, so that multiplying by it can be left out."""
+    """True for the constant 1."""
     return isinstance(node, Const) and node.value == 1
 
 
 def is_zero(node: Node) -> bool:
-    """Whether a tree is the constant 0."""
+    """True for the constant 0."""
     return isinstance(node, Const) and node.value == 0

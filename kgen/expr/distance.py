@@ -1,7 +1,7 @@
-"""Pass: what depends on a pair of positions only through their distance `q_idx - kv_idx` is written over the distance.
+"""Pass: rewrite values that depend on positions only through `q_idx - kv_idx` as values over `distance`.
 
-All pairs on a diagonal of the scores have one distance, and so has what this finds: a bias read from a table by
-distance, a causal mask, a window.
+All pairs on a diagonal of the scores have one distance. Examples are a bias from a table by distance, a causal mask,
+and a window.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 def over_distance(node: Node, algebra: Algebra) -> Node | None:
-    """The value over `distance` where neither position is left when `kv_idx` is `q_idx - distance`; else None."""
+    """Return the value over `distance`; None if a position remains after `kv_idx = q_idx - distance` is substituted."""
     moved = transform(substitute(node, {KV_IDX: call("sub", Q_IDX, DISTANCE)}), _to_one_side)
     found = algebra.to_tree(algebra.to_sympy(moved))
     return None if variables(found) & {Q_IDX.name, KV_IDX.name} else found
 
 
 def reads_over_distance(node: Node, algebra: Algebra) -> Node:
-    """The value with each read of a buffer by distance written over `distance`."""
+    """Return the value with each read that depends only on the distance rewritten over `distance`."""
     if isinstance(node, Read) and {Q_IDX.name, KV_IDX.name} <= variables(node):
         return over_distance(node, algebra) or node
     if isinstance(node, Call):
@@ -33,7 +33,7 @@ def reads_over_distance(node: Node, algebra: Algebra) -> Node:
 
 
 def _to_one_side(node: Node) -> Node:
-    """`a < b` of integers as `a - b < 0`, where what both sides have cancels."""
+    """Return `a < b` of integers as `a - b < 0`, with common terms cancelled."""
     if isinstance(node, Call) and node.fn in _COMPARISONS and all(a.type.integral for a in node.args):
         return call(node.fn, call("sub", *node.args), Const(0, Type.INT))
     return node

@@ -1,8 +1,7 @@
-"""Operands that make no sense whatever the tensors hold: divisors of zero, by a constant or by terms that cancel, and
-bits to shift by that 32 bits do not have.
+"""Checks of operands that are invalid for all tensors: divisors that are zero, and shifts outside 0 to 31.
 
-They are refused where they are written. A quotient by zero means nothing, and sympy would make `zoo` of it; a shift
-past the bits of an integer is one thing in Python, another on a GPU.
+The parser refuses them. A quotient by zero is undefined, and sympy would make `zoo` of it. A shift by more bits than an
+integer has differs between Python and GPUs.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, transform, walk
 
 SMALLEST = 2.0**-150
-"""What is no larger is zero in float32."""
+"""Numbers up to this magnitude round to zero in float32."""
 
 
 def misfit(row: str, operand: Node, constants: Mapping[str, int | float]) -> tuple[str, str, str] | None:
-    """Code, message and hint, where the second operand of a row of the table makes no sense."""
+    """Return code, message and hint if the second operand of a row is invalid, else None."""
     if row in ("div", "floordiv", "mod") and is_always_zero(operand, constants):
-        hint = "divide by something else; a parameter with a value counts as that value"
+        hint = "change the divisor; a compile-time parameter counts as its value"
         return "zero-division", "the divisor is always zero", hint
     if row in ("lshift", "rshift") and _is_never_of_32_bits(operand, constants):
         return (
             "bad-shift",
-            "the bits to shift by are not from 0 to 31",
-            "integers have 32 bits: shift by 0 to 31",
+            "the shift is not from 0 to 31",
+            "shift by 0 to 31: integers have 32 bits",
         )
     return None
 
 
 def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
-    """Whether the value is zero for all values of its names but `constants`, which have theirs."""
+    """True if the value is zero for all values of its names. Names in `constants` have these values."""
     tree = _constant(node, constants)
     if isinstance(tree, Const):
         return tree.type is not Type.BOOL and abs(tree.value) <= SMALLEST
@@ -40,7 +39,7 @@ def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
 
 
 def _is_never_of_32_bits(node: Node, constants: Mapping[str, int | float]) -> bool:
-    """Whether a number of bits is a constant below 0 or above 31."""
+    """True if the number of bits is a constant below 0 or above 31."""
     tree = _constant(node, constants)
     return isinstance(tree, Const) and not 0 <= tree.value < 32
 
@@ -50,7 +49,7 @@ def _constant(node: Node, constants: Mapping[str, int | float]) -> Node:
 
 
 def _folded(node: Node, constants: Mapping[str, int | float]) -> Node:
-    """A constant where the operands of a node are; a node without a value, as log(-1), stays."""
+    """Return a constant if all operands are constants. A node without a value, such as log(-1), stays."""
     if isinstance(node, Var) and (node.name in constants or node.name == "inf"):
         return Const(constants.get(node.name, math.inf), node.type)
     if not isinstance(node, Call) or not all(isinstance(a, Const) for a in node.args):
@@ -63,7 +62,7 @@ def _folded(node: Node, constants: Mapping[str, int | float]) -> Node:
 
 
 def _cancels(tree: Node) -> bool:
-    """Whether sympy finds nothing left of a sum or a product."""
+    """True if sympy simplifies a sum or product to zero."""
     import sympy as sp
 
     from kgen.expr.algebra import Algebra

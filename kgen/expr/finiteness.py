@@ -1,7 +1,7 @@
-"""Analysis: which values may be infinite or NaN where no score counts.
+"""Analysis: values that may be infinite or NaN for hidden pairs.
 
-The score of a visible pair is finite by contract. Nothing is known of hidden pairs: a row, a head or a whole batch
-without any visible key may divide by zero or read an infinite element. Zero times such a value is NaN.
+The contract makes the score of each visible pair finite. Scores of hidden pairs are unknown: a row, head or batch
+without a visible key may divide by zero or read an infinite element. Zero times such a value is NaN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, walk
 from kgen.expr.rows import Finite
 
 NOT_ZERO = frozenset({"B", "HQ", "HKV"})
-"""Sizes that are at least 1 wherever a kernel runs. There may be no queries, or no keys."""
+"""Sizes that are at least 1 in every launch. There may be no queries, or no keys."""
 
 
 def may_be_nan(node: Node, not_zero: Collection[str] = NOT_ZERO) -> bool:
@@ -47,7 +47,7 @@ _COUNTED = frozenset({"B", "HQ", "HKV", "SQ", "SK", "b", "h", "q_idx", "kv_idx",
 
 
 def sign(node: Node) -> int:
-    """1 for a value that is never below zero, -1 for one that is never above it, 0 if neither is known."""
+    """Return 1 for a value that is never negative, -1 for one that is never positive, else 0."""
     if isinstance(node, Const):
         return 1 if node.value >= 0 else -1
     if isinstance(node, Var):

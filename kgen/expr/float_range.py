@@ -1,9 +1,9 @@
-"""Check: whether a rewritten expression stays within fp32 wherever the written one does.
+"""Check that a rewritten expression stays within fp32 wherever the written one does.
 
-What algebra makes is equal in real numbers, and may still be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8, of
-which neither factor is a number of fp32. So both are evaluated at the same points, with scores and parameters of many
-magnitudes. Where each intermediate of the written expression is a normal number of fp32, or zero, so must each of the
-rewritten one be; and integers must fit in 32 bits likewise.
+A rewrite that is equal in real numbers may be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8, and neither factor
+is a float32 number. Therefore both expressions are evaluated at the same points, with scores and parameters of many
+magnitudes. Where each written intermediate is zero or a normal float32 number, each rewritten one must be. Integers
+must fit in 32 bits in the same way.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ _TILE = 128
 
 
 class _OutOfRangeError(Exception):
-    """An intermediate overflows, or is no number."""
+    """An intermediate overflows, or is not a number."""
 
 
 @lru_cache(maxsize=1024)
 def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = frozenset()) -> bool:
-    """Whether no intermediate of `rewritten` comes nearer to the ends of fp32, or leaves 32 bits, at a point where
-    none of `written` does.
+    """True if no intermediate of `rewritten` is closer to the limits of fp32 or 32 bits where `written` stays inside.
 
-    Names in `positive` have values greater than zero.
+    Names in `positive` have values above zero.
     """
     new, old = _Steps(rewritten), _Steps(written)
     if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in new.numbers - old.numbers):
@@ -46,12 +45,12 @@ def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = fr
 
 
 def operations(node: Node) -> int:
-    """How many distinct parts a tree has."""
+    """Return the number of distinct nodes of a tree."""
     return len(_Steps(node))
 
 
 def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> bool:
-    # Points are few, and at most of them nothing is near the ends: it is growth that tells.
+    # Few points come near the limits, so compare the growth of the range.
     if needed[1] > max(allowed[1], _SAFE) * _SLACK:
         return False
     vanishes = allowed[0] < _LEAST
@@ -59,7 +58,7 @@ def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> boo
 
 
 class _Steps:
-    """The distinct parts of a tree, operands first: derivatives have most of theirs many times."""
+    """The distinct nodes of a tree, operands first. Derivatives share most of their nodes."""
 
     def __init__(self, root: Node) -> None:
         self._steps: list[tuple[Node, tuple[int, ...]]] = []
@@ -84,11 +83,11 @@ class _Steps:
 
     @property
     def numbers(self) -> set[Const]:
-        """The constants among them."""
+        """Return the constants in the tree."""
         return {node for node, _ in self._steps if isinstance(node, Const)}
 
     def magnitudes(self, point: _Point) -> tuple[float, float] | None:
-        """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
+        """Return the smallest nonzero and the largest magnitude of intermediates; `None` on an overflow or NaN."""
         values: list[Any] = []
         least, greatest = 1.0, 1.0
         try:
@@ -116,7 +115,7 @@ def _computed(node: Node, args: list[Any], point: _Point) -> Any:
     if isinstance(node, Read):
         return point.named(f"{node.buffer}{args}", node.type)
     value = TABLE[node.fn].value(*args)
-    # Infinity that the user wrote hides a pair; any other is an overflow.
+    # An infinity that the user wrote hides a pair; any other one is an overflow.
     if _hides(value) and not any(map(_hides, args)):
         raise _OutOfRangeError
     return value
@@ -128,7 +127,7 @@ def _points(positive: frozenset[str]) -> tuple[_Point, ...]:
 
 
 class _Point:
-    """A value for each name and each element of a buffer, by chance but the same in every run."""
+    """Pseudo-random values for names and buffer elements, the same in every run."""
 
     def __init__(self, number: int, positive: frozenset[str]) -> None:
         self._number = number
@@ -136,7 +135,7 @@ class _Point:
         self._drawn: dict[str, tuple[float, float]] = {}
 
     def variable(self, var: Var) -> Any:
-        """The value of a name."""
+        """Return the value of a name."""
         match var.name:
             case "inf":
                 return math.inf
@@ -153,12 +152,12 @@ class _Point:
             case "q_idx":
                 return self._position("q_idx")
             case "kv_idx":
-                # One half of the keys are near the query.
+                # Half of the keys are near the query.
                 return self._position("kv_idx" if self._number & 2 else "q_idx")
         return self.named(var.name, var.type)
 
     def named(self, name: str, type_: Type) -> Any:
-        """The value of what has no meaning of its own: a parameter, or an element of a buffer."""
+        """Return the value of a parameter or a buffer element."""
         if type_.integral:
             return 1 + int(64 * self._chance(name)[0])
         if type_ is Type.BOOL:
@@ -166,7 +165,7 @@ class _Point:
         return self._real(name, 20 if self._number % 3 == 0 else 6)
 
     def _score(self) -> float:
-        # From 2**-14 to 2**14, either sign in turn.
+        # From 2**-14 to 2**14, with alternating signs.
         magnitude: float = 2.0 ** (28 * self._number / (POINTS - 1) - 14)
         return magnitude if self._number & 1 else -magnitude
 

@@ -1,7 +1,7 @@
-"""Pass: what is made of numbers alone is a number.
+"""Pass: replace expressions of numbers by their value.
 
-Functions of numbers are computed once, here in 64 bits, and conditions on numbers and compile-time parameters are
-decided: kernels have neither. A number that fp32 or 32 bits do not have stays the expression that it is.
+Functions of numbers are computed once in float64. Conditions on numbers and compile-time parameters are decided. An
+expression stays if its value does not fit in fp32 or 32 bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ FLOAT32_MIN = 2.0**-126
 
 
 def folded(tree: Node, numbers: Mapping[Node, Node]) -> Node:
-    """A tree without functions of numbers. `numbers` are those of compile-time parameters, for conditions that these
-    decide; elsewhere parameters keep their names."""
+    """Return a tree without functions of numbers.
+
+    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere parameters keep their names.
+    """
     known: dict[Node, Const | None] = {}
 
     def number(node: Node) -> Const | None:
-        """The number that a tree is, with parameters for numbers."""
+        """Return the number that a tree is after parameters are replaced, else None."""
         if node not in known:
             known[node] = _number(node, number, numbers)
         return known[node]
@@ -40,12 +42,12 @@ def folded(tree: Node, numbers: Mapping[Node, Node]) -> Node:
 
 
 def decided(fn: str, a: float, b: float) -> Node:
-    """A comparison of two numbers."""
+    """Return a comparison of two numbers as a constant."""
     return TRUE if TABLE[fn].value(a, b) else FALSE
 
 
 def choice(node: Call, args: tuple[Node, ...]) -> Node:
-    """`where` of other operands; one of a condition that is decided is no choice."""
+    """Return `where` with other operands, or one operand if the condition is decided."""
     test, a, b = args
     if not isinstance(test, Const):
         return rebuild(node, args)
@@ -68,7 +70,7 @@ def _number(node: Node, number: Callable[[Node], Const | None], numbers: Mapping
 
 
 def _called(node: Call, args: Sequence[Node]) -> Const | None:
-    """A function of numbers, if kernels have the number that it gives."""
+    """Return the value of a function of numbers, if kernels can represent it."""
     if not all(isinstance(a, Const) for a in args):
         return None
     try:

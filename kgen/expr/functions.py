@@ -1,17 +1,17 @@
-"""The one function table: a row per function and operator.
+"""The function table: one row per function and operator.
 
-A row says how the function is typed, what its derivative is, how the float64 reference evaluates it, what it is for
-one number, where it is finite, and how each target spells it. Adding a function to kgen is adding a row here: parser,
-passes, reference and printers read the table and nothing else. `tests/expr/test_functions.py` checks every row
-against finite differences and against each target, `tests/test_recipes.py` that a new row is all that it takes.
+A row has the type rule of a function, its derivative and its float64 reference. It also has the value for Python
+numbers, the points where it is finite, and the spelling in each target. The parser, passes, reference and printers read
+only this table, so a new function is a new row. `tests/expr/test_functions.py` checks each row against finite
+differences and each target. `tests/test_recipes.py` checks that a new row suffices.
 
 Two conventions keep the rows short:
 
-- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a
-  function `f` that applies other rows, and operands that understand `+ - * / **`; it returns one partial per
-  argument (`None` where an argument is not differentiable: an index, a condition).
-- A spelling is a format string over printed operands, with a precedence: the printers add the brackets. Where it
-  calls a function that the emitted file has to define, the row has the text of that function, too.
+- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a function `f` that
+  applies other rows, and operands that support `+ - * / **`. It returns one partial derivative per argument, `None` for
+  an argument that is not differentiable (an index, a condition).
+- A spelling is a format string over printed operands, with a precedence; printers add the brackets. If it calls a
+  function that the emitted file must define, the row has the text of that function.
 """
 
 from __future__ import annotations
@@ -96,18 +96,18 @@ def _floor_div(torch: Any, a: Any, b: Any) -> Any:
 
 
 def _chosen(f: Any, before: str, a: Any, b: Any) -> Any:
-    """The derivative of the smaller or greater of a and b in a; where they are equal they share it, as in PyTorch."""
+    """Return the derivative of min or max in `a`. Equal operands share it, as in PyTorch."""
     return f("where", f(before, a, b), 1, f("where", f("eq", a, b), 0.5, 0))
 
 
 def _sigmoid(x: float) -> float:
-    """Without an intermediate that overflows."""
+    """Logistic function without an intermediate overflow."""
     return 0.5 * (1 + math.tanh(0.5 * x))
 
 
 _ROWS = [
-    # Arithmetic. The symbolic passes know + - * / and integer powers natively; their derivatives are here so
-    # that the table is whole.
+    # Arithmetic. Symbolic passes differentiate + - * / and integer powers natively; the table repeats these derivatives
+    # to be complete.
     operation("add", types.arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), infix("+", ADD)),
     operation(
         "sub",
@@ -170,7 +170,7 @@ _ROWS = [
         cuda=Spelling("!{0}", UNARY, UNARY),
         cute=Spelling("~{0}", UNARY, UNARY),
     ),
-    # Choice. `where` is differentiated branch by branch, never as condition * value: 0 * inf would be NaN.
+    # Choice. `where` is differentiated per branch, not as condition * value: 0 * inf would be NaN.
     function(
         "where",
         _where,
@@ -300,7 +300,7 @@ _ROWS = [
     ),
     function("floor", lambda t, x: t.floor(x), None),
     function("ceil", lambda t, x: t.ceil(x), None),
-    # To the even one of two that are as near.
+    # Ties round to even.
     function(
         "round",
         lambda t, x: t.round(x),
@@ -324,7 +324,7 @@ _ROWS = [
         ),
         cute="cutlass.select_(({0}) > 0.0, 1.0, cutlass.select_(({0}) < 0.0, -1.0, 0.0))",
     ),
-    # In the exponent it is differentiated for a positive base alone.
+    # The derivative in the exponent is defined for a positive base only.
     function(
         "pow",
         lambda t, x, y: t.pow(x, y),
@@ -383,7 +383,7 @@ _ROWS = [
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
         lambda f, x, lo, hi: (
             f("where", f("lt", x, lo), 0, f("where", f("gt", x, hi), 0, 1)),
-            # Where `lo` is above `hi`, the value is `hi`.
+            # If `lo > hi`, the value is `hi`.
             f("where", f("and", f("lt", x, lo), f("le", lo, hi)), 1, 0),
             f("where", f("gt", f("max", x, lo), hi), 1, 0),
         ),
@@ -404,7 +404,7 @@ _ROWS = [
         cuda="float({0})",
         cute="Float32({0})",
     ),
-    # No gradient goes through it. Plans leave it out when all is differentiated; what is left of it is its operand.
+    # Stops gradients. Plans remove it after differentiation; only its operand remains.
     function(
         "detach",
         lambda t, x: x.detach(),
@@ -416,7 +416,7 @@ _ROWS = [
         cuda="({0})",
         cute="({0})",
     ),
-    # Towards zero, as in Python: what makes an index of a real number.
+    # Rounds towards zero, as in Python, and makes an index of a real number.
     function(
         "int",
         lambda t, x: t.trunc(x).to(t.int64),
@@ -428,7 +428,7 @@ _ROWS = [
         cuda="int({0})",
         cute="cutlass.Int32({0})",
     ),
-    # Bits of integers, two's complement. Comparisons bracket them in every language: Python and C++ disagree there.
+    # Bits of integers, two's complement. Comparisons are bracketed in every language, because Python and C++ disagree.
     operation(
         *("bitand", types.bits, lambda t, a, b: a & b, None),
         Spelling("{0} & {1}", COMPARE, ADD),
@@ -482,11 +482,11 @@ _ROWS = [
 TABLE: dict[str, Function] = {row.name: row for row in _ROWS}
 
 WRAPPING = frozenset({"add", "sub", "mul", "neg", "lshift"})
-"""Operations of integers whose values may leave their width: they are two's complement."""
+"""Integer operations whose values may exceed their width. They are two's complement."""
 
 
 def in_order(helpers: Collection[str]) -> list[str]:
-    """Texts of helpers as an emitted file defines them: in the order of the table, then those of no row."""
+    """Return the texts of helpers in the order of an emitted file: as in the table, then helpers of no row."""
     return [text for text in dict.fromkeys((*_helpers(), *sorted(helpers))) if text in helpers]
 
 

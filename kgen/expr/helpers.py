@@ -1,4 +1,4 @@
-"""Texts of functions that kernels call where a language has none of its own, or a slower one."""
+"""Texts of functions that kernels call if a language lacks them, or has slower ones."""
 
 from __future__ import annotations
 

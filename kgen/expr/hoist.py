@@ -1,10 +1,9 @@
-"""Pass: compute every subexpression as far out as it can be, and once if it is used twice.
+"""Pass: compute each subexpression as far out as possible, and once if it is used twice.
 
-A place is how often a value is computed: how many tile axes it has (none, a row of queries, a column of keys,
-the whole tile), and whether it changes inside the loop over tiles. First, chains of `+`, `*` and `and` are
-regrouped so that operands of one place stand together: `qk * scale * log2(e) * slope` multiplies its three
-scalars once. Then each operand whose place lies further out than that of the operation becomes a binding of
-its own.
+A place states how often a value is computed. It has the tile axes along which the value varies (none, queries, keys, or
+both). It also states if the value changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped
+so that operands of one place are adjacent: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each
+operand whose place is further out than its operation becomes a binding.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _SCORES = frozenset({"qk", "score"})
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """`axes` of the tile that a value varies over, of `("q", "kv")`, and whether it changes `in_loop`."""
+    """The `axes` of a tile along which a value varies, from `("q", "kv")`, and whether it changes `in_loop`."""
 
     in_loop: bool
     axes: tuple[str, ...]
@@ -54,7 +53,7 @@ TILE = Place(True, ("q", "kv"))
 
 @dataclass(frozen=True)
 class Binding:
-    """`name = node`, computed at `place`; `roots` are the results that need it."""
+    """A binding `name = node`, computed at `place`. `roots` are the results that need it."""
 
     name: str
     node: Node
@@ -64,24 +63,27 @@ class Binding:
 
 @dataclass(frozen=True)
 class Program:
-    """Bindings in an order in which each comes after what it uses, and what remains of each result."""
+    """Bindings in order, each after the bindings that it uses, and the remaining expression of each result."""
 
     bindings: tuple[Binding, ...]
     results: Mapping[str, Node]
     places: Mapping[str, Place]
-    """Of every variable and bound name."""
+    """The place of each variable and bound name."""
 
     def place(self, node: Node) -> Place:
-        """Where a value of this program is computed."""
+        """Return the place of a value of this program."""
         return place_of(node, self.places)
 
     def before_loop(self) -> list[Binding]:
-        """What is computed once, before the loop over tiles."""
+        """Return the bindings that are computed once, before the loop over tiles."""
         return [b for b in self.bindings if not b.place.in_loop]
 
     def in_loop(self, needed_by: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
-        """What is computed for every tile: all, or what the results `needed_by` need, or what others than the
-        results `without` need."""
+        """Return the bindings that are computed for every tile.
+
+        With `needed_by`, return only those that these results need. With `without`, drop those that only these results
+        need.
+        """
         loop = [b for b in self.bindings if b.place.in_loop]
         if needed_by:
             return [b for b in loop if b.roots & set(needed_by)]
@@ -89,7 +91,7 @@ class Program:
 
 
 def place_of(node: Node, places: Mapping[str, Place], known: dict[Node, Place] | None = None) -> Place:
-    """The place of a value: where the innermost of its variables lives. `known` keeps those that were found."""
+    """Return the place of a value: the innermost place of its variables. `known` caches results."""
     known = {} if known is None else known
     if isinstance(node, Var):
         return places.get(node.name, OUTSIDE)
@@ -105,11 +107,11 @@ def hoist(
     reserved: Iterable[str] = (),
     named: Mapping[Node, str] | None = None,
 ) -> Program:
-    """Bind what can be computed further out than where each root is needed.
+    """Bind subexpressions that can be computed further out than their roots.
 
-    `roots` maps the name of a result, `bias` or `d_table[2]`, to its expression and the place where it is used;
-    `places` holds the variables (those not listed are constants of the kernel); bindings take no names in `reserved`,
-    and those that the user has `named`.
+    `roots` maps the name of a result, such as `bias` or `d_table[2]`, to its expression and place. `places` has the
+    variables; all others are constants of the kernel. Bindings avoid the names in `reserved`. Values in `named` get the
+    user's name.
     """
     grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
@@ -128,15 +130,15 @@ def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
     grouped = regroup(node, places)
     if grouped == node or all(n.type is not Type.FLOAT for n in distinct(node)):
         return grouped
-    # Of (qk * 1e-30) * (slopes[h] * 1e-30), the numbers alone would be a product that fp32 does not have.
+    # In (qk * 1e-30) * (slopes[h] * 1e-30), the product of the numbers alone would underflow in fp32.
     return grouped if stays_in_range(grouped, node) else node
 
 
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
-    """Chains of one associative operation with operands of one place next to each other, outermost first.
+    """Reorder chains of one associative operation so that operands of one place are adjacent, outermost first.
 
-    Exact for integers, which wrap, and truth values; for reals it changes the order of roundings, and never makes
-    one of parts of an integer that may wrap.
+    This is exact for integers, which wrap, and for bools. For reals it changes the order of roundings. It never makes a
+    real number of a part of an integer that may wrap.
     """
     known: dict[Node, Place] = {}
     return transform(node, lambda n: _regrouped(n, lambda part: place_of(part, places, known)))
@@ -145,7 +147,7 @@ def regroup(node: Node, places: Mapping[str, Place]) -> Node:
 def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
     if isinstance(node, Call) and node.fn == "div":
         dividend, divisor = node.args
-        # One division further out, one multiplication here. Only of scores: floor(kv_idx / 3) would see it.
+        # One division before the loop, one multiplication inside. Only for scores: floor(kv_idx / 3) would change.
         if variables(dividend) & _SCORES and place(divisor) < place(dividend):
             node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
@@ -170,7 +172,9 @@ def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
     if len(by_place) == 1:
         return node
     groups = [by_place[p] for p in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes))]
-    groups.sort(key=lambda group: not group[0])  # what is only subtracted comes last: kv_idx - q_start
+    groups.sort(
+        key=lambda group: not group[0]
+    )  # operands that are only subtracted come last: kv_idx - q_start
     total: Node | None = None
     for positive, negative in groups:
         if not positive:
@@ -185,8 +189,10 @@ def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
 
 
 def _repeated(product: Node) -> frozenset[Node]:
-    """The products that a product is made of more than once. They are computed once, and are no factors of their own:
-    of (qk * scale)**8, qk**8 may overflow."""
+    """Return the products that a product contains more than once.
+
+    They are computed once and stay one factor: in (qk * scale)**8, qk**8 may overflow.
+    """
     found: Counter[Node] = Counter()
     waiting = [product]
     while waiting:
@@ -198,7 +204,7 @@ def _repeated(product: Node) -> frozenset[Node]:
 
 
 def _chain(node: Node, operation: str, whole: frozenset[Node]) -> tuple[list[Node], list[Node]]:
-    """The operands of a chain, those added (or multiplied) and those subtracted; those in `whole` as they are."""
+    """Return the operands of a chain: added or multiplied ones, and subtracted ones. Nodes in `whole` are not split."""
     if (
         not isinstance(node, Call)
         or node in whole
@@ -215,7 +221,7 @@ def _chain(node: Node, operation: str, whole: frozenset[Node]) -> tuple[list[Nod
 
 
 def _uses(roots: Iterable[Node]) -> Counter[Node]:
-    """How many distinct operations use each subexpression."""
+    """Count the distinct operations that use each subexpression."""
     uses: Counter[Node] = Counter()
     seen: set[Node] = set()
 
@@ -246,15 +252,15 @@ class _Builder:
         self._taken = taken
         self._users = users
         self._counts: dict[str, Iterator[int]] = {}
-        """The next number of each name that is numbered."""
+        """The next number for each name."""
 
     def result(self, node: Node, user: Place, role: str) -> Node:
-        """`node` as a result, which is the operand of nothing."""
+        """Return `node` as a result, which is no operand."""
         self.whole: Node | None = node
         return self.operand(node, user, role)
 
     def operand(self, node: Node, user: Place, role: str) -> Node:
-        """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
+        """Return `node` as an operand of a value computed at `user`: the node, or the name of its binding."""
         if node in self._names:
             return Var(self._names[node], node.type)
         place = place_of(node, self.places, self._known)
@@ -272,7 +278,7 @@ class _Builder:
 
     def _name(self, node: Node, place: Place, role: str) -> str:
         user = self._users.get(alike(node)) if self._users else None
-        # A name that the kernel has itself stays recognizable.
+        # Keep a name that the kernel defines recognizable.
         wanted = [user, f"{user}_value"] if user else []
         wanted += candidates(node, role, place.axes, self._names, whole=node is self.whole)
         counts = self._counts.setdefault(wanted[-1], itertools.count(2))
@@ -283,7 +289,7 @@ class _Builder:
 
 
 def _needed(bound: Mapping[str, Node], results: Mapping[str, Node]) -> dict[str, frozenset[str]]:
-    """Which results each binding serves, directly or through other bindings."""
+    """Return the results that need each binding, directly or through other bindings."""
     needed: dict[str, set[str]] = {name: set() for name in bound}
 
     def mark(node: Node, root: str) -> None:

@@ -1,7 +1,7 @@
 """Pass: prove that an index stays inside its buffer, so that the emitted load needs no guard.
 
-Bounds are linear forms over sizes: `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. A size is at
-least 1, or 0 if it may be empty. What cannot be proved is guarded in the emitted code.
+Bounds are linear forms over sizes: `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. A size is at least 1,
+or 0 if it may be empty. Indices without a proof get a guard in the emitted code.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from dataclasses import dataclass, field
 from kgen.expr.nodes import Call, Const, Node, Type, Var, measured
 
 POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
-"""Indices that are never negative, whatever bounds them above."""
+"""Indices that are never negative, whatever their upper bound."""
 
 MOST_BOUNDS = 16
-"""Of one value that are looked at."""
+"""Largest number of bounds of one value."""
 
 Linear = Mapping[str, int]
-"""Coefficients by size name; the key `""` holds the constant."""
+"""Coefficients by size name; the key `""` has the constant."""
 
 
 @dataclass(frozen=True)
 class IndexRanges:
-    """Greatest values of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all start at zero.
+    """Upper bounds of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all lower bounds are zero.
 
-    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for
-    themselves, and names in `definitions`, which stand for their expressions.
+    A variable without an entry is unbounded above. Names in `sizes` stand for themselves, names in `definitions` for
+    their expressions.
     """
 
     greatest: Mapping[str, Linear]
     sizes: frozenset[str]
     definitions: Mapping[str, Node] = field(default_factory=dict)
     empty: frozenset[str] = frozenset()
-    """The sizes that may be zero; all others are at least one."""
+    """Sizes that may be zero; all others are at least one."""
     _known: dict[tuple[str, Node], list[Linear]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def not_negative(self, index: Node) -> bool:
-        """Whether `index >= 0` for certain."""
+        """True if `index >= 0` is proved."""
         return any(self._holds(low) for low in self._low(index))
 
     def below(self, index: Node, size: Node) -> bool:
-        """Whether `index < size` for certain."""
+        """True if `index < size` is proved."""
         return any(
             self._holds(_sum(low, {"": -1}, _scaled(high, -1)))
             for high in self._high(index)
@@ -51,7 +51,7 @@ class IndexRanges:
         )
 
     def within(self, index: Node, size: int | str) -> bool:
-        """Whether an index is inside of a dimension for certain, which has a number of elements or that of a name."""
+        """True if an index is proved to be inside a dimension, whose size is a number or a name."""
         length: Node = Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
         return self.not_negative(index) and self.below(index, length)
 
@@ -63,7 +63,7 @@ class IndexRanges:
 
     def _found(self, key: tuple[str, Node], find: Callable[[Node], list[Linear]]) -> list[Linear]:
         if key not in self._known:
-            # Sums of maxima have a bound for each choice: some of them are enough.
+            # Sums of maxima have a bound for each choice; a few of them suffice.
             self._known[key] = find(key[1])[:MOST_BOUNDS]
         return self._known[key]
 

@@ -1,4 +1,4 @@
-"""Python's spellings of infinity, found in the syntax tree: a mask is written with any of them."""
+"""Spellings of infinity in Python, found in the syntax tree, because masks use all of them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import NamedTuple
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "half", "float", "double"})
 _WORDS = frozenset(sign + word for sign in ("", "+", "-") for word in ("inf", "infinity"))
-"""What Python's `float` takes, in any case."""
+"""Texts that Python's `float` reads as infinity, in lower case."""
 
 
 class Infinity(NamedTuple):
-    """What is infinite. A `bound` is the last finite number of a dtype, minus infinity as the value of a mask alone."""
+    """An infinity. A `bound` is the last finite number of a dtype, which means -inf only as the value of a mask."""
 
     negative: bool
     bound: bool
 
 
 def infinity(node: ast.expr) -> Infinity | None:
-    """What `inf`, `-math.inf`, `float("-inf")` or `torch.finfo(torch.float32).min` is; None for anything else."""
+    """Return the infinity that `inf`, `-math.inf`, `float("-inf")` or `torch.finfo(torch.float32).min` spells, else
+    None.
+    """
     negative = False
     while True:
         match node:
@@ -39,7 +41,7 @@ def infinity(node: ast.expr) -> Infinity | None:
 
 
 def _is_of_reals(call: ast.Call) -> bool:
-    """Whether this is `torch.finfo` of a dtype."""
+    """True for `torch.finfo` of a floating-point dtype."""
     match call:
         case ast.Call(ast.Attribute(ast.Name("torch" | "np" | "numpy"), "finfo"), [dtype], []):
             match dtype:
@@ -51,7 +53,7 @@ def _is_of_reals(call: ast.Call) -> bool:
 
 
 def scores(value: ast.expr) -> frozenset[ast.expr]:
-    """The branches of a value of which one is the whole value: -inf leaves the pair out there."""
+    """Return the branches that may be the whole value: there, -inf hides the pair."""
     found: set[ast.expr] = set()
     waiting = [value]
     while waiting:

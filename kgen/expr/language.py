@@ -1,4 +1,4 @@
-"""What the expression language has of Python, and what is said of the rest: what to write in its place."""
+"""The subset of Python that is the expression language, and hints for everything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kgen.expr.nodes import Call, Node, Type, walk
 from kgen.expr.scope import Scope
 from kgen.expr.text_checks import ExpressionError, Span, wrong
 
-# --- the white list ------------------------
+# --- the allowlist ------------------------
 
 BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("add", "+"),
@@ -27,7 +27,7 @@ BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.RShift: ("rshift", ">>"),
 }
 OF_BITS = {"and": "bitand", "or": "bitor", "ne": "bitxor", "not": "invert"}
-"""What the operators of truth values are where their operands are integers."""
+"""Rows for operators of bools, if their operands are integers."""
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("lt", "<"),
     ast.LtE: ("le", "<="),
@@ -37,18 +37,18 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.NotEq: ("ne", "!="),
 }
 
-# --- what is not on it, and what to write in its place ------------------------
+# --- hints for everything else ------------------------
 
 NO_OPERATOR: dict[type[ast.AST], tuple[str, str]] = {
-    ast.MatMult: ("@", "expressions are scalar: the matrix products are the kernel's"),
+    ast.MatMult: ("@", "an expression computes one element: the kernel has the matrix products"),
     ast.Is: ("is", "compare with `==`"),
     ast.IsNot: ("is not", "compare with `!=`"),
     ast.In: ("in", "compare with `==`, and join the cases with `or`"),
     ast.NotIn: ("not in", "compare with `!=`, and join the cases with `and`"),
 }
 NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
-    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are there by name"),
-    ast.NamedExpr: ("`:=`", "define the name on a line of its own: `x = ...`"),
+    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are defined"),
+    ast.NamedExpr: ("`:=`", "define the name on its own line: `x = ...`"),
     ast.JoinedStr: ("an f-string", "expressions have no strings"),
     ast.Starred: ("`*`", "write the operands one by one"),
     ast.Slice: ("a slice", "index one element: `buffer[i]`"),
@@ -64,13 +64,13 @@ NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
 NO_STATEMENT: dict[type[ast.stmt], tuple[str, str]] = {
     ast.Return: ("`return`", "leave it out: the last line is the value"),
     ast.If: ("`if` as a statement", "write `a if condition else b`"),
-    ast.For: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
-    ast.While: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
+    ast.For: ("a loop", "an expression computes one element: the kernel has the loops"),
+    ast.While: ("a loop", "an expression computes one element: the kernel has the loops"),
     ast.FunctionDef: ("a function definition", "write only its body, without `return`"),
-    ast.AugAssign: ("an update", "a name is defined once: give the new value another name"),
+    ast.AugAssign: ("an update", "give the second value another name"),
     ast.AnnAssign: ("a type annotation", "write `x = ...`: types are inferred"),
-    ast.Import: ("an import", "the functions of the language are there by name"),
-    ast.ImportFrom: ("an import", "the functions of the language are there by name"),
+    ast.Import: ("an import", "call the functions of the language by name"),
+    ast.ImportFrom: ("an import", "call the functions of the language by name"),
 }
 FUNCTION_HINTS = {
     "maximum": "write `max(a, b)`",
@@ -102,56 +102,56 @@ NAME_HINTS = {
     "lambda": "write only its body",
 }
 WHOLE = frozenset({"floor", "ceil", "round"})
-"""Functions whose values an index takes as integers."""
+"""Functions whose results are valid as an index."""
 CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
 
 
 def no_statement(statement: ast.stmt, span: Span) -> ExpressionError:
-    """Of a line that is none of the language's."""
-    fallback = ("this statement", "write `x = ...` lines and a last line that is the value")
+    """Return the error for a line that is no statement of the language."""
+    fallback = ("this statement", "write `x = ...` lines and a last line with the value")
     what, hint = NO_STATEMENT.get(type(statement), fallback)
     return wrong(span, "bad-statement", f"{what} is not part of the language", hint)
 
 
 def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> ExpressionError:
-    """The error of a call of something else than a function of the language."""
+    """Return the error for a call of a name that is no function of the language."""
     buffer = scope.buffers.get(name)
     if buffer and buffer.rank:
         how = f"index it with square brackets: `{indexed(name, buffer.rank)}`"
         return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
     if buffer or name in scope.names or name in local or name == "inf":
         return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
-    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"there are {', '.join(CALLABLE)}"
+    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"choose from {', '.join(CALLABLE)}"
     return wrong(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
 
 def attribute_hint(name: str) -> str:
-    """What to write for `torch.name` or `x.name`."""
+    """Return a hint for `torch.name` or `x.name`."""
     if name == "inf":
         return "write `inf`"
     if name in CALLABLE:
         return f"write `{name}(...)`"
     known = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE)
-    return known or "use the functions of the language by name"
+    return known or "call the functions of the language by name"
 
 
 def kind_of(type_: Type) -> str:
-    """A type in words."""
+    """Return a type in words."""
     return {
         Type.INT: "an integer",
         Type.LONG: "an integer",
         Type.FLOAT: "a real number",
-        Type.BOOL: "a truth value",
+        Type.BOOL: "a bool",
     }[type_]
 
 
 def indexed(name: str, rank: int) -> str:
-    """How a buffer is read."""
+    """Return a read of a buffer, as in `bias[i, j]`."""
     return f"{name}[{', '.join('ijklmn'[:rank])}]" if rank else name
 
 
 def integral(index: Node) -> str:
-    """How an index that is not an integer becomes one."""
+    """Return a hint that turns an index into an integer."""
     if index.type is not Type.FLOAT:
         return "use `where(condition, 1, 0)`"
     rounded = next((part.fn for part in walk(index) if isinstance(part, Call) and part.fn in WHOLE), None)

@@ -1,11 +1,11 @@
-"""Pass: minus infinity in a score is a condition of the mask.
+"""Pass: turn minus infinity in a score into a condition of the mask.
 
     where(m, x, -inf)                 x under m
     where(c, where(m, x, -inf), y)    where(c, x, y) under `m or not c`
-    x + where(m, y, -inf)             x + y under m, and `min` likewise; of `-` the left side alone
-    -inf                              nothing is visible
+    x + where(m, y, -inf)             x + y under m, and `min` in the same way; for `-` only the left side
+    -inf                              no pair is visible
 
-A condition that asks for the score is known to a loop alone, so it stays in the score. So do `max` and what multiplies.
+A condition that depends on the score stays in the score, because only the loop knows it. So do `max` and factors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MINUS_INFINITY = Call("neg", (INF,), Type.FLOAT)
 
 @dataclass(frozen=True)
 class Visible:
-    """A score where its pairs are visible, None where none is, and the conditions of that."""
+    """A score for visible pairs, None if there are none, and the conditions of visibility."""
 
     value: Node | None
     conditions: tuple[Node, ...] = ()
@@ -83,7 +83,7 @@ def _is_zero(node: Node) -> bool:
 
 
 def _real(node: Node | None) -> Node:
-    """The number as a real one: a branch may be an integer."""
+    """Return the number as a real number, because a branch may be an integer."""
     assert node is not None
     if isinstance(node, Const):
         return Const(float(node.value), Type.FLOAT)

@@ -1,5 +1,6 @@
-"""Lengths of buffers in the text of an expression: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which counts
-from the end. All spellings of one length are one tree.
+"""Lengths of buffers in expressions: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which counts from the end.
+
+All spellings of one length give one tree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SpanOf = Callable[[ast.expr], Span]
 
 
 def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
-    """The length that an expression names. None for any other expression."""
+    """Return the length that an expression names; None for any other expression."""
     match node:
         case ast.Call(func=ast.Name(id="len")) if any(b.shape is not None for b in scope.buffers.values()):
             return _of_call(node, scope, span)
@@ -35,13 +36,13 @@ def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
                 return _at(name, 0, scope, span(node))
             wanted = f"{name}.shape[0]" if attr == "shape" else f"{name}.size(0)"
             raise wrong(
-                span(node), "bad-length", f"`{name}.{attr}` is not one length", f"name the axis: `{wanted}`"
+                span(node), "bad-length", f"`{name}.{attr}` has no axis", f"name the axis: `{wanted}`"
             )
     return None
 
 
 def from_end(node: ast.expr, name: str, axis: int, buffer: BufferType, at: Span) -> Node | None:
-    """The index that a literal below zero stands for. None for any other index, and where extents are not known."""
+    """Return the index for a negative literal; None for any other index, or if the extents are unknown."""
     back = _below_zero(node)
     if back is None or buffer.shape is None or axis >= buffer.rank:
         return None
@@ -67,7 +68,7 @@ def _of_call(node: ast.Call, scope: Scope, span: SpanOf) -> Node:
         hint = "write the name of a buffer"
         if isinstance(of, ast.Name) and of.id not in scope.names:
             hint = did_you_mean(of.id, sorted(scope.buffers)) or hint
-        raise wrong(span(of), "bad-length", f"`len` takes a buffer, {shown(ast.unparse(of))} is none", hint)
+        raise wrong(span(of), "bad-length", f"`len` takes a buffer, not {shown(ast.unparse(of))}", hint)
     return _at(ast.unparse(of), 0, scope, span(node))
 
 
@@ -76,7 +77,7 @@ def _along(node: ast.expr, of: ast.expr, args: list[ast.expr], scope: Scope, spa
     axis = _literal(args[0]) if len(args) == 1 else None
     if axis is None:
         hint = f"write {_FORMS.format(name)}"
-        raise wrong(span(node), "bad-length", "an axis is one literal integer", hint)
+        raise wrong(span(node), "bad-length", "an axis must be one literal integer", hint)
     return _at(name, axis, scope, span(node))
 
 
@@ -85,7 +86,7 @@ def _at(name: str, axis: int, scope: Scope, at: Span) -> Node:
     if not buffer.rank:
         raise wrong(at, "bad-length", f"`{name}` has no axes: it is one number", hint)
     if not -buffer.rank <= axis < buffer.rank:
-        message = f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, and no axis {axis}"
+        message = f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, but no axis {axis}"
         raise wrong(at, "bad-length", message, f"use an axis from 0 to {buffer.rank - 1}")
     assert buffer.shape is not None
     axis %= buffer.rank
@@ -93,7 +94,7 @@ def _at(name: str, axis: int, scope: Scope, at: Span) -> Node:
 
 
 def _extent(name: str, axis: int, extent: int | str | None) -> Node:
-    """An extent that is a number or a size is what the spec declares."""
+    """Return a declared number or size, or else the length of the tensor of a call."""
     if extent is None:
         return length_of(name, axis)
     return Const(extent, Type.INT) if isinstance(extent, int) else Var(extent, Type.INT)
@@ -113,7 +114,7 @@ def _literal(node: ast.expr) -> int | None:
 
 
 def _below_zero(node: ast.expr) -> int | None:
-    """The absolute value of a literal integer below zero."""
+    """Return the absolute value of a negative literal integer, else None."""
     if (
         isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)

@@ -1,4 +1,4 @@
-"""Between which numbers an integer of a mask is, by what emitted launchers accept."""
+"""Bounds of integers in a mask, from the limits that emitted launchers check."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from kgen.expr.nodes import Const, Node, Read, Type, Var, measured
 
 LENGTH = 2**29
-"""Of what a kernel has positions for: sizes and positions are no larger."""
+"""Largest size, and upper limit of positions."""
 FAR = 2**30
-"""Beyond any position; what is further is not added to one. Params and elements of int32 buffers lie within it."""
+"""Farther than any position. Parameters and elements of int32 buffers lie within it; nothing larger is added to one."""
 
 _POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "q_last", "kv_start", "kv_last"})
 _LENGTHS = _POSITIONS | {"B", "HQ", "HKV", "SQ", "SK"}
@@ -17,13 +17,13 @@ _ANY = (-(2**63), 2**63)
 
 
 def magnitude(node: Node, values: Mapping[str, int]) -> int:
-    """At least the absolute value. `values` are those of params that have them."""
+    """Return an upper bound of the absolute value. `values` has the values of parameters."""
     low, high = extent(node, values)
     return max(-low, high)
 
 
 def extent(node: Node, values: Mapping[str, int]) -> tuple[int, int]:
-    """No more than the least value, and no less than the greatest."""
+    """Return a lower bound and an upper bound."""
     if isinstance(node, Const):
         return int(node.value), int(node.value)
     if isinstance(node, Var):

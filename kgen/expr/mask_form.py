@@ -1,9 +1,9 @@
 """Pass: normal forms of a mask.
 
-*Negation normal form*: `not` sits on leaves only, `abs(x) <= w` is two comparisons, `==` and `!=` of integers
-are a conjunction and a disjunction of inequalities where a tile range is to be found from them. *Conjuncts*:
-what has to hold all at once; those that see only the key side (`kv_idx < lens[b]`) can guard loads of K and
-V, those that see only the query side loads of Q and dO, exactly like the ends of the tensors.
+In *negation normal form*, `not` is on leaves only, and `abs(x) <= w` is two comparisons. To derive a tile range, `==`
+and `!=` of integers become a conjunction and a disjunction of inequalities. *Conjuncts* are the conditions that hold
+together. A conjunct of the key side only (`kv_idx < lens[b]`) guards loads of K and V. One of the query side only
+guards loads of Q and dO. The ends of the tensors are guards of the same kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FALSE = Const(False, Type.BOOL)
 
 
 def all_of(conditions: list[Node]) -> Node:
-    """The conjunction, `TRUE` when there is nothing to hold."""
+    """Return the conjunction, `TRUE` without conditions."""
     if FALSE in conditions:
         return FALSE
     kept = [c for c in conditions if c != TRUE]
@@ -30,7 +30,7 @@ def all_of(conditions: list[Node]) -> Node:
 
 
 def any_of(conditions: list[Node]) -> Node:
-    """The disjunction, `FALSE` when nothing is allowed."""
+    """Return the disjunction, `FALSE` without conditions."""
     if TRUE in conditions:
         return TRUE
     kept = [c for c in conditions if c != FALSE]
@@ -38,28 +38,28 @@ def any_of(conditions: list[Node]) -> Node:
 
 
 def normalize(mask: Node) -> Node:
-    """Negations pushed to the leaves and `abs` comparisons split; equal to `mask` for every input.
+    """Push negations to the leaves and split `abs` comparisons; the result is equal for every input.
 
-    Comparisons within values, as `where` has them, stay what they are: no range comes of them, and split ones within
-    split ones would be twice as many at each level.
+    Comparisons inside values, as in `where`, stay: they give no range, and splitting nested ones doubles their number
+    at each level.
     """
     return _positive(mask, _split_abs)
 
 
 def without_negations(mask: Node) -> Node:
-    """Negations pushed to the leaves, which stay as they are."""
+    """Push negations to the leaves, which stay as they are."""
     return _positive(mask, lambda leaf: leaf)
 
 
 def conjuncts(mask: Node) -> list[Node]:
-    """The conditions that `mask` requires all at once."""
+    """Return the conditions that `mask` requires together."""
     if isinstance(mask, Call) and mask.fn == "and":
         return conjuncts(mask.args[0]) + conjuncts(mask.args[1])
     return [] if mask == TRUE else [mask]
 
 
 def disjuncts(mask: Node) -> list[Node]:
-    """The conditions of which `mask` requires one."""
+    """Return the conditions of which `mask` requires one."""
     if isinstance(mask, Call) and mask.fn == "or":
         return disjuncts(mask.args[0]) + disjuncts(mask.args[1])
     return [] if mask == FALSE else [mask]
@@ -82,7 +82,7 @@ def _negative(mask: Node, leaf: Callable[[Node], Node]) -> Node:
         if mask.fn in ("and", "or"):
             other = {"and": "or", "or": "and"}[mask.fn]
             return call(other, *(_negative(a, leaf) for a in mask.args))
-        # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
+        # For floats only == and != have an opposite: with NaN, neither `a < b` nor `a >= b` holds.
         exact = all(a.type.integral for a in mask.args) or mask.fn in ("eq", "ne")
         if mask.fn in NEGATED and exact:
             return leaf(Call(NEGATED[mask.fn], mask.args, Type.BOOL))
@@ -90,7 +90,7 @@ def _negative(mask: Node, leaf: Callable[[Node], Node]) -> Node:
 
 
 def _split_abs(node: Node) -> Node:
-    """`abs(x) <= w` is `x <= w and x >= -w`, and so on for the other comparisons of an integer `abs`."""
+    """Split a comparison of an integer `abs`: `abs(x) <= w` is `x <= w and x >= -w`."""
     if not (isinstance(node, Call) and node.fn in MIRRORED):
         return node
     fn, (left, right) = node.fn, node.args

@@ -1,8 +1,7 @@
-"""Names of values that kernels compute apart: the name that a spec has for a value, or one that says what it is.
+"""Names of values that kernels compute: the user's name for a value, or a name that describes it.
 
-Of integers and truth values a short one is read aloud: `SK - SQ` is `sk_minus_sq`, `kv_idx < prefix` is
-`kv_lt_prefix`. Of the rest, the name says which result the value is a part of, along which axis it lies, and which
-operation makes it: `core_tanh`, `bias_kv`, `mask_q_sum`.
+A short integer or bool is spelled out: `SK - SQ` is `sk_minus_sq`, `kv_idx < prefix` is `kv_lt_prefix`. Other names
+state the result to which the value belongs, its axis, and the operation: `core_tanh`, `bias_kv`, `mask_q_sum`.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, variab
 _LEAVES = 3
 _LONGEST = 28
 FEW = 9
-"""The number of values that may share a name and differ in a number."""
+"""Largest number of values that share a name and differ in a number."""
 _MOST_WORDS = 16
-"""More than a name of `_LONGEST` characters has."""
+"""More words than a name of `_LONGEST` characters can have."""
 _INFIX = {"add": "plus", "sub": "minus", "mul": "times", "floordiv": "div"}
 _INFIX |= {fn: fn for fn in ("mod", "lt", "le", "gt", "ge", "eq", "ne", "and", "or")}
 _PREFIX = {"neg": "minus", "not": "not", "abs": "abs"}
@@ -36,7 +35,7 @@ _CHOICES = {"where": "choice", "min": "least", "max": "most", "float": "real", "
 def candidates(
     node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node, str], *, whole: bool
 ) -> Iterator[str]:
-    """Names for a value, best first: the `whole` result `role` or a part of it, computed over `axes` of a tile."""
+    """Yield names for a value, best first: the `whole` result `role` or a part of it, over `axes` of a tile."""
     if isinstance(node, Read):
         yield _of_read(node)
         return
@@ -53,18 +52,20 @@ def candidates(
 
 
 def numbered(name: str, count: int) -> str:
-    """One of several values of a name. Past nine, initials stand for the name: the number tells such values apart."""
+    """Return one of several values of a name. Beyond nine, initials replace the words, because the number identifies
+    the value.
+    """
     return f"{name if count <= FEW else ''.join(word[:1] for word in name.split('_'))}_{count}"
 
 
 def is_taken(name: str, taken: Set[str]) -> bool:
-    """True for a name among `taken`, where `#` stands for the numbers of a name that kernels count."""
+    """True for a name in `taken`, where `#` stands for a number."""
     stem, _, number = name.rpartition("_")
     return name in taken or (number.isdecimal() and int(number) > FEW and f"{stem}_#" in taken)
 
 
 def alike(node: Node) -> Hashable:
-    """A key that is the same for values which differ in the order of operands alone."""
+    """Return a key that is equal for values which differ only in the order of operands."""
     if isinstance(node, Read):
         return node.buffer, tuple(map(alike, node.indices))
     if not isinstance(node, Call):
@@ -77,7 +78,7 @@ def alike(node: Node) -> Hashable:
 
 
 def _signed(node: Node, sign: int) -> Iterator[tuple[int, Hashable]]:
-    """The terms of a sum with their signs."""
+    """Yield the terms of a sum with their signs."""
     match node:
         case Call("add" | "sub", (a, b)):
             yield from _signed(a, sign)
@@ -100,13 +101,13 @@ def _of_read(node: Read) -> str:
     indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
     if len(indices) < len(node.indices):
         return f"{node.buffer}_at"
-    # Without indices the name is that of the buffer, which kernels have as a pointer.
+    # Without indices, the buffer's name is that of a pointer in kernels.
     return "_".join([node.buffer, *(indices or ["value"])])
 
 
 def _aloud(node: Node, bound: Mapping[Node, str]) -> str:
-    """A short expression in words; empty where it is not short."""
-    # A long expression is left before its end: each value of a deep tree is asked for.
+    """Return a short expression in words; empty if it is too long."""
+    # Stop early for long expressions, because this is called for each node of a deep tree.
     words = list(islice(_words(node, bound), _MOST_WORDS))
     name = "_".join(words)
     leaves = len(words) - sum(word in _SPOKEN for word in words)
@@ -118,7 +119,7 @@ _SPOKEN = frozenset({*_INFIX.values(), *_PREFIX.values()})
 
 
 def _words(node: Node, bound: Mapping[Node, str]) -> Iterator[str]:
-    """The words of an expression; an empty one for what has none."""
+    """Yield the words of an expression; an empty word for a node that has none."""
     if node in bound:
         yield bound[node]
     elif isinstance(node, Var):

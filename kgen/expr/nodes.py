@@ -1,7 +1,7 @@
 """The expression tree: immutable, typed, compared and hashed by value.
 
-Four kinds of node are enough. Operators are calls like any other: `a + b` is `Call("add", (a, b))`, and what
-`add` means, how it is typed, differentiated, evaluated and spelled is a row of `functions.TABLE`.
+There are four kinds of nodes. Operators are calls: `a + b` is `Call("add", (a, b))`. A row of `functions.TABLE` defines
+how `add` is typed, differentiated, evaluated and spelled.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 FIRST_AT_LEAST = ".first_at_least"
-"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
-the first position whose element is not smaller than `value`, the length where there is none."""
+"""Suffix that turns the name of a sorted buffer into a search: `Read("doc.first_at_least", (value,))` is the first
+position whose element is at least `value`, or the length if there is none.
+"""
 LENGTH_OF = ".size_"
-"""Between a buffer's name and an axis in the name of a length: `Var("doc.size_0")` is `len(doc)`. No name of a spec
-has a dot."""
+"""Separator of buffer and axis in the name of a length: `Var("doc.size_0")` is `len(doc)`. Names of specs have no dot.
+"""
 
 
 class Type(enum.Enum):
-    """The type of a value: an integer of 32 bits in kernels or, where an int64 buffer is read, of 64; a real number
-    (fp32); or a truth value."""
+    """The type of a value: an integer, a real number (fp32), or a bool.
+
+    Integers have 32 bits, or 64 if an int64 buffer is read.
+    """
 
     INT = "int"
     LONG = "long"
@@ -30,7 +33,7 @@ class Type(enum.Enum):
 
     @property
     def integral(self) -> bool:
-        """Whether it is of integers, of either width."""
+        """True for integers of either width."""
         return self in (Type.INT, Type.LONG)
 
     def __repr__(self) -> str:
@@ -38,9 +41,9 @@ class Type(enum.Enum):
 
 
 class _HashedOnce:
-    """Trees are keys everywhere: a hash that visited all of one each time would make every pass quadratic.
+    """A base of nodes that caches the hash: without it, every pass would be quadratic, because trees are keys.
 
-    It is of this process alone, so it does not travel with what is pickled.
+    The hash differs between processes, so it is not pickled.
     """
 
     def __hash__(self) -> int:
@@ -72,7 +75,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Read(_HashedOnce):
-    """One element of a declared buffer, `buffer[i, j]`. Out of range it is zero; indices do not wrap."""
+    """An element of a declared buffer, `buffer[i, j]`. It is zero out of range; indices do not wrap."""
 
     __hash__ = _HashedOnce.__hash__
 
@@ -83,7 +86,7 @@ class Read(_HashedOnce):
 
 @dataclass(frozen=True)
 class Call(_HashedOnce):
-    """A function or operator of the table applied to its arguments."""
+    """A function or operator of the table, applied to its arguments."""
 
     __hash__ = _HashedOnce.__hash__
 
@@ -96,7 +99,7 @@ Node = Const | Var | Read | Call
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The direct operands of a node, left to right."""
+    """Return the direct operands of a node, left to right."""
     if isinstance(node, Call):
         return node.args
     if isinstance(node, Read):
@@ -105,14 +108,14 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Every node of the tree, operands before the node that uses them (shared ones once per use)."""
+    """Yield every node of the tree, operands first. Shared nodes are yielded once per use."""
     for child in children(node):
         yield from walk(child)
     yield node
 
 
 def rebuild(node: Node, operands: tuple[Node, ...]) -> Node:
-    """The same node over other operands."""
+    """Return the node with other operands."""
     if isinstance(node, Call):
         return Call(node.fn, operands, node.type)
     if isinstance(node, Read):
@@ -121,7 +124,7 @@ def rebuild(node: Node, operands: tuple[Node, ...]) -> Node:
 
 
 def transform(node: Node, rewrite: Callable[[Node], Node]) -> Node:
-    """Rewrite bottom-up: operands first, then the node itself. What is there twice is rewritten once."""
+    """Rewrite bottom-up: operands first, then the node. Shared nodes are rewritten once."""
     done: dict[Node, Node] = {}
 
     def visit(part: Node) -> Node:
@@ -145,7 +148,7 @@ def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
 
 
 def distinct(node: Node) -> Iterator[Node]:
-    """Each node of the tree once, operands before the node that uses them."""
+    """Yield each distinct node of the tree once, operands first."""
     seen: set[Node] = set()
 
     def visit(part: Node) -> Iterator[Node]:
@@ -160,28 +163,28 @@ def distinct(node: Node) -> Iterator[Node]:
 
 @lru_cache(2**14)
 def variables(node: Node) -> frozenset[str]:
-    """Names of the scalars that the value depends on, indices of buffer reads included."""
+    """Return the names of the scalars that the value depends on, including those in indices of reads."""
     return frozenset(n.name for n in distinct(node) if isinstance(n, Var))
 
 
 def reads(node: Node) -> tuple[Read, ...]:
-    """The distinct buffer reads, in order of first appearance."""
+    """Return the distinct buffer reads, in order of first appearance."""
     return tuple(n for n in distinct(node) if isinstance(n, Read))
 
 
 def length_of(buffer: str, axis: int) -> Var:
-    """The number of elements along an axis of a buffer, where only the tensor of a call says it."""
+    """Return the length of an axis that only the tensor of a call determines."""
     return Var(f"{buffer}{LENGTH_OF}{axis}", Type.INT)
 
 
 def measured(name: str) -> tuple[str, int] | None:
-    """The buffer and the axis of a length, by its name; None for any other name."""
+    """Return the buffer and the axis of a length, from its name; None for any other name."""
     buffer, found, axis = name.partition(LENGTH_OF)
     return (buffer, int(axis)) if found else None
 
 
 def buffers_of(node: Node) -> tuple[str, ...]:
-    """The buffers that a value depends on by an element or by a length, in order of first appearance."""
+    """Return the buffers that a value depends on, by an element or a length, in order of first appearance."""
     found: dict[str, None] = {}
     for part in distinct(node):
         if isinstance(part, Read):

@@ -1,4 +1,4 @@
-"""How many operations it takes to compute trees, by kind, where each distinct part is computed once."""
+"""Counts of the operations of trees, by kind, with each distinct node counted once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = "read of a buffer"
 
 
 def operations(nodes: Iterable[Node]) -> Counter[str]:
-    """Counts by kind. Conversions between integers and reals are none."""
+    """Count operations by kind, without conversions between integers and reals."""
     parts = dict.fromkeys(part for node in nodes for part in distinct(node))
     kinds = (_kind(part) for part in parts)
     return Counter(kind for kind in kinds if kind is not None)

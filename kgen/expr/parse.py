@@ -1,8 +1,8 @@
-"""Text of the expression language to a typed tree.
+"""Parse the text of an expression to a typed tree.
 
-The language is a small subset of Python. `ast.parse` reads the text and every node is looked up in a white
-list: nothing is evaluated, so a spec can be untrusted input. Whatever is not on the list is an
-`ExpressionError` with a position in the text.
+The language is a small subset of Python. `ast.parse` reads the text, and every node is looked up in an allowlist.
+Nothing is evaluated, so specs may be untrusted input. Anything else is an `ExpressionError` with a position in the
+text.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 
 def parse_expression(text: str, scope: Scope, result: Type) -> Node:
-    """Parse and type `text`, whose value must be of type `result`."""
+    """Parse `text` and check that its value has the type `result`. Raises `ExpressionError`."""
     return parse_with_locals(text, scope, result)[0]
 
 
 def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict[str, Node]]:
-    """The same, and the values of local names in the order of their lines.
+    """Parse `text`; also return the values of local names, in the order of their lines.
 
-    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises `ExpressionError` and
-    nothing else, whatever the text.
+    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises only `ExpressionError`, for any
+    text.
     """
     text = without_comments(text)
     check_characters(text)
@@ -60,7 +60,7 @@ def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict
 
 
 class _Builder:
-    """Builds one tree. `locals` grows line by line and is inlined where it is used."""
+    """Builder of one tree. `locals` grows line by line, and each use is inlined."""
 
     def __init__(self, text: str, scope: Scope, result: Type) -> None:
         self.lines = text.split("\n")
@@ -91,7 +91,7 @@ class _Builder:
         self.check_result(built, value)
         for target, _ in targets:
             if target.id not in self.used:
-                message = f"`{target.id}` is defined and never used"
+                message = f"`{target.id}` is never used"
                 raise wrong(self.span(target), "unused-name", message, "use it, or remove the line")
         return built.node
 
@@ -100,14 +100,14 @@ class _Builder:
             target = statement.targets[0]
             if len(statement.targets) == 1 and isinstance(target, ast.Name):
                 return target, statement.value
-            message = "a line before the last defines exactly one name"
+            message = "a line before the last must define exactly one name"
             raise wrong(self.span(statement.targets[-1]), "bad-statement", message, "write `x = ...`")
         if isinstance(statement, ast.Expr):
             raise wrong(
                 self.span(statement),
                 "bad-statement",
-                "only the last line is the value, and this one is not the last",
-                "name it with `x = ...`, or put brackets around an expression that spans several lines",
+                "this line has a value, but it is not the last line",
+                "write `x = ...`, or put brackets around an expression of several lines",
             )
         raise language.no_statement(statement, self.span(statement))
 
@@ -119,7 +119,7 @@ class _Builder:
                 self.span(statement),
                 "bad-statement",
                 "the last line is a definition, not a value",
-                "compare with `==`, or add a last line that is the value",
+                "compare with `==`, or add a last line with the value",
             )
         raise language.no_statement(statement, self.span(statement))
 
@@ -129,9 +129,7 @@ class _Builder:
         self.check_dunder(name, span)
         if name in self.locals:
             message = f"`{name}` is defined twice"
-            raise wrong(
-                span, "redefined-name", message, "a name is defined once: give the new value another name"
-            )
+            raise wrong(span, "redefined-name", message, "give the second value another name")
         if (
             name in self.scope.names
             or name in self.scope.buffers
@@ -144,7 +142,7 @@ class _Builder:
 
     def check_dunder(self, name: str, span: Span) -> None:
         if "__" in name:
-            message = f"{shown(name)}: names with a double underscore are not allowed"
+            message = f"the name {shown(name)} has a double underscore, which is not allowed"
             raise wrong(span, "dunder-name", message, "use a name of the language")
 
     def check_result(self, built: Built, at: ast.expr) -> None:
@@ -157,13 +155,13 @@ class _Builder:
             ),
             Type.BOOL: (
                 not is_truth,
-                "a truth value",
-                "compare it with something: true means that the pair is kept",
+                "a bool",
+                "compare it, for example `x > 0`: true keeps the pair",
             ),
         }
         wrong_, what, hint = needed.get(self.result, (not built.type.integral, "an integer", "use `//`"))
         if wrong_:
-            message = f"the value is {language.kind_of(built.type)}, {what} is needed"
+            message = f"the value must be {what}, not {language.kind_of(built.type)}"
             raise wrong(self.span(at), "wrong-type", message, hint)
 
     # Expressions ------------------------
@@ -209,15 +207,13 @@ class _Builder:
                 return self.read(node, inner)
             case ast.Attribute():
                 raise self.attribute_error(node)
-        what, hint = language.NO_EXPRESSION.get(
-            type(node), ("this", "see the expression language in the documentation")
-        )
+        what, hint = language.NO_EXPRESSION.get(type(node), ("this", "see `docs/specs.md` for the language"))
         raise wrong(self.span(node), "not-in-language", f"{what} is not part of the language", hint)
 
     def infinite(self, node: ast.expr, found: Infinity) -> Built:
         if found.bound and not (found.negative and node in self.scores):
-            message = "a bound of a dtype stands for minus infinity only where it is the whole score"
-            hint = "write `where(condition, score, -inf)` in the last line, or the number itself"
+            message = "a bound of a dtype means minus infinity only as the whole score"
+            hint = "write `where(condition, score, -inf)` in the last line, or write the number"
             raise wrong(self.span(node), "not-in-language", message, hint)
         built = Built(Var("inf", Type.FLOAT), 1, 1)
         return self.apply("neg", "-", (built,), self.span(node)) if found.negative else built
@@ -261,13 +257,15 @@ class _Builder:
         raise self.unknown_name(name, span)
 
     def order_error(self, name: str, span: Span) -> ExpressionError:
-        """A local name is used on its own line or on a line before it."""
+        """Return the error for a local name that is used on its own line or before it."""
         if name == self.current:
-            message = f"`{name}` is defined by itself"
-            return wrong(span, "cyclic-name", message, "a name stands for one value: there are no updates")
+            message = f"the definition of `{name}` uses `{name}`"
+            return wrong(
+                span, "cyclic-name", message, "a name has one value: give the second value another name"
+            )
         if self.current is not None and self.current in self.reachable(name):
-            message = f"`{self.current}` and `{name}` are defined by each other"
-            return wrong(span, "cyclic-name", message, "one of them must not need the other")
+            message = f"the definitions of `{self.current}` and `{name}` use each other"
+            return wrong(span, "cyclic-name", message, "define one of them without the other")
         hint = f"move the line `{name} = ...` up"
         return wrong(span, "used-before-definition", f"`{name}` is used before it is defined", hint)
 
@@ -299,10 +297,8 @@ class _Builder:
                 row = "invert" if operand.type.integral else "not"
                 return self.apply(row, "~", (operand,), start._replace(length=1))
         if operand.type is Type.BOOL:
-            hint = "use `where(condition, 1, 0)` to count a truth value"
-            raise wrong(
-                start._replace(length=1), "wrong-type", "`+` expects numbers, got a truth value", hint
-            )
+            hint = "use `where(condition, 1, 0)` to count a bool"
+            raise wrong(start._replace(length=1), "wrong-type", "`+` expects numbers, got a bool", hint)
         return operand
 
     def binary(self, node: ast.BinOp, inner: int) -> Built:
@@ -323,7 +319,7 @@ class _Builder:
         return self.apply(row, symbol, operands, span)
 
     def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
-        """`==` and `!=` of two truth values: a choice between one of them and its opposite."""
+        """Return `==` or `!=` of two bools as a choice between one of them and its negation."""
         if row not in ("eq", "ne") or any(operand.type is not Type.BOOL for operand in operands):
             return None
         a, b = operands
@@ -340,7 +336,7 @@ class _Builder:
         return wrong(span, "not-in-language", f"`{symbol}` is not part of the language", hint)
 
     def power(self, node: ast.BinOp, inner: int) -> Built:
-        """`x ** n` is written out as multiplications, halves first: `x**4` is `(x*x) * (x*x)`."""
+        """Return `x ** n` as multiplications by repeated squaring: `x**4` is `(x*x) * (x*x)`."""
         base = self.expression(node.left, inner)
         exponent = node.right.value if isinstance(node.right, ast.Constant) else None
         if type(exponent) is not int or not 1 <= exponent <= MAX_EXPONENT:
@@ -348,7 +344,7 @@ class _Builder:
             written = self.lines[span.line - 1][span.column - 1 :][: span.length]
             hints = {"0.5": "use `sqrt(x)`", "-0.5": "use `rsqrt(x)`", "-1": "write `1 / x`"}
             hint = hints.get(written, "use `exp2(y * log2(x))` for other powers of a positive x")
-            message = f"an exponent is an integer literal from 1 to {MAX_EXPONENT}"
+            message = f"an exponent must be an integer literal from 1 to {MAX_EXPONENT}"
             raise wrong(span, "bad-exponent", message, hint)
         span = self.between(node.left, node.right, "**")
 
@@ -359,7 +355,7 @@ class _Builder:
             square = self.apply("mul", "**", (half, half), span)
             return self.apply("mul", "**", (square, base), span) if n % 2 else square
 
-        # Of the terms of a power, those with the same factors are one.
+        # Terms of a power with the same factors are counted once.
         terms = math.comb(base.terms + exponent - 1, exponent)
         check_expansion(terms, exponent * base.factors, span)
         return multiplied(exponent)._replace(terms=terms)
@@ -386,7 +382,9 @@ class _Builder:
             raise self.attribute_error(node.func)
         if not isinstance(node.func, ast.Name):
             message = "only functions of the language can be called"
-            raise wrong(self.span(node.func), "bad-call", message, f"they are {', '.join(language.CALLABLE)}")
+            raise wrong(
+                self.span(node.func), "bad-call", message, f"choose from {', '.join(language.CALLABLE)}"
+            )
         name = node.func.id
         span = self.span(node.func)
         self.check_dunder(name, span)
@@ -395,7 +393,7 @@ class _Builder:
         if node.keywords:
             keyword = self.span(node.keywords[0])
             raise wrong(
-                keyword, "bad-call", f"`{name}` takes no keyword arguments", "write the arguments in order"
+                keyword, "bad-call", f"`{name}` takes no keyword arguments", "pass the arguments by position"
             )
         arguments = [self.expression(argument, inner) for argument in node.args]
         low, high = TABLE[name].arity
@@ -421,9 +419,9 @@ class _Builder:
 
     def read(self, node: ast.Subscript, inner: int) -> Built:
         if isinstance(node.value, ast.Subscript):
-            message = "a buffer is indexed once, with all its indices"
+            message = "a buffer must be indexed once, with all its indices"
             raise wrong(
-                self.span(node), "bad-index", message, "write `buffer[i, j]` in place of `buffer[i][j]`"
+                self.span(node), "bad-index", message, "write `buffer[i, j]` instead of `buffer[i][j]`"
             )
         if isinstance(node.value, ast.Attribute):
             raise self.attribute_error(node.value)
@@ -439,7 +437,7 @@ class _Builder:
                     at,
                     "bad-index",
                     f"`{name}` is not a buffer",
-                    "only declared buffers can be indexed",
+                    "index a buffer that `buffers` declares",
                 )
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
             raise wrong(at, "unknown-name", f"{shown(name)} is not defined", hint)
@@ -447,7 +445,7 @@ class _Builder:
         built = [self.index(index, inner, buffer, name, axis) for axis, index in enumerate(indices)]
         for index, value in zip(indices, built, strict=True):
             if not value.type.integral:
-                message = f"an index is an integer, this is {language.kind_of(value.type)}"
+                message = f"an index must be an integer, not {language.kind_of(value.type)}"
                 hint = language.integral(value.node)
                 raise wrong(self.span(index), "wrong-type", message, hint)
         if len(built) != buffer.rank:
@@ -459,8 +457,7 @@ class _Builder:
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
 
     def index(self, node: ast.expr, inner: int, buffer: BufferType, name: str, axis: int) -> Built:
-        """An index of a buffer: what was rounded to a whole number is an integer, a literal below zero counts from
-        the end."""
+        """Build an index: a rounded real number becomes an integer, and a negative literal counts from the end."""
         if (last := lengths.from_end(node, name, axis, buffer, self.span(node))) is not None:
             return of_tree(last)
         built = self.expression(node, inner)

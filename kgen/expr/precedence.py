@@ -1,4 +1,4 @@
-"""Operators of bits beside a comparison: Python binds them tighter, which nobody wants of truth values."""
+"""Check of bitwise operators next to a comparison: Python binds them tighter, which is wrong for bools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.expr.text_checks import span_between, span_of, wrong
 
 
 def check_precedence(operand: ast.expr, operator: ast.cmpop, lines: Sequence[str]) -> None:
-    """In Python `a >= b & c >= d` means `a >= (b & c) >= d`. With brackets of its own, an operand is what it says."""
+    """Raise for `a >= b & c >= d`, which Python reads as `a >= (b & c) >= d`, unless the operand has brackets."""
     if _is_bracketed(operand, lines):
         return
     symbol = COMPARISONS.get(type(operator), ("", ">="))[1]
@@ -31,7 +31,7 @@ def check_precedence(operand: ast.expr, operator: ast.cmpop, lines: Sequence[str
 
 
 def _is_bracketed(node: ast.expr, lines: Sequence[str]) -> bool:
-    """Whether an expression stands in brackets of its own, which its tree does not show."""
+    """True if an expression is in brackets of its own, which its syntax tree does not show."""
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
     before = "\n".join([*lines[:first], lines[first][: node.col_offset]])
     after = "\n".join([lines[last][node.end_col_offset or 0 :], *lines[last + 1 :]])

@@ -1,4 +1,4 @@
-"""A tree that is being parsed, and how large it would be as kernels write it: local names are inlined."""
+"""The size of a tree during parsing, as kernels would print it with local names inlined."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ MAX_EXPANDED = 512
 
 
 class Built(NamedTuple):
-    """A tree with its size and depth as printed: locals are inlined, and some functions name an operand twice, so a
-    tree may be far larger than its objects."""
+    """A tree with its printed size and depth.
+
+    Local names are inlined, and some functions print an operand twice, so the printed tree may be far larger.
+    """
 
     node: Node
     size: int
     depth: int
     terms: int = 1
-    """Of the sum that it is multiplied out: no less than there are."""
+    """Upper bound of the number of terms after multiplying out."""
     factors: int = 1
-    """Of the longest product among them."""
+    """Number of factors in the longest of these terms."""
 
     @property
     def type(self) -> Type:
@@ -37,20 +39,20 @@ def grown(tree: Node, parts: Sequence[Built], times: Sequence[int]) -> Built:
 
 
 def of_tree(tree: Node) -> Built:
-    """A tree that was not parsed."""
+    """Measure a tree that was not parsed."""
     times = times_printed(tree.fn) if isinstance(tree, Call) else (1,) * len(children(tree))
     return grown(tree, [of_tree(part) for part in children(tree)], times)
 
 
 @cache
 def times_printed(row: str) -> tuple[int, ...]:
-    """How often the targets print each operand of a row, at most: `abs` is `max(x, -x)`."""
+    """Return how often targets print each operand of a row, at most: `abs` is `max(x, -x)`."""
     forms = [spelling.form for spelling in TABLE[row].spelled.values()]
     return tuple(max(form.count(f"{{{i}}}") for form in forms) for i in range(max(TABLE[row].arity[0], 1)))
 
 
 def check_expansion(terms: int, factors: int, span: Span) -> None:
-    """What sympy may have to multiply out; differentiation makes a term of each factor."""
+    """Raise if sympy would have to multiply out too much. Differentiation makes a term of each factor."""
     if factors > MAX_DEPTH:
         message = f"the expression multiplies more than {MAX_DEPTH} factors"
         raise wrong(span, "too-large", message, "use `exp2(y * log2(x))` for high powers of a positive x")
@@ -62,8 +64,8 @@ def check_expansion(terms: int, factors: int, span: Span) -> None:
 
 def limited(built: Built, span: Span) -> Built:
     if built.size > MAX_NODES:
-        message = f"the expression has more than {MAX_NODES} terms once its local names are written out"
-        hint = "use fewer local names, `abs` and `%` that build on each other"
+        message = f"with local names inlined, the expression has more than {MAX_NODES} nodes"
+        hint = "nest fewer local names, `abs` and `%`, which repeat their operands"
         raise wrong(span, "too-large", message, hint)
     if built.depth > MAX_DEPTH:
         raise too_deep(span)

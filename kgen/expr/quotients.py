@@ -1,8 +1,8 @@
-"""Quotients in one form: `x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`,
-where the block of x starts, is `n * (x // n)`.
+"""Canonical form of quotients.
 
-Bits are those of an integer that does not wrap, by contract (`kgen.expr.wrapping`); a hash keeps its shifts, for a
-quotient of what wraps is out of contract.
+`x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`, the start of the block of x,
+is `n * (x // n)`. This holds for integers that do not wrap (`kgen.expr.wrapping`). A hash keeps its shifts, because a
+quotient of a wrapped integer is out of contract.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kgen.expr.wrapping import may_wrap
 
 
 def quotient(node: Call) -> Node:
-    """An integer whose operands are in one form, as a quotient or a remainder where it is one."""
+    """Return an integer as a quotient or remainder if it is one. Its operands are in canonical form."""
     match node:
         case Call("rshift", (x, Const(int(bits)))) if 0 < bits < 31 and not may_wrap(x):
             return quotient(call("floordiv", x, Const(2**bits, Type.INT)))
@@ -34,12 +34,12 @@ def quotient(node: Call) -> Node:
 
 
 def _is_power(n: int) -> bool:
-    """Whether a number above one is a power of two that 32 bits hold."""
+    """True for a power of two above one that fits in 32 bits."""
     return 1 < n <= 2**30 and n & (n - 1) == 0
 
 
 def starts(total: Affine, *, expands: bool = True) -> Affine:
-    """A sum in which `x - x % n` is `n * (x // n)`."""
+    """Return a sum in which `x - x % n` is `n * (x // n)`."""
     for place, factor in total.terms.items():
         if not (isinstance(place, Call) and place.fn == "mod"):
             continue
@@ -54,7 +54,9 @@ def starts(total: Affine, *, expands: bool = True) -> Affine:
 
 
 def blocks(total: Affine) -> Affine:
-    """A sum that is zero where another one is: of starts of blocks of one size, that of the blocks."""
+    """Return a sum that is zero where the given one is: starts of equal blocks are replaced by the numbers of the
+    blocks.
+    """
     found = {_block(start): factor for start, factor in total.terms.items()}
     known: dict[Node, int] = {block: factor for block, factor in found.items() if block is not None}
     sizes = {block.args[1] for block in found if block is not None}
@@ -63,7 +65,7 @@ def blocks(total: Affine) -> Affine:
 
 
 def _block(start: Node) -> Call | None:
-    """`x // n` of `n * (x // n)`."""
+    """Return `x // n` for `n * (x // n)`, else None."""
     if isinstance(start, Call) and start.fn == "mul":
         for block, n in (start.args, start.args[::-1]):
             if isinstance(block, Call) and block.fn == "floordiv" and block.args[1] == n:

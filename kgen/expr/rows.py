@@ -1,4 +1,4 @@
-"""What a row of the function table is, and how one is written: a function, or an operation with a symbol."""
+"""The rows of the function table, and helpers that build them: a function, or an operator with a symbol."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Finite(enum.Enum):
-    """Where a function of finite numbers is finite: zero times what is not would be NaN."""
+    """The points at which a function of finite numbers is finite: zero times infinity or NaN would be NaN."""
 
     EVERYWHERE = enum.auto()
     UP_TO_OVERFLOW = enum.auto()
-    """Infinite for arguments that are too large."""
+    """Infinite for large arguments."""
     WHERE_DEFINED = enum.auto()
-    """NaN outside of its domain."""
+    """NaN outside its domain."""
     AWAY_FROM_POLES = enum.auto()
     """Infinite or NaN at some finite arguments."""
 
@@ -37,43 +37,44 @@ class Function:
     arity: tuple[int, int | None]
     typed: Callable[[tuple[Type, ...]], Type]
     reference: Callable[..., Any]
-    """Called as `reference(torch, *tensors)`."""
+    """The reference on torch tensors, called as `reference(torch, *tensors)`."""
     value: Callable[..., Any]
-    """The same for one Python number each; raises `ArithmeticError` or `ValueError` where there is none."""
+    """The function of Python numbers. Raises `ArithmeticError` or `ValueError` if it has no value."""
     derivative: Callable[..., tuple[Any | None, ...]] | None
-    """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or take integers."""
+    """Partial derivatives. `None` if they are zero wherever the function is smooth (`floor`), or operands are integers.
+    """
     spelled: dict[str, Spelling]
-    """By language: `python` is the spec's own syntax, `torch` eager PyTorch, the others those of kernels."""
+    """Spellings by language: `python` is the syntax of specs, `torch` eager PyTorch, the others are for kernels."""
     callable: bool = True
-    """Whether a spec may call it by name; operators are not."""
+    """True if specs can call the function by name; operators are not callable."""
     fast: dict[str, Spelling] = field(default_factory=dict)
-    """Cheaper approximations that a spec opts into with `fast_math: true`."""
+    """Faster approximations for `fast_math: true`."""
     precise: dict[str, Spelling] = field(default_factory=dict)
-    """Where the usual one is not as good as float32 is."""
+    """Spellings for float32 accuracy, if the usual ones are less accurate."""
     finite: Finite = Finite.EVERYWHERE
 
     @property
     def result(self) -> Type | None:
-        """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
+        """FLOAT if the result is always real; `None` if its type follows the operands."""
         return Type.FLOAT if self.typed is types.real else None
 
     def with_accuracies(self, fast: dict[str, Spelling], precise: dict[str, Spelling]) -> Function:
-        """The same row where some languages have other forms than the usual one."""
+        """Return the row with other spellings for some accuracies."""
         return replace(self, fast=fast, precise=precise)
 
     def spelling(self, language: str, accuracy: Accuracy) -> Spelling:
-        """How a language spells it at an accuracy: as usual, where it has nothing else."""
+        """Return the spelling of a language at an accuracy; the usual one if there is no other."""
         forms = {"fast": self.fast, "usual": self.spelled, "precise": self.precise}[accuracy]
         return forms.get(language) or self.spelled[language]
 
     def spellings(self, language: str) -> tuple[Spelling, ...]:
-        """All of a language's."""
+        """Return all spellings of a language."""
         forms = (self.spelled, self.fast, self.precise)
         return tuple(form[language] for form in forms if language in form)
 
 
 class Operators(TypedDict, total=False):
-    """How languages write an operation, where it is not as in Python. Gluon writes what Triton does."""
+    """Spellings of an operation in languages that differ from Python. Gluon uses Triton's."""
 
     torch: Spelling
     triton: Spelling
@@ -82,9 +83,9 @@ class Operators(TypedDict, total=False):
 
 
 class Calls(TypedDict, total=False):
-    """How languages write a call, where the function has another name there. `{tl}` is the module of Triton or Gluon.
+    """Spellings of a call in languages with another name for the function. `{tl}` is the module of Triton or Gluon.
 
-    `triton` is Gluon's too, where `gluon` is not another.
+    Gluon uses `triton` unless there is a `gluon`.
     """
 
     torch: str | Spelling
@@ -105,7 +106,7 @@ def operation(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Operators],
 ) -> Function:
-    """Each language has the spelling of Python where it has no other."""
+    """Return the row of an operator. A language without its own spelling uses the spelling of Python."""
     arity = 1 if "{1}" not in python.form else 2
     spelled = {
         "python": python,
@@ -131,7 +132,7 @@ def function(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Calls],
 ) -> Function:
-    """Each language has a function of that name, and Python's `math` has, where nothing else is said."""
+    """Return the row of a function. Without another spelling, languages and Python's `math` have it under this name."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
     forms: dict[str, str | Spelling] = {
         "python": f"{name}({operands})",
@@ -149,7 +150,7 @@ def function(
 
 
 def shifted(by: Callable[[int, int], int]) -> Callable[[int, int], int]:
-    """Bits of a number moved, by as many places as an integer has."""
+    """Return a shift of a Python number by the width of an integer."""
 
     def value(a: int, n: int) -> int:
         if not 0 <= n < 64:

@@ -1,25 +1,24 @@
-"""Pass: bring `score_mod` into the form that a base-2 online softmax wants.
+"""Pass: rewrite `score_mod` for a base-2 online softmax.
 
     log2(e) * score_mod(score) = multiplier * core + bias     + log2(e) * row_rest
-                                 `--- what the inner loop computes ---'
+                                 `--- computed in the loop ---'
 
-with `score = scale * qk`. Three steps, each exact in real arithmetic:
+Here `score = scale * qk`. The three steps are exact in real arithmetic:
 
-*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) -
-score_mod(q_start, kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`, the tile's
-first row, instead of at `q_idx`: ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope *
-(kv_idx - q_start)`. The difference is `row_rest`, which only the log-sum-exp needs. (Dropping the row's term
-altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32 rounds the score away;
-relative to the tile it stays small wherever the softmax has weight.)
+*Drop.* Softmax is invariant to a term that is added to a whole row. If `score_mod(q_idx, kv_idx) - score_mod(q_start,
+kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`. That is the first row of the tile.
+ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`,
+which only the log-sum-exp needs. Without the row's term, `slope * kv_idx` would be so large at long lengths that fp32
+rounds the score away. Relative to the tile it is small wherever the softmax has weight.
 
-With `exact`, only terms that depend on no key are dropped. Relative to the tile they would be other numbers for tiles
-of another size, and backward would not find the score that forward had, to the last bit.
+With `exact`, only terms that depend on no key are dropped. Terms relative to a tile differ between kernels with
+different tiles. Backward would not reproduce the scores of forward bit for bit.
 
-*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e)
-and the slope.
+*Fold.* Terms that are affine in the score become one multiply-add: `multiplier` includes the softmax scale, log2(e) and
+the slope.
 
-*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30
-* tanh(score / 30) costs the loop one tanh.
+*Peel.* For `c * f(score)` with a positive scalar `c`, the factor moves into `multiplier` at no cost: 30 * tanh(score /
+30) costs the loop one tanh.
 """
 
 from __future__ import annotations
@@ -52,23 +51,23 @@ class SoftmaxForm:
     multiplier: Node
     bias: Node | None
     row_rest: Node | None
-    """What was dropped from the row, in natural units: `lse` is the loop's log-sum-exp plus this."""
+    """The dropped term of a row, in natural units: `lse` is the log-sum-exp of the loop plus this term."""
     positive: bool
-    """`multiplier` is a positive number for a whole (b, h)."""
+    """True if `multiplier` is a positive number for a whole (b, h)."""
     finite: bool
-    """No logit can be -inf before masking: a row has a finite maximum as soon as it has seen a key."""
+    """True if no logit is -inf before masking: a row that has seen a key has a finite maximum."""
 
     @property
     def max_of_core(self) -> bool:
-        """Whether the row maximum may be taken of `core` itself."""
+        """True if the row maximum may be taken of `core`."""
         return self.positive and self.bias is None
 
 
 def softmax_form(score_mod: Node, algebra: Algebra, exact: bool = False) -> SoftmaxForm:
-    """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`; `score_mod` as written where that form leaves fp32
-    at scores for which `score_mod` does not.
+    """Return the form of a `score_mod` over `score, b, h, q_idx, kv_idx`.
 
-    `exact` forms have the same bits in every kernel, whatever its tiles are.
+    If the form leaves fp32 at scores where `score_mod` does not, it keeps `score_mod` as written. `exact` forms have
+    the same bits in every kernel, whatever its tiles.
     """
     written = with_scores(score_mod)
     finite = not _may_be_infinite(score_mod, algebra)
@@ -83,7 +82,7 @@ def softmax_form(score_mod: Node, algebra: Algebra, exact: bool = False) -> Soft
 
 
 def with_scores(node: Node) -> Node:
-    """The value with the score as the loop has it, `qk * scale`."""
+    """Substitute the score of the loop, `qk * scale`."""
     return substitute(node, {SCORE: call("mul", QK, SCALE)})
 
 
@@ -95,8 +94,8 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool, exact: bool) -> Softm
 
     scale, log2e = algebra.symbol(SCALE), algebra.symbol(LOG2E)
     slope, offset = scored.diff(score), scored.subs(score, 0)
-    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
-    # itself. Nor does one with it, though it may add up: score * floor(score).
+    # A derivative without `score` does not prove that a value is affine (the derivative of `floor` is zero). Compare
+    # the values instead. A derivative with `score` may also add up, as in score * floor(score).
     core: Node
     if not slope.has(score) and vanishes(scored - slope * score - offset):
         bias += offset
@@ -117,26 +116,26 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool, exact: bool) -> Softm
 
 
 def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
-    """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
+    """Split the terms added to the score into those of the loop and those of the log-sum-exp only."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
     if bias.has(algebra.symbol(INF)):
-        return bias, sp.Integer(0)  # minus infinity on a whole row hides it, and softmax does see that
+        return bias, sp.Integer(0)  # -inf on a whole row hides it, which the softmax must see
     if not bias.has(kv):
         return sp.Integer(0), bias
     if exact:
         terms = sp.Add.make_args(bias)
         of_keys, of_rows = (sp.Add(*(t for t in terms if t.has(kv) is moves)) for moves in (True, False))
         return algebra.collected(of_keys), algebra.collected(of_rows)
-    # Separable as the user wrote it: keep that form, at the tile's first row.
+    # The expression as written is separable: keep its form, at the first row of the tile.
     if bias.has(q) and _is_finite_in_each_row(bias, q) and (rest := _separated(bias, algebra)) is not None:
         return bias.subs(q, q_start), algebra.collected(rest)
-    # Or term by term, as they are written: products of sums that are multiplied out, (kv_idx - q_idx)**2, would be
-    # squares of positions, in whose difference fp32 has no digits left.
+    # Otherwise separate term by term, as written. Expanded, (kv_idx - q_idx)**2 would be a difference of squares of
+    # positions, in which fp32 has no digits left.
     kept: list[Any] = []
     dropped: list[Any] = []
     for term in _terms(bias, algebra):
         if not _is_finite_in_each_row(term, q):
-            # Another row of the tile may be one without keys, where this is infinite.
+            # Another row of the tile may have no keys, and the term may be infinite there.
             (kept if term.has(kv) else dropped).append(term)
             continue
         rest = _separated(term, algebra)
@@ -149,7 +148,7 @@ def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
 
 
 def _is_finite_in_each_row(expr: Any, q: Any) -> bool:
-    """True if a value is finite whatever row q_idx is. An element of a row's own need not be, nor does a pole."""
+    """True if a value is finite for every q_idx. An element of a row, or a pole, may not be."""
     functions = [f for f in expr.atoms(sp.Function) if f.has(q)]
     powers = [p for p in expr.atoms(sp.Pow) if p.has(q)]
     names = [type(f).__name__.removeprefix("kgen_") for f in functions]
@@ -158,14 +157,14 @@ def _is_finite_in_each_row(expr: Any, q: Any) -> bool:
 
 
 def _separated(bias: Any, algebra: Algebra) -> Any | None:
-    """By how much a value changes from the tile's first row, where that is the same for all keys."""
+    """Return the change of a value from the first row of the tile; None if keys differ in it."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
     rest = expanded(bias - bias.subs(q, q_start))
     return None if rest is None or rest.has(kv) else rest
 
 
 def _terms(bias: Any, algebra: Algebra) -> list[Any]:
-    """What a value is the sum of, with scalar factors multiplied in."""
+    """Return the terms of a sum, with scalar factors multiplied in."""
     terms: list[Any] = []
     for term in sp.Add.make_args(bias):
         factor, rest = _peel(term, algebra)
@@ -174,8 +173,7 @@ def _terms(bias: Any, algebra: Algebra) -> list[Any]:
 
 
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
-    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the
-    rest."""
+    """Split a tree into a factor that is one number for a whole (b, h), and the rest. `keep` stays in the rest."""
     if not algebra.takes(node):
         return ONE, node
     factor, rest = (algebra.to_tree(part) for part in _peel(algebra.to_sympy(node), algebra, keep=keep))
@@ -183,7 +181,7 @@ def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tup
 
 
 def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()) -> tuple[Any, Any]:
-    """The scalar factors of a product (only the positive ones, if that is asked), and the rest."""
+    """Split a product into its scalar factors (with `positive`, only positive ones) and the rest."""
     if expr == 0:
         return sp.Integer(0), sp.Integer(1)
     factors = [
@@ -193,28 +191,28 @@ def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, 
     rest = expr / factor
     sizes = {abs(term.as_coeff_Mul()[0]) for term in sp.Add.make_args(rest)}
     if len(sizes) == 1 and not positive:
-        # Of 0.01 - 0.01 * t**2 as well: a gradient that is small need not be where it is rounded to 16 bits.
+        # Also for 0.01 - 0.01 * t**2: without the factor, the gradient is larger where it is rounded to 16 bits.
         size = sizes.pop()
         factor, rest = factor * size, sp.Add(*(term / size for term in sp.Add.make_args(rest)))
     return factor, rest
 
 
 def _scalar(expr: Any, algebra: Algebra, keep: tuple[Var, ...] = ()) -> bool:
-    """Whether a value is one number for a whole (b, h)."""
+    """True if a value is one number for a whole (b, h)."""
     return not any(expr.has(algebra.symbol(v)) for v in (Q_IDX, KV_IDX, SCORE, QK, Q_START, *keep))
 
 
 def _times(factor: Any, expr: Any) -> Any:
-    """The product, unexpanded where `expr` is a sum of several terms over a common shape."""
+    """Return the product. A sum of several terms is not expanded."""
     if expr.is_Add:
         return sp.Mul(factor, expr, evaluate=False)
     return factor * expr
 
 
 def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
-    """Whether a logit may be -inf although the score is finite.
+    """True if a logit may be -inf although the score is finite.
 
-    What is the same for a whole row is finite by contract: -inf there would be a mask, and masks are `mask_mod`'s.
+    The contract makes terms of a whole row finite: -inf there would be a mask, which belongs in `mask_mod`.
     """
     if node == INF:
         return True

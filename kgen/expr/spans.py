@@ -1,8 +1,8 @@
-"""Pass: the spans of a mask's alternatives, as few as can be, in the order in which a kernel visits them.
+"""Pass: merge the spans of a mask's alternatives into as few as possible, in the order of visits.
 
-Two that start or end together are one. Those whose order is not known become their hull. Where the conditions that two
-of them pose on the outer tile exclude each other, one of them is empty but for tiles that lie across the border, and
-the hull is that of the other.
+Two spans with a common start or end become one. Spans whose order is unknown become their hull. The conditions of two
+spans on the outer tile may exclude each other. Then one span is empty except in tiles across the border, and the hull
+is the other span.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _ZERO = Const(0, Type.INT)
 
 @dataclass(frozen=True)
 class Span:
-    """Positions of the inner index to visit; all four are integer scalars of the outer tile."""
+    """Positions of the inner index to visit, `[lo, hi)`, and the part without masking; integer scalars of the outer
+    tile.
+    """
 
     lo: Node
     hi: Node
@@ -30,7 +32,7 @@ class Span:
     has_full: bool
 
     def over(self, names: Mapping[Node, Node]) -> Span:
-        """The same with some expressions called by names."""
+        """Return the span with some expressions replaced by names."""
         lo, hi, full_lo, full_hi = (
             substitute(bound, names) for bound in (self.lo, self.hi, self.full_lo, self.full_hi)
         )
@@ -39,29 +41,29 @@ class Span:
 
 @dataclass(frozen=True)
 class Given:
-    """Conditions on the outer tile alone: whether they hold for some of its rows, and for all of them."""
+    """Conditions on the outer tile only: true for some of its rows (`some`), and for all of them (`all`)."""
 
     conditions: frozenset[Node]
     some: Node
     all: Node
 
     def excludes(self, other: Given) -> bool:
-        """Whether no row satisfies both."""
+        """True if no row satisfies both."""
         return any(other.conditions.issuperset(conjuncts(normalize(call("not", c)))) for c in self.conditions)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The span of an alternative of a mask, and what it is given."""
+    """The span of one alternative of a mask, with its conditions on the outer tile."""
 
     span: Span
     given: Given | None = None
 
 
 def ascending(parts: Sequence[Part], size: Node) -> tuple[tuple[Span, ...], bool]:
-    """The spans in order, and whether they are as narrow as those of the alternatives.
+    """Return the spans in order, and True if they are as narrow as the spans of the alternatives.
 
-    Where two overlap, the later has to start after the earlier one. `size` is the length of the inner tensor.
+    If two spans overlap, the later one must start after the earlier one. `size` is the length of the inner tensor.
     """
     groups = [[part] for part in _merged(parts)]
     while (pair := next(_unordered(groups), None)) is not None:
@@ -77,7 +79,7 @@ def ascending(parts: Sequence[Part], size: Node) -> tuple[tuple[Span, ...], bool
 
 
 def _merged(parts: Sequence[Part]) -> list[Part]:
-    """Spans that start together, or end together, are one; and so are any other and one of all positions or none."""
+    """Merge spans with a common start or end, and any span with one of all or no positions."""
     merged: list[Part] = []
     for part in parts:
         for i, other in enumerate(merged):
@@ -114,7 +116,7 @@ def _union(a: Span, b: Span) -> Span | None:
 
 
 def _all_or_nothing(span: Span) -> bool:
-    """Whether it is of conditions on the outer tile alone."""
+    """True if the span consists of conditions on the outer tile only."""
     chosen = all(
         isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO for b in (span.hi, span.full_hi)
     )
@@ -122,7 +124,7 @@ def _all_or_nothing(span: Span) -> bool:
 
 
 def _all_or(everything: Span, other: Span) -> Span:
-    """All positions where the outer tile allows them, those of the other span where it does not."""
+    """Return all positions where the outer tile allows them, else the positions of the other span."""
 
     def choice(every: Node, first: Node, second: Node) -> Node:
         condition = children(every)[0]
@@ -142,12 +144,12 @@ def _all_or(everything: Span, other: Span) -> Span:
 
 
 def _unordered(groups: list[list[Part]]) -> Iterator[tuple[list[Part], list[Part]]]:
-    """Pairs that no order of all groups can have apart."""
+    """Yield pairs that no order of all groups separates."""
     for i, first in enumerate(groups):
         for second in groups[i + 1 :]:
             if _all_before(first, second) == _all_before(second, first):
                 yield first, second
-    # In a circle such as [s, t), [t, u) and [u, s), any two have an order and all three have none.
+    # In a cycle such as [s, t), [t, u), [u, s), two spans have an order, three have none.
     for first, second, third in permutations(groups, 3):
         if _all_before(first, second) and _all_before(second, third) and _all_before(third, first):
             yield first, second
@@ -158,22 +160,24 @@ def _all_before(first: list[Part], second: list[Part]) -> bool:
 
 
 def _before(a: Span, b: Span) -> bool:
-    """Whether what is left of `b` behind the end of `a` is all that is to be visited: `a` starts at 0 and `b` does not,
-    or `a` ends where `b` starts or before."""
+    """True if `a` can come before `b`: then only the part of `b` after the end of `a` is visited.
+
+    This holds if only `a` starts at 0, or if `a` ends at or before the start of `b`.
+    """
     if a.lo == _ZERO or b.lo == _ZERO:
         return b.lo != _ZERO
     return not _terms("min", a.hi).isdisjoint(_terms("max", b.lo))
 
 
 def _terms(fn: str, node: Node) -> frozenset[Node]:
-    """What a `min` or `max` is the least or greatest of."""
+    """Return the operands of a `min` or `max`."""
     if isinstance(node, Call) and node.fn == fn:
         return frozenset().union(*(_terms(fn, a) for a in node.args))
     return frozenset({node})
 
 
 def _exclusive(group: list[Part]) -> bool:
-    """Whether no more than one of them has positions, but where a tile lies across a border."""
+    """True if at most one of the spans has positions, except in tiles across a border."""
     return all(
         a.given is not None and b.given is not None and a.given.excludes(b.given)
         for i, a in enumerate(group)
@@ -182,7 +186,7 @@ def _exclusive(group: list[Part]) -> bool:
 
 
 def _hull(group: list[Part], size: Node) -> Span:
-    """One span around all of them. What is masked nowhere is that of the first that all rows are given."""
+    """Return one span around all. Its part without masking is that of the first span that holds for all rows."""
     if len(group) == 1:
         return group[0].span
 

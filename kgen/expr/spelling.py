@@ -1,4 +1,4 @@
-"""How a language writes a call: a format over printed operands, how tightly it binds, and what it calls."""
+"""Spellings of calls in a language: a format over printed operands, a precedence, and helper functions."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Literal
 
-# Binding strength of a printed form, Python's order; a form is bracketed where its context binds tighter.
+# Precedence of a printed form, in Python's order. A form gets brackets where its context binds tighter.
 TERNARY, OR, AND, NOT, COMPARE, BITOR, BITAND, SHIFT, ADD, MUL, UNARY, POWER, ATOM = range(13)
 
 Accuracy = Literal["fast", "usual", "precise"]
-"""Of functions: an approximation that a spec opts into, what values in 16 bits need, what values in 32 bits need."""
+"""The accuracy of functions: a `fast_math` approximation, for 16-bit values, or for 32-bit values."""
 
 MODULES = {"triton": ("tl", ""), "gluon": ("gl", "_hopper")}
-"""Languages that have the same functions: the module of each, and how its own versions of a file's helpers end."""
+"""Languages with the same functions: the module of each, and the suffix of its versions of helpers."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a target writes a call: a format over its operands, and how tightly the written form binds.
+    """A call in a target: a format over its operands, and its precedence.
 
-    `operand` is the binding strength that operands must have so as not to be bracketed. `helper` is the text of a
-    function that the form calls, which the emitted file has to define.
+    `operand` is the precedence that an operand needs to stand without brackets. `helper` is the text of a function that
+    the form calls, which the emitted file must define.
     """
 
     form: str
@@ -31,7 +31,7 @@ class Spelling:
 
 
 def in_modules(form: str) -> dict[str, str]:
-    """A form in each of these languages: `{tl}` is its module, `{end}` the end of a helper's name."""
+    """Return a form in each of these languages: `{tl}` is the module, `{end}` the suffix of helpers."""
     return {
         language: form.replace("{tl}", module).replace("{end}", end)
         for language, (module, end) in MODULES.items()
@@ -39,18 +39,17 @@ def in_modules(form: str) -> dict[str, str]:
 
 
 def infix(symbol: str, binds: int, operand: int | None = None) -> Spelling:
-    """An operator between its two operands."""
+    """Return an operator between its two operands."""
     return Spelling(f"{{0}} {symbol} {{1}}", binds, binds if operand is None else operand)
 
 
 def helped_in_modules(form: str, helper: str) -> dict[str, Spelling]:
-    """A call of a function that the file defines, in each of these languages: `{tl}`, `{jit}` and `{end}` stand in
-    both texts."""
+    """Return a call of a helper in each of these languages. `{tl}`, `{jit}` and `{end}` are replaced in both texts."""
     marks = {"triton": "@triton.jit", "gluon": "@gluon.jit"}
     texts = zip(in_modules(form).items(), in_modules(helper).values(), strict=True)
     return {name: helped(own, text.replace("{jit}", marks[name])) for (name, own), text in texts}
 
 
 def helped(form: str, helper: str) -> Spelling:
-    """A call of a function that the file defines; its text may be indented."""
+    """Return a call of a helper, whose text may be indented."""
     return Spelling(form, helper=dedent(helper).strip())

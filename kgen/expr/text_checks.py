@@ -1,4 +1,4 @@
-"""The text of an expression ahead of the parser: what must not reach it, and what it would explain badly."""
+"""Checks of the text of an expression before Python's parser, for clearer errors and safe input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 64
 
 
 class ExpressionError(Exception):
-    """The text is not an expression of the language. `line` and `column` are 1-based inside the text."""
+    """An error in the text of an expression. `line` and `column` are 1-based inside the text."""
 
     def __init__(
         self, code: str, message: str, hint: str | None, line: int, column: int, length: int
@@ -28,7 +28,7 @@ class ExpressionError(Exception):
 
 
 class Span(NamedTuple):
-    """Where something is in the text, 1-based."""
+    """A position in the text, 1-based."""
 
     line: int
     column: int
@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 def span_of(node: ast.expr | ast.stmt | ast.keyword, lines: Sequence[str]) -> Span:
-    """Of a node; only its first line when it has several."""
+    """Return the span of a node, or of its first line if it has several."""
     column, end = node.col_offset, node.end_col_offset
     if end is None or node.end_lineno != node.lineno:
         end = len(lines[node.lineno - 1].rstrip())
@@ -44,7 +44,7 @@ def span_of(node: ast.expr | ast.stmt | ast.keyword, lines: Sequence[str]) -> Sp
 
 
 def span_between(left: ast.expr, right: ast.expr, symbol: str, lines: Sequence[str]) -> Span:
-    """Of the operator between two operands, where only brackets and blanks are besides it."""
+    """Return the span of the operator between two operands; only brackets and blanks are there besides it."""
     line, column = left.end_lineno or left.lineno, left.end_col_offset or left.col_offset
     pattern = re.compile(r"\s+".join(map(re.escape, symbol.split())))
     while line <= right.lineno:
@@ -62,7 +62,7 @@ def wrong(span: Span, code: str, message: str, hint: str | None = None) -> Expre
 
 
 def without_comments(text: str) -> str:
-    # The language has no strings, so `#` always begins a comment. Only the ends of lines go: positions stay.
+    # The language has no strings, so `#` always begins a comment. Only ends of lines are removed: positions stay.
     return re.sub(r"#[^\n]*", "", text)
 
 
@@ -80,10 +80,10 @@ def check_characters(text: str) -> None:
         raise wrong(
             Span(1, 1, 1),
             "too-large",
-            f"the expression has {len(text)} characters, {MAX_LENGTH} is the limit",
+            f"the expression has {len(text)} characters, the limit is {MAX_LENGTH}",
             "move tables of numbers into a buffer",
         )
-    # ASCII only: Python would fold look-alike letters into one another, and count columns in bytes.
+    # ASCII only: Python would normalize look-alike letters, and it counts columns in bytes.
     if found := re.search(r"[^\n\t\x20-\x7e]", text):
         raise wrong(
             at_index(text, found.start()),
@@ -115,7 +115,9 @@ def check_brackets(text: str) -> None:
         elif character in pairs:
             if not opened or text[opened[-1]] != pairs[character]:
                 message = f"`{character}` closes nothing"
-                raise wrong(at_index(text, i), "unbalanced-bracket", message, "remove it, or open it before")
+                raise wrong(
+                    at_index(text, i), "unbalanced-bracket", message, "remove it, or add the opening one"
+                )
             opened.pop()
     if opened:
         span = at_index(text, opened[-1])
@@ -130,16 +132,16 @@ def module(text: str) -> list[ast.stmt]:
     except IndentationError as error:
         span = clipped(text, error.lineno, 1)
         raise wrong(
-            span, "syntax-error", "the line begins with spaces", "begin every line in the same column"
+            span, "syntax-error", "the indentation changes here", "begin every line in the same column"
         ) from None
     except SyntaxError as error:
-        # Python's own words differ between its versions, ours must not.
+        # The messages of Python differ between its versions; these must not.
         span = clipped(text, error.lineno, error.offset)
         raise wrong(
             span,
             "syntax-error",
             "this is not a valid expression",
-            "an operand or an operator is missing here",
+            "add the operand or the operator that is missing here",
         ) from None
     except (RecursionError, MemoryError):
         raise too_deep(Span(1, 1, 1)) from None
@@ -163,5 +165,5 @@ def literal_error(span: Span) -> ExpressionError:
         span,
         "literal-range",
         "the number does not fit in 32 bits",
-        "integers are int32 and reals are float32",
+        "integers are int32, real numbers are float32",
     )

@@ -1,8 +1,8 @@
-"""Pass: the least and greatest value that an index has over the pairs of a tile.
+"""Pass: the smallest and largest value of an index over the pairs of a tile.
 
-What saturates far from the diagonal, `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)`, has one
-value in tiles that lie there, and a read at it is of one element. Bounds are as wide as interval arithmetic has them
-(Moore, Interval Analysis, 1966): where the two are equal, so are all values.
+An index such as `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)` saturates far from the diagonal.
+It has one value in the tiles there, so a read at it loads one element. Bounds are computed by interval arithmetic
+(Moore, Interval Analysis, 1966). If both bounds are equal, all values are.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _SATURATES = frozenset({"min", "max", "clamp"})
 
 
 def tile_bounds(index: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
-    """The bounds of an index over a tile whose positions are between `ends`; None where they are not known, or where
-    nothing makes them equal but a tile of one pair."""
+    """Return the bounds of an index over a tile whose positions lie between `ends`.
+
+    The result is None if the bounds are unknown, or can be equal only in a tile of one pair.
+    """
     saturates = any(
         isinstance(node, Call) and node.fn in _SATURATES and any(not _varies(a, ends) for a in node.args)
         for node in walk(index)
@@ -60,7 +62,7 @@ def _bounds(node: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
 
 
 def _scaled(fn: str, low: list[Node], high: list[Node]) -> Bounds | None:
-    """Of `x * n`, `n * x` and `x // n`: they rise with x where n is a number above zero."""
+    """Return bounds of `x * n`, `n * x` or `x // n`, which increase with x if n is a positive number."""
     if fn == "mul" and isinstance(low[0], Const):
         low, high = low[::-1], high[::-1]
     factor = low[1]

@@ -1,20 +1,20 @@
-"""Pass: which tiles a mask needs, in closed form.
+"""Pass: the tiles that a mask needs, in closed form.
 
-For a tile of the *outer* index (say query rows `q_start .. q_last`) find the positions of the *inner* index
-(keys) for which the mask can hold anywhere in the tile, and those for which it holds everywhere:
+For a tile of the *outer* index (for example query rows `q_start .. q_last`), find two ranges of the *inner* index
+(keys). In the first, the mask can hold for some row of the tile; in the second, it holds for every row:
 
     [lo, hi)            holds for some row of the tile      tiles outside are never visited
     [full_lo, full_hi)  holds for every row of the tile     tiles inside need no mask
 
-Both come from the inequalities of the mask. `f(kv) <= g(q)` with `f` and `g` monotone holds for some row
-where `f(kv) <= max g` and for every row where `f(kv) <= min g`, and the extremes of `g` lie at the ends of
-the tile. A conjunction intersects ranges, a disjunction makes a list of them. The first range is exact or too
-large, the second exact or too small: a condition that cannot be classified (an arbitrary buffer, a remainder)
-leaves the first alone and empties the second, so that the kernel scans with the mask. The same code serves
-the backward pass, with the indices' roles exchanged.
+Both come from the inequalities of the mask. `f(kv) <= g(q)` with monotone `f` and `g` holds for some row where `f(kv)
+<= max g`, and for every row where `f(kv) <= min g`. The extremes of `g` lie at the ends of the tile. A conjunction
+intersects ranges, a disjunction makes a list of them. The first range is exact or too large, the second exact or too
+small. Some conditions cannot be classified: a read of an unsorted buffer, a remainder. They keep the first range and
+empty the second, so the kernel evaluates the mask there. The backward pass uses the same code with the indices
+exchanged.
 
-Monotone are sums, products with numbers, `//` by a positive number, `min`, `max` and reads of buffers that
-the spec declares sorted; for those the end of the range is found by a binary search.
+Sums, products with numbers, `//` by a positive number, `min`, `max` and reads of sorted buffers are monotone. For
+sorted buffers, a binary search finds the end of the range.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from kgen.expr.spans import Given, Part, Span, ascending
 
 @dataclass(frozen=True)
 class Axis:
-    """An index with its tile: `start` and `last` are its first and last position there, `size` the tensor's
-    length."""
+    """An index with its tile: `start` and `last` are its first and last position, `size` is the tensor's length."""
 
     index: Var
     start: Var
@@ -47,13 +46,12 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Range:
-    """Bounds `[low, high)`, `None` where there is none; `full` is `None` when no position is known to hold
-    throughout."""
+    """Bounds `[low, high)`, `None` if unbounded. `full` is `None` if no position is known to hold for all rows."""
 
     some: tuple[Node | None, Node | None]
     full: tuple[Node | None, Node | None] | None
     given: tuple[Node, Node] | None = None
-    """Of a condition on the outer tile alone: whether it holds for some of its rows, and for all."""
+    """A condition on the outer tile only: true for some of its rows, true for all."""
 
 
 _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
@@ -62,12 +60,11 @@ _UNKNOWN = _Range((None, None), None)
 
 @dataclass(frozen=True)
 class RangeFinder:
-    """Finds the spans of masks over one pair of axes.
+    """Finder of the spans of masks over one pair of axes.
 
-    `positive` names parameters known to be greater than zero; `is_sorted(read)` tells whether the row that
-    is read ascends, as far as it is there; a condition on a name in `varying`, which differs within the outer tile,
-    tells nothing, and neither does one on a number that may not be added to a position in 32 bits. `values` are the
-    numbers of compile-time parameters.
+    `positive` has the parameters with a value above zero. `is_sorted(read)` is true if the row of the read ascends.
+    Conditions on a name in `varying`, which differs within the outer tile, give no range. Nor do conditions on a number
+    that cannot be added to a position in 32 bits. `values` has the values of compile-time parameters.
     """
 
     inner: Axis
@@ -79,15 +76,17 @@ class RangeFinder:
     values: Mapping[str, int] = field(default_factory=dict)
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
-        """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
+        """Return the spans of a mask, ascending. If two overlap, the later one must start after the earlier one."""
         found = alternatives(mask)
         return ascending(
             [self._part(atoms, [self._atom(a) for a in atoms]) for atoms in found], self.inner.size
         )[0]
 
     def unclassified(self, mask: Node) -> tuple[Node, ...]:
-        """The conditions that the spans of a mask take no account of, what has too many alternatives among them; all of
-        it where alternatives stand in no known order."""
+        """Return the conditions that the spans of a mask ignore.
+
+        These include conditions with too many alternatives, and the whole mask if its alternatives have no known order.
+        """
         found = alternatives(mask)
         ranges = {atom: self._atom(atom) for atoms in found for atom in atoms}
         if unknown := tuple(atom for atom, known in ranges.items() if known.full is None):
@@ -121,13 +120,13 @@ class RangeFinder:
         return self._meet([self._at_most(left, right), self._at_most(right, left)])
 
     def _less(self, left: Node, right: Node) -> _Range:
-        """The range of `left < right`. What has the inner index stays as it is, which may be a quotient."""
+        """Return the range of `left < right`. The side with the inner index stays as it is, as it may be a quotient."""
         if self.inner.index.name in variables(right):
             return self._at_most(call("add", left, _ONE), right)
         return self._at_most(left, call("sub", right, _ONE))
 
     def _at_most(self, left: Node, right: Node) -> _Range:
-        """The range of `left <= right`."""
+        """Return the range of `left <= right`."""
         x = self.inner.index.name
         if x in variables(left) and x in variables(right):
             left, right = self._tidy(call("sub", left, right)), _ZERO
@@ -138,7 +137,7 @@ class RangeFinder:
         return self._constant(call("sub", left, right))
 
     def _constant(self, difference: Node) -> _Range:
-        """A condition `difference <= 0` on the outer tile alone: everything, or nothing."""
+        """Return the range of `difference <= 0` on the outer tile only: everything or nothing."""
         bounds = self._bounds(difference)
         if bounds is None:
             return _UNKNOWN
@@ -147,9 +146,9 @@ class RangeFinder:
         return _Range((None, lowest), (None, highest), (some, throughout))
 
     def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
-        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index.
+        """Return the range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index.
 
-        What has it is left alone on its side, as a multiple, as a quotient, and what that is of in the same way.
+        The term with the inner index is isolated, first from multiples, then from quotients, and so on.
         """
         alone = _alone(left, self.inner.index.name)
         if alone is None:
@@ -172,7 +171,7 @@ class RangeFinder:
                 return self._solve(x, _divided(right, factor, upper), upper)
             case Read() if self.is_sorted(part) and part.indices[-1] == self.inner.index:
                 if right.type is Type.LONG and part.type is Type.INT:
-                    return _UNKNOWN  # what is searched for may be no element's value
+                    return _UNKNOWN  # no element may have the value that is searched for
                 fixed = {self.inner.index.name, self.outer.index.name}
                 if any(fixed & variables(i) for i in part.indices[:-1]):
                     return _UNKNOWN
@@ -180,8 +179,11 @@ class RangeFinder:
         return _UNKNOWN
 
     def _near(self, bound: Node, whole: Node, divisor: Node) -> Node:
-        """A bound on `whole // divisor` whose product with the divisor has 32 bits: one beyond all quotients says no
-        more than one beside them. Where no such bound is known, it is taken to fit, as all that is rearranged is."""
+        """Return a bound on `whole // divisor` whose product with the divisor fits in 32 bits.
+
+        A bound beyond all quotients is equivalent to one just beyond them. If no such bound is known, the product is
+        assumed to fit, as in all rearrangements.
+        """
         alone = _alone(whole, self.inner.index.name)
         rest = call("sub", _ONE, alone[2]) if alone else _ONE
         size, far, most, moved = (magnitude(n, self.values) for n in (divisor, bound, whole, rest))
@@ -203,8 +205,9 @@ class RangeFinder:
     # --- extremes over the outer tile ------------------------
 
     def _bounds(self, node: Node) -> tuple[Node, Node] | None:
-        """Least and greatest value over the outer tile, or `None` when the expression is not known to be
-        monotone."""
+        """Return the smallest and largest value over the outer tile; `None` if the expression is not known to be
+        monotone.
+        """
         outer = self.outer.index
         if outer.name not in variables(node):
             return (node, node) if self.inner.index.name not in variables(node) else None
@@ -238,7 +241,7 @@ class RangeFinder:
         return None
 
     def _elements(self, read: Read, first: Node, last: Node) -> tuple[Node, Node]:
-        """The least and greatest of some elements of a sorted row; before its first one, elements are zero."""
+        """Return the smallest and largest of some elements of a sorted row. Elements before the first one are zero."""
         rows = read.indices[:-1]
         least, least_of_row, greatest = (
             Read(read.buffer, (*rows, i), read.type) for i in (first, _ZERO, last)
@@ -263,7 +266,7 @@ class RangeFinder:
         return isinstance(node, Var) and node.name in self.positive
 
     def _meet(self, ranges: list[_Range]) -> _Range:
-        """All conditions at once."""
+        """Return the range where all conditions hold."""
 
         def both(sides: list[tuple[Node | None, Node | None]]) -> tuple[Node | None, Node | None]:
             lows = list(dict.fromkeys(lo for lo, _ in sides if lo is not None))
@@ -283,8 +286,11 @@ class RangeFinder:
         )
 
     def _implied(self, bound: Node, others: list[Node], upper: bool) -> bool:
-        """Whether another bound is as tight as a search's result: the run of elements equal to the one at `i` begins
-        at `i` or before and ends at `i + 1` or beyond, so that `kv_idx <= q_idx` bounds the keys of a document."""
+        """True if another bound is as tight as the result of a search.
+
+        The run of elements equal to the one at `i` includes `i`, and ends at or after `i + 1`. So `kv_idx <= q_idx`
+        also bounds the keys of a document.
+        """
         if not (isinstance(bound, Read) and bound.buffer.endswith(FIRST_AT_LEAST)):
             return False
         for i in (self.outer.start, self.outer.last):
@@ -301,8 +307,7 @@ class RangeFinder:
         whole = self._meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
-        # Kernels go on from `full_hi` to `hi`: it has to be a position even where no row of the tile allows
-        # any.
+        # Kernels continue from `full_hi` to `hi`, so it must be a position even for an empty range.
         if not self._is_not_negative(full_hi):
             full_hi = call("max", full_hi, _ZERO)
         conditions = frozenset(a for a, r in zip(atoms, ranges, strict=True) if r.given is not None)
@@ -314,14 +319,13 @@ class RangeFinder:
         size = self.inner.size
         lo = _ZERO if low is None else low
         hi = size if high is None else high
-        # What is a position of the outer tile, or zero, is not negative; a choice of size and zero is not too
-        # large.
+        # A position of the outer tile, or zero, is not negative. A choice of size and zero is not too large.
         if lo not in (_ZERO, self.outer.start, self.outer.last):
             lo = call("max", lo, _ZERO)
         chosen = isinstance(hi, Call) and hi.fn == "where" and set(hi.args[1:]) <= {size, _ZERO}
         if hi != size and not chosen:
             hi = call("min", hi, size)
-        # Of 64 bits are positions only what is between both ends: kernels have 32 for them.
+        # A 64-bit bound is clamped between both ends, because kernels have 32 bits for positions.
         if lo.type is Type.LONG:
             lo = call("min", lo, size)
         if hi.type is Type.LONG:
@@ -329,7 +333,7 @@ class RangeFinder:
         return lo, hi
 
     def _is_not_negative(self, node: Node) -> bool:
-        """Whether a bound is at least 0 in every tile."""
+        """True if a bound is at least 0 in every tile."""
         if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
             return True
         if isinstance(node, Call) and node.fn in ("min", "max", "where"):
@@ -341,13 +345,13 @@ class RangeFinder:
         return ranges.not_negative(node)
 
     def _tidy(self, node: Node) -> Node:
-        """Like terms collected."""
+        """Collect like terms."""
         tidy = self.algebra.to_tree(self.algebra.to_sympy(node))
         return tidy if tidy.type is node.type else node
 
 
 def _alone(node: Node, x: str) -> tuple[int, Node, Node] | None:
-    """`node` as `slope * part + rest` with a whole slope, where only `part` has x, and is no sum; or `None`."""
+    """Return `node` as `slope * part + rest` with an integer slope; only `part` has x, and is no sum. Or `None`."""
     total = affine(node)
     moving = {n: f for n, f in total.terms.items() if x in variables(n)}
     if len(moving) > 1 or is_large(total):
@@ -357,7 +361,7 @@ def _alone(node: Node, x: str) -> tuple[int, Node, Node] | None:
 
 
 def _divided(bound: Node, divisor: Node, upper: bool) -> Node:
-    """The bound on `x` from a bound on `divisor * x`, rounded into the range."""
+    """Return the bound on `x` from a bound on `divisor * x`, rounded into the range."""
     if divisor == _ONE:
         return bound
     if not upper:
@@ -366,13 +370,13 @@ def _divided(bound: Node, divisor: Node, upper: bool) -> Node:
 
 
 def _undivided(bound: Node, divisor: Node, upper: bool) -> Node:
-    """The bound on `x` from a bound on `x // divisor`."""
+    """Return the bound on `x` from a bound on `x // divisor`."""
     low = call("mul", bound, divisor)
     return call("add", low, call("sub", divisor, _ONE)) if upper else low
 
 
 def _searched(read: Read, bound: Node, upper: bool) -> Node:
-    """The bound on `x` from a bound on `buffer[x]`, for a sorted buffer of integers."""
+    """Return the bound on `x` from a bound on `buffer[x]`, for a sorted buffer of integers."""
     value = call("add", bound, _ONE) if upper else bound
     position = Read(read.buffer + FIRST_AT_LEAST, (*read.indices[:-1], value), Type.INT)
     return call("sub", position, _ONE) if upper else position

@@ -1,4 +1,4 @@
-"""The type rules of the function table: from the types of arguments to that of the value, or what is wrong."""
+"""Type rules of the function table: from the types of arguments to the type of the result, or an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 
 class TypeRuleError(Exception):
-    """The arguments do not have the types that the function takes."""
+    """The arguments have types that the function does not take."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -17,9 +17,7 @@ class TypeRuleError(Exception):
 
 def numbers(types: tuple[Type, ...]) -> None:
     if BOOL in types:
-        raise TypeRuleError(
-            "expects numbers, got a truth value", "use where(condition, 1, 0) to count a truth value"
-        )
+        raise TypeRuleError("expects numbers, got a bool", "use `where(condition, 1, 0)` to count a bool")
 
 
 def arithmetic(types: tuple[Type, ...]) -> Type:
@@ -28,7 +26,7 @@ def arithmetic(types: tuple[Type, ...]) -> Type:
 
 
 def width(types: tuple[Type, ...]) -> Type:
-    """Of integers: 64 bits as soon as one operand has them."""
+    """Return the width of an integer result: 64 bits if one operand has them."""
     return LONG if LONG in types else INT
 
 
@@ -40,8 +38,8 @@ def real(types: tuple[Type, ...]) -> Type:
 def integral(types: tuple[Type, ...]) -> Type:
     if not all(t.integral for t in types):
         raise TypeRuleError(
-            "is integer arithmetic: both sides must be integers",
-            "on floats use floor(x / y), and x - y * floor(x / y) for the rest",
+            "expects integers on both sides",
+            "for real numbers use `floor(x / y)`, and `x - y * floor(x / y)` for the remainder",
         )
     return width(types)
 
@@ -49,8 +47,8 @@ def integral(types: tuple[Type, ...]) -> Type:
 def bits(types: tuple[Type, ...]) -> Type:
     if not all(t.integral for t in types):
         raise TypeRuleError(
-            "is of the bits of integers",
-            "write `x ** 2` for a power, `and`, `or` and `!=` for truth values, `int(x)` for a real number",
+            "expects integers, whose bits it combines",
+            "write `x ** 2` for a power, `and`, `or` and `!=` for bools, `int(x)` for a real number",
         )
     return width(types)
 
@@ -58,7 +56,7 @@ def bits(types: tuple[Type, ...]) -> Type:
 def whole(types: tuple[Type, ...]) -> Type:
     numbers(types)
     if LONG in types:
-        raise TypeRuleError("is of a real number, and this is an integer of 64 bits", "leave it out")
+        raise TypeRuleError("expects a real number, got an integer of 64 bits", "leave it out")
     return INT
 
 
@@ -69,16 +67,14 @@ def comparison(types: tuple[Type, ...]) -> Type:
 
 def logical(types: tuple[Type, ...]) -> Type:
     if any(t is not BOOL for t in types):
-        raise TypeRuleError("combines truth values", "compare first, for example `x != 0`")
+        raise TypeRuleError("expects bools", "compare first, for example `x != 0`")
     return BOOL
 
 
 def choice(types: tuple[Type, ...]) -> Type:
     condition, *values = types
     if condition is not BOOL:
-        raise TypeRuleError("takes a truth value as its condition", "compare first, for example `x != 0`")
+        raise TypeRuleError("expects a bool as its condition", "compare first, for example `x != 0`")
     if (BOOL in values) and any(t is not BOOL for t in values):
-        raise TypeRuleError(
-            "has one branch that is a truth value and one that is a number", "make both of them numbers"
-        )
+        raise TypeRuleError("has a bool and a number as branches", "make both numbers")
     return BOOL if BOOL in values else arithmetic(tuple(values))

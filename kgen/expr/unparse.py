@@ -1,5 +1,4 @@
-"""A tree as the spec's own syntax, with no more brackets than it needs: `parse_expression(show(tree))` is the
-tree."""
+"""Print a tree in the syntax of specs, with minimal brackets: `parse_expression(show(tree))` returns the tree."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from kgen.expr.spelling import ATOM, UNARY
 
 
 def show(node: Node, context: int = 0) -> str:
-    """The text of a tree, bracketed if it binds less tightly than `context`."""
+    """Return the text of a tree, in brackets if it binds less tightly than `context`."""
     text, binds = _form(node)
     return f"({text})" if binds < context else text
 
@@ -30,7 +29,7 @@ def _form(node: Node) -> tuple[str, int]:
     if isinstance(node, Read):
         return f"{node.buffer}[{', '.join(map(_index, node.indices))}]", ATOM
     spelling = TABLE[node.fn].spelled["python"]
-    # The right operand of an operator is bracketed at equal strength: a - (b - c).
+    # The right operand of an operator gets brackets at equal precedence: a - (b - c).
     is_infix = spelling.binds != ATOM
     operands = [show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
     return spelling.form.format(*operands), spelling.binds
@@ -45,6 +44,6 @@ def _name(name: str) -> str:
 
 
 def _index(node: Node) -> str:
-    """An index. A literal below zero would count from the end, one with a sign of its own does not."""
+    """Return an index. A negative literal would count from the end, so its sign is printed as an operation."""
     below_zero = isinstance(node, Const) and node.value < 0
     return f"+{show(node)}" if below_zero else show(node)

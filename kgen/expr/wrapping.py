@@ -1,9 +1,9 @@
-"""Which integers are taken not to wrap, so that a real number may be made of their parts.
+"""Integers that are assumed not to wrap, so that their parts may become real numbers.
 
-Integers are two's complement. `float(kv_idx * 1103515245 + 12345)` is of what is left of the product in 32 bits, and a
-sum of two reals would be another number. `slope * (kv_idx - q_idx)` may be split: sums and differences of positions,
-sizes, params, elements and small literals, times small literals, are taken to fit. So is what reaches a comparison, an
-index, `//` or `%`: a wrap there is out of contract.
+Integers are two's complement. `float(kv_idx * 1103515245 + 12345)` is the value of the low 32 bits of the sum, and a
+sum of two reals would differ. `slope * (kv_idx - q_idx)` may be split: sums and differences of positions, sizes,
+parameters, elements and small literals, times small literals, are assumed to fit. So are values in a comparison, an
+index, `//` or `%`, where a wrap is out of contract.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ FACTOR = 2**10
 
 
 def may_wrap(node: Node) -> bool:
-    """Whether an integer is to be computed as it is written."""
+    """True if an integer must be computed as written."""
     return not 0 <= _factor(node) <= FACTOR
 
 
 def wrapped(node: Call) -> Const:
-    """The sum, difference or product of two literals, in 32 bits: printed, it would be one of Python's numbers."""
+    """Return the sum, difference or product of two literals, wrapped to 32 bits: Python would print a larger number."""
     a, b = (int(arg.value) for arg in node.args if isinstance(arg, Const))
     value = {"add": a + b, "sub": a - b, "mul": a * b}[node.fn]
     return Const((value + 2**31) % 2**32 - 2**31, Type.INT)
 
 
 def _factor(node: Node) -> int:
-    """What positions are multiplied by at most; -1 where it is not known."""
+    """Return the largest factor of positions; -1 if it is unknown."""
     if isinstance(node, Const):
         return 1 if abs(node.value) <= LITERAL else -1
     if not isinstance(node, Call) or node.fn in ("floordiv", "mod"):

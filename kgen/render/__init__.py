@@ -1,1 +1,1 @@
-"""Plans become files: jinja environment, provenance header, manifest, writer."""
+"""Turn plans into files: jinja environment, provenance header, manifest, writer."""

@@ -1,4 +1,4 @@
-"""Adapters of specs: what others call kernels by, in folders of their own."""
+"""Adapters of specs: folders through which other programs call kernels."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 # records do not depend on it.
 @dataclass(frozen=True)
 class Adapter:
-    """What an adapter of a spec is made of: files by folder, which kgen keeps, and by path those that are written where
-    they are missing and the user's from then on."""
+    """The files of an adapter of a spec, by folder."""
 
     folders: Mapping[str, Mapping[str, str]]
     started: Mapping[str, str] = field(default_factory=dict)
+    """Files by path that kgen writes only if they are missing, and that belong to the user."""
     specs: tuple[Loaded, ...] = ()
     """The specs whose kernels are in the folders."""
     fits: tuple[str, ...] = ()
-    """The callers that the kernels fit: a line for each adapter that has some."""
+    """The callers that can use the kernels: a line for each adapter that names some."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
-    """The adapters that a spec asks for."""
+    """Return the adapters that a spec lists."""
     return tuple(getattr(variants[0].spec, "adapters", ()))
 
 
 def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
-    """Some adapters of a spec. Raises `KgenError` with all its diagnostics for those that it cannot have."""
+    """Return the adapters of these kinds as one. Raises `KgenError` for all kinds that the spec cannot have."""
     folders: dict[str, Mapping[str, str]] = {}
     started: dict[str, str] = {}
     specs: list[Loaded] = []
@@ -60,8 +60,8 @@ def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
     kernel = variants[0].spec.kernel
     own = family(kernel).adapters
     if kind not in own:
-        message = f"a spec of `{kernel}` has no adapter for {kind}"
-        hint = f"it has: {', '.join(own)}" if own else "leave it out"
+        message = f"`kernel: {kernel}` has no adapter for {kind}"
+        hint = f"choose from {', '.join(own)}" if own else "leave it out"
         raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
     made: Adapter = own[kind](variants)
     return made
@@ -70,8 +70,10 @@ def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
 def _where_it_is_listed(
     variants: Sequence[Loaded], kind: str, said: Iterable[Diagnostic]
 ) -> Iterable[Diagnostic]:
-    """What is wrong with an adapter, at the place where the spec asks for it, if it does: some of it is of specs that
-    are made of the user's."""
+    """Return the diagnostics of an adapter, moved to the item of `adapters` in the spec, if there is one.
+
+    Some diagnostics are about specs that kgen derives, which have no file.
+    """
     if kind not in (asked := listed(variants)):
         return said
     from kgen.spec.source import Document

@@ -1,7 +1,7 @@
-"""The stock specs travel with kgen, and are found by name wherever one works.
+"""Stock specs, which kgen ships and finds by name.
 
-A manifest calls such a spec `builtin:causal_alibi`: where kgen is installed differs from machine to machine. In kgen's
-own repository, which has them as its project's, it has their path, as of any other.
+A manifest names such a spec `builtin:causal_alibi`, because the path of the installation differs between machines. In
+kgen's own repository the manifest has the path, as for any other spec.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ PREFIX = "builtin:"
 
 
 def root() -> Path:
-    """Their folder: inside an installed wheel, else beside the package in the repository."""
+    """Return the folder of stock specs: inside an installed wheel, else next to the package in the repository."""
     installed = PACKAGE / "_data" / "specs"
     return installed if installed.is_dir() else PACKAGE.parent / "specs"
 
 
 def builtin_specs() -> dict[str, Path]:
-    """All of them, by name."""
+    """Return the paths of all stock specs, by name."""
     return {path.stem: path for path in sorted(root().glob("*.yaml"))}
 
 
 def as_written(spec: Path, directory: Path) -> str | None:
-    """What a manifest in a directory calls a stock spec; None for any other."""
+    """Return the name of a stock spec in a manifest of `directory`; None for any other spec."""
     folder, place = os.path.realpath(root()), os.path.realpath(directory)
     above = os.path.dirname(folder)
     if os.path.dirname(os.path.realpath(spec)) != folder or os.path.commonpath([above, place]) == above:
@@ -37,5 +37,5 @@ def as_written(spec: Path, directory: Path) -> str | None:
 
 
 def as_read(written: str) -> Path | None:
-    """The stock spec that a manifest names; None where it names another."""
+    """Return the path of the stock spec that a manifest names; None if it names another spec."""
     return root() / f"{written.removeprefix(PREFIX)}.yaml" if written.startswith(PREFIX) else None

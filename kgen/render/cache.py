@@ -1,8 +1,8 @@
-"""Remembers that a spec is up to date, so that rendering it again costs a few reads.
+"""A cache of specs that are up to date, so that rendering them again costs a few reads.
 
-An entry is believed only while nothing it was made from has moved: kgen's own sources, templates and the
-libraries that shape the output (by path, size and time), the bytes of the spec, and those of every file made.
-The cache lies beside the output directory in `.kgen-cache/` and can be deleted at any time.
+An entry is valid while its inputs are unchanged: the bytes of the spec and of every file in the output. The sources,
+templates and libraries of kgen are inputs by path, size and time. The cache is the folder `.kgen-cache/` next to the
+output directory, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIBRARIES = ("jinja2", "pydantic", "sympy")
 
 
 def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
-    """What the spec makes, read back from disk, if nothing has changed since it was written there."""
+    """Return the files of a spec from disk if they are up to date, else None."""
     from kgen.render.writer import Output
 
     path = _entry_path(spec, generated)
@@ -57,8 +57,7 @@ def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
 
 
 def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: Iterable[str] = ()) -> None:
-    """Remember that `outputs`, all that is made from `spec_text`, are on disk, and so is what it `started`. Failing to
-    is no harm."""
+    """Record that `outputs`, all files of `spec_text`, and the `started` files are on disk. Errors are ignored."""
     path = _entry_path(outputs[0].spec, generated)
     entry = {
         "fingerprint": fingerprint(),
@@ -73,12 +72,12 @@ def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: I
 
 
 def keep(kind: str, key: str, text: str, generated: Path) -> None:
-    """Remember a text by a key. Failing to is no harm."""
+    """Store a text under a key. Errors are ignored."""
     _write(_folder(generated) / f"{kind}-{key[:24]}.json", text)
 
 
 def recalled(kind: str, key: str, generated: Path) -> str | None:
-    """The text that is remembered by a key; None if there is none."""
+    """Return the text under a key; None on a cache miss."""
     try:
         return kept.read(_folder(generated) / f"{kind}-{key[:24]}.json").decode()
     except (OSError, ValueError):
@@ -100,7 +99,7 @@ def _write(path: Path, text: str) -> None:
 
 @cache
 def fingerprint() -> str:
-    """Stands for everything but the spec that decides what is rendered."""
+    """Return a hash of all inputs of rendering except the spec."""
     parts = [sys.version]
     for path in _inputs():
         stat = os.stat(path)
@@ -134,7 +133,7 @@ def _folder(generated: Path) -> Path:
 
 
 def digest(text: str) -> str:
-    """A hash of a text."""
+    """Return the SHA-256 of a text, in hex digits."""
     return _hash(text.encode())
 
 

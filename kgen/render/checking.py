@@ -1,4 +1,4 @@
-"""What `--check` and `--diff` look at: every file of kgen's in a folder, wherever its spec lies."""
+"""The files that `--check` and `--diff` compare: every file of kgen in a folder, wherever its spec is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kgen.settings import settings
 def render_checked(
     given: Sequence[Path], output: Path, *, targets: Collection[str] | None, single: bool
 ) -> list[Rendered]:
-    """The specs that are meant, rendered, and unless some are named also those that the files in `output` are of."""
+    """Render the specs of the command line. If it names no spec, also render the specs of the files in `output`."""
     there = _singles_in(output) if single else _specs_in(output)
     meant, others = _meant(given, there)
     rendered = project.render_all(meant, output, targets=targets, single=single)
@@ -30,9 +30,9 @@ def render_checked(
 
 
 def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -> list[Rendered]:
-    """The same of adapters: of these kinds for the specs that are meant, else of the kinds that are in `output`.
+    """Return the adapters of these kinds for the specs of the command line, and all adapters in `output`.
 
-    Where no spec is named, those that cannot have an adapter are left out. Raises `KgenError` for one that is named.
+    A spec that cannot have an adapter is skipped, unless the command line names it. Then this raises `KgenError`.
     """
     there = _specs_in(output)
     meant, others = _meant(given, there)
@@ -48,7 +48,7 @@ def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -
 
 
 def _meant(given: Sequence[Path], there: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """The specs that are meant, and others to look at: none where the user named specs, and not folders of them."""
+    """Return the specs of the command line, and others of `there`: none if the user named specs rather than folders."""
     named = any(not path.is_dir() for path in given)
     others = [] if named else list(there)
     missing = not given and not settings().specs.exists()
@@ -58,7 +58,7 @@ def _meant(given: Sequence[Path], there: Iterable[Path]) -> tuple[list[Path], li
 
 
 def _specs_in(output: Path) -> list[Path]:
-    """The specs that the manifests in a folder name, as far as they are there."""
+    """Return the specs that the manifests in a folder name, if their files exist."""
     with os_errors():
         there = [(folder, manifest.read(folder)) for folder in folders(output)]
     paths = (recorded.spec_path(folder) for folder, recorded in there if recorded)
@@ -66,7 +66,7 @@ def _specs_in(output: Path) -> list[Path]:
 
 
 def _singles_in(output: Path) -> list[Path]:
-    """The stock specs that the files right in a folder are of: their headers have no path."""
+    """Return the specs of the single files in a folder. Their headers have no path, so they are found by name."""
     stock = builtin_specs()
     with os_errors():
         files = sorted(output.glob("*.py")) if output.is_dir() else []
@@ -79,7 +79,7 @@ def _singles_in(output: Path) -> list[Path]:
 
 
 def _shown(path: Path) -> Path:
-    """A path as people write it: from here, where it lies below."""
+    """Return a path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -93,7 +93,7 @@ def _kinds(path: Path) -> tuple[str, ...]:
 
 
 def _adapted(path: Path, kind: str) -> Iterator[Rendered]:
-    """An adapter of a spec, if the spec can have it."""
+    """Yield the adapter of a spec, if the spec can have it."""
     variants = project.load(path)
     try:
         made = adapted(variants, [kind])
@@ -104,5 +104,5 @@ def _adapted(path: Path, kind: str) -> Iterator[Rendered]:
 
 
 def _only_there(one: Rendered, output: Path) -> Rendered:
-    """An adapter, if any of its folders is there."""
+    """Return an adapter without its outputs, unless one of its folders exists."""
     return one if any(_is_there(o, output) for o in one.outputs) else replace(one, outputs=())

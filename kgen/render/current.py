@@ -1,4 +1,4 @@
-"""Files on disk that are not what their specs render to."""
+"""Files on disk that differ from the rendering of their specs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def differing(loaded: Sequence[Loaded], generated: Path) -> dict[Path, list[Change]]:
-    """By the path of each spec, the files in its own folders that differ from what it renders to now.
+    """Return the files in the folders of each spec that differ from its rendering, by the path of the spec.
 
-    Files that are not there count, too, unless a spec has none at all: then it is not rendered. Manifests and adapters
-    do not count. Where the cache of `kgen render` vouches for the files, nothing is rendered.
+    A missing file counts, unless all files of a spec are missing. Manifests and adapters do not count. On a hit in the
+    cache of `kgen render`, the spec is not rendered.
     """
     own = {name for one in loaded for name in (one.folder, one.spec.name)}
     found: dict[Path, list[Change]] = {}
@@ -35,7 +35,7 @@ def differing(loaded: Sequence[Loaded], generated: Path) -> dict[Path, list[Chan
 
 
 def of_the_same_text(change: Change) -> bool:
-    """True unless the header of the file names another text of the spec, or other templates."""
+    """True unless the header of the file shows that the text of the spec, or a template, has changed."""
     if change.old is None or change.text is None:
         return True
     return inputs_hash(change.old.decode("utf-8", "replace")) == inputs_hash(change.text)

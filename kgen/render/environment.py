@@ -1,9 +1,9 @@
-"""The jinja environment, and where templates are found.
+"""The jinja environment and the folder of templates.
 
-Templates make no decisions: what they print is prepared in Python (`tests/render/test_templates.py` holds that).
-An expression with a line to itself stands for lines of code: each is set in as the expression is, and of none nothing
-is left, not even a blank line. What an `include` brings is set in as the include is. Values and statements are printed
-here, in the language of their template; a template among the fields of another is rendered where that one names it.
+Templates make no decisions: Python prepares everything that they print (`tests/render/test_templates.py` checks this).
+An expression alone on its line stands for lines of code. Each line gets the indentation of the expression; an empty
+list leaves no blank line. The text of an `include` gets the indentation of the include. The environment prints values
+and statements in the language of their template. A template in a field of another one is rendered at the field's name.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
-"""Stands in a rendered file until it is whole. No spec can write it."""
+"""A placeholder that is replaced once the file is complete. A spec cannot contain it."""
 LAUNCH_NAMES = "\1launch names\1"
-"""The same for the names of `_launch.py` that the file uses."""
+"""The placeholder for the names of `_launch.py` that the file uses."""
 
 
 CALLED = 8
-"""Columns by which calls of a macro set its lines in, at most."""
+"""The largest indentation, in columns, that calls of macros add."""
 
 
 def template_root() -> Path:
-    """The folder of templates: inside an installed wheel, else beside the package in the repository."""
+    """Return the folder of templates: inside an installed wheel, else next to the package in the repository."""
     installed = PACKAGE / "_data" / "templates"
     return installed if installed.is_dir() else PACKAGE.parent / "templates"
 
 
 def rendered(template: Template) -> str:
-    """The text of a template with all templates within it, without a header."""
+    """Render a template and all templates within it, without a header."""
     env = environment(template_root(), template.language)
     return env.get_template(template.template).render(names(template))
 
 
 def environment(root: Path, language: str = TRITON) -> Environment:
-    """The environment that prints values and statements in a language.
+    """Return the environment that prints values and statements in a language.
 
-    A name that nobody prepared is an error, and block tags leave no blank line.
+    An undefined name is an error, and block tags leave no blank line.
     """
     return _environment(root, language)
 
@@ -60,7 +60,7 @@ def _environment(root: Path, language: str) -> Environment:
     from jinja2.ext import Extension
 
     class Lines(Extension):
-        """What a line that is one expression means."""
+        """Rewrite lines that consist of one expression or include."""
 
         def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
             return "\n".join(_in_place(line, macro) for line, macro in _with_macros(source))
@@ -86,7 +86,7 @@ def _environment(root: Path, language: str) -> Environment:
 
 
 def _text_of(value: object, language: str) -> object:
-    """The text of a value, or of each in a list. Texts and numbers stay as they are."""
+    """Print a value, or each value of a list. Texts and numbers are returned unchanged."""
     if isinstance(value, Template):
         return rendered(value)
     if isinstance(value, list | tuple):
@@ -95,30 +95,32 @@ def _text_of(value: object, language: str) -> object:
 
 
 def _before(value: object, language: str) -> object:
-    """Statements as they are, to be printed where the width is known, and the text of other values."""
+    """Print values except statements, which the filter `lines` prints once it knows the width."""
     if isinstance(value, list | tuple):
         return [_before(one, language) for one in value]
     return value if isinstance(value, Statement | Bracketed) else _text_of(value, language)
 
 
 def _of_texts(function: Callable[..., object], language: str) -> Callable[..., object]:
-    """A filter whose first operand is printed before."""
+    """Return a filter that prints its first operand before it is called."""
     return lambda value, *more: function(_text_of(value, language), *more)
 
 
 def _compiled() -> BytecodeCache | None:
-    """Templates as jinja compiled them, in the folder that jinja makes for a user among temporary files. To compile
-    them takes a quarter of the time of rendering a spec. None where that folder is not the user's alone."""
+    """Return jinja's cache of compiled templates, in a temporary folder of the user.
+
+    Compiling templates takes a quarter of the time of rendering a spec. None if other users can write to the folder.
+    """
     from jinja2 import FileSystemBytecodeCache
     from jinja2.bccache import Bucket
 
     class Kept(FileSystemBytecodeCache):
         def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):  # where nothing can be kept, it is compiled again
+            with suppress(OSError):  # without a writable folder, templates are compiled again
                 super().dump_bytecode(bucket)
 
     # A cache in the project could come with a cloned repository, and its bytecode would run.
-    # jinja knows them by their text. What this file makes of a text belongs to it.
+    # jinja's key is the text of a template. The result also depends on this file, so its hash is in the name.
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     try:
         return Kept(pattern=f"__kgen_{own}_%s.cache")
@@ -127,7 +129,7 @@ def _compiled() -> BytecodeCache | None:
 
 
 def _with_macros(source: str) -> Iterator[tuple[str, bool]]:
-    """The lines of a template, and if each is part of a macro."""
+    """Yield the lines of a template, each with True if it is inside a macro."""
     inside = False
     for line in source.split("\n"):
         inside = (inside or line.startswith("{% macro ")) and not line.startswith("{% endmacro ")
@@ -135,11 +137,14 @@ def _with_macros(source: str) -> Iterator[tuple[str, bool]]:
 
 
 def _in_place(line: str, macro: bool = False) -> str:
-    """A line of a template, with its indentation told to jinja. A macro's lines are set in once more by its calls."""
+    """Return a line of a template with its indentation as an argument of a filter.
+
+    Calls of a macro indent its lines again.
+    """
     inner = line.strip()
     indent = len(line) - len(line.lstrip())
     if inner.startswith("{{") and inner.find("}}") == len(inner) - 2:
-        # The comment has jinja leave out the end of the line.
+        # The empty comment makes jinja drop the end of the line.
         return f"{inner[:-2]}| lines({indent}, {CALLED * macro}) }}}}{{##}}"
     if inner.startswith("{% include ") and indent:
         return f"{{% filter indent({indent}, true) %}}{inner}{{% endfilter %}}"
@@ -147,7 +152,7 @@ def _in_place(line: str, macro: bool = False) -> str:
 
 
 def texts_of(template: Template) -> dict[str, str]:
-    """The texts of a template, of all templates within it, and of what these name in their tags, by name."""
+    """Return the texts of a template, of templates within it, and of templates that their tags name, by name."""
     env = environment(template_root())
     found = (template_texts(env, part.template) for part in parts(template))
     return dict(sorted({name: text for texts in found for name, text in texts.items()}.items()))
@@ -155,9 +160,9 @@ def texts_of(template: Template) -> dict[str, str]:
 
 @cache
 def template_texts(env: Environment, name: str) -> dict[str, str]:
-    """The text of a template and of everything that it imports, includes or extends, by name.
+    """Return the text of a template and of all templates that it imports, includes or extends, by name.
 
-    jinja would parse all of them, also what a spec has no use for. The tags stand on lines of their own.
+    jinja would parse them all, including those that a spec does not use. Each tag is on its own line.
     """
     assert env.loader is not None
     texts: dict[str, str] = {}
@@ -171,7 +176,7 @@ def template_texts(env: Environment, name: str) -> dict[str, str]:
 
 
 def referenced(text: str) -> list[str]:
-    """The templates that a text names in its tags."""
+    """Return the templates that the tags of a text name."""
     lines = (line.strip() for line in text.splitlines())
     tags = ("{% include ", "{% from ", "{% import ", "{% extends ")
     return [line.replace("'", '"').split('"')[1] for line in lines if line.startswith(tags)]

@@ -1,4 +1,4 @@
-"""What templates put around operands and values, which may not be there."""
+"""Filters with which templates join optional operands and values."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kgen.targets.code import GLUON, Statement
 from kgen.targets.folding import COLUMNS, Bracketed, folded
 
 WIDTH = 112
-"""Columns of a line of operands."""
+"""Width of a line of operands, in columns."""
 SET_IN = {GLUON: 12}
-"""Columns by which templates of a language are set in where others include them."""
+"""Indentation of included templates, in columns, by language."""
 
 
 def around(form: str) -> Callable[[object], str]:
-    """A filter that sets a value into a form, and makes nothing of None."""
+    """Return a filter that formats a value, and returns an empty text for None."""
     return lambda value: "" if value is None else form.format(value)
 
 
 def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> str:
-    """Operands with a comma behind each, on lines that fit; lists of operands begin lines of their own."""
+    """Join operands with a comma after each, on lines of at most `WIDTH` columns. Each inner list starts a line."""
     if operands and not isinstance(operands[0], str):
         return "\n".join(wrapped(line, indent) for line in operands)
     text = textwrap.fill(
@@ -34,13 +34,13 @@ def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> s
 
 
 def parameters(declared: Sequence[str]) -> str:
-    """The parameters of a function with their parentheses, on one line if they fit."""
+    """Format the parameters of a function with parentheses, on one line if they fit."""
     flat = f"({', '.join(declared)})"
     return flat if len(flat) <= 72 else f"(\n{wrapped(declared, 4)}\n)"
 
 
 def entries(pairs: Sequence[tuple[str, str]], indent: int) -> str:
-    """A dictionary with these entries in Python, on one line if they fit."""
+    """Format a Python dictionary with these entries, on one line if they fit."""
     found = [f'"{name}": {value}' for name, value in pairs]
     flat = f"{{{', '.join(found)}}}"
     inner = "".join(f"{' ' * (indent + 4)}{one},\n" for one in found)
@@ -48,62 +48,62 @@ def entries(pairs: Sequence[tuple[str, str]], indent: int) -> str:
 
 
 def ahead(operands: Sequence[str] | None) -> str:
-    """Operands ahead of others, a comma behind each."""
+    """Join operands with a comma after each, to put before others."""
     return "".join(f"{o}, " for o in operands or ())
 
 
 def behind(operands: Sequence[str] | None) -> str:
-    """Operands behind others, a comma before each."""
+    """Join operands with a comma before each, to put after others."""
     return "".join(f", {o}" for o in operands or ())
 
 
 def each(names: Sequence[str], form: str) -> list[str]:
-    """A form of every name."""
+    """Format each name."""
     return [form.format(name) for name in names]
 
 
 def as_tuple(operands: Sequence[str]) -> str:
-    """Operands as a tuple."""
+    """Format operands as a Python tuple."""
     return f"({', '.join(operands)}{',' if len(operands) == 1 else ''})"
 
 
 def join(operands: Sequence[object], between: str) -> str:
-    """Operands with a text between each two."""
+    """Join operands with a text between them."""
     return between.join(map(str, operands))
 
 
 def said(message: str, function: str) -> str:
-    """A message of a function, formatted if it has fields."""
+    """Return a literal of `function: message`, an f-string if the message has fields."""
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
 def unpacked(names: Sequence[str]) -> str:
-    """Names as Python unpacks into them: one alone has a comma behind it."""
+    """Join names as targets of an unpacking: a single name gets a trailing comma."""
     return ", ".join(names) + "," * (len(names) == 1)
 
 
 def alternatives(conditions: Sequence[str]) -> str:
-    """Conditions of C++ behind another, any of which is enough."""
+    """Join conditions of C++ with `||`, to put after another condition."""
     return "".join(f" || {c}" for c in conditions)
 
 
 def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracketed:
-    """Operands between `head`, which ends with a bracket, and `tail`: on one line, or on lines that fit."""
+    """Put operands between `head`, which ends with a bracket, and `tail`, on one line or on several that fit."""
     return Bracketed(head, tuple(map(str, operands)), tail)
 
 
 def spread(operands: Sequence[str], indent: int) -> str:
-    """Operands on lines that fit, with nothing behind the last."""
+    """Join operands on lines that fit, without a trailing comma."""
     return wrapped(operands, indent).removesuffix(",")
 
 
 def within(operands: Sequence[str], indent: int) -> str:
-    """Operands behind a bracket; further lines are set in."""
+    """Join operands after a bracket; further lines are indented."""
     return spread(operands, indent).strip()
 
 
 def columns(operands: Sequence[str], indent: int) -> str:
-    """Two operands a line, the second ones below each other."""
+    """Join operands in two aligned columns."""
     width = max(map(len, operands)) + 2
     pairs = zip_longest(operands[::2], operands[1::2], fillvalue="")
     found = (f"{' ' * indent}{f'{a},':<{width}}{b}{',' * bool(b)}".rstrip() for a, b in pairs)
@@ -111,9 +111,9 @@ def columns(operands: Sequence[str], indent: int) -> str:
 
 
 def lines(value: object, language: str, indent: int, more: int = 0) -> str:
-    """Lines of code, set in, with an end of line behind each; what is too long for a line is broken.
+    """Indent lines of code, break those that are too long, and end each with a newline.
 
-    They may be set in by `more` columns later.
+    `more` is the indentation that a caller may add later, in columns.
     """
     found = _lines(value, language, COLUMNS - indent - max(more, SET_IN.get(language, 0)))
     return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
@@ -156,4 +156,4 @@ FILTERS: dict[str, Callable[..., object]] = {
     "unpacked": unpacked,
     "wrapped": wrapped,
 }
-"""Of operands in a list; of the guards of a load and of a store; of a term and a factor."""
+"""Filters by their name in templates: for lists of operands, for guards of loads and stores, for terms and factors."""

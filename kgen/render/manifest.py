@@ -1,4 +1,4 @@
-"""`generated/<name>/manifest.json`: which spec made the directory, and which files.
+"""The file `generated/<name>/manifest.json`, which records the spec of a directory and its files.
 
 There is one manifest per directory, so that processes that render different specs share no file.
 """
@@ -22,43 +22,43 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory's manifest says. `spec` is a posix path relative to the directory, or a stock spec's name.
+    """The content of a manifest. `spec` is a POSIX path relative to the directory, or the name of a stock spec.
 
-    `kgen` is the version that wrote it, for people: nothing depends on it, and another version, or none, is no change.
+    `kgen` is the version that wrote the manifest, for people. A manifest that differs only in it counts as unchanged.
     """
 
     spec: str
     files: Mapping[str, str]
     kgen: str = __version__
     proved: bool = True
-    """False where the files were written without the proof that comes before (`--no-prove`)."""
+    """False if the files were written without a proof (`--no-prove`)."""
 
     def text(self) -> str:
-        """The file, the same on every machine."""
+        """Return the text of the file, which is the same on every machine."""
         version = {"kgen": self.kgen} if self.kgen else {}
         unproved = {} if self.proved else {"proved": False}
         said = {**version, "spec": self.spec, **unproved, "files": dict(sorted(self.files.items()))}
         return json.dumps(said, indent=2) + "\n"
 
     def spec_path(self, directory: Path) -> Path:
-        """Where the spec should be."""
+        """Return the path of the spec, which need not exist."""
         return Path(os.path.realpath(builtin.as_read(self.spec) or directory / self.spec))
 
 
 def relative_spec(spec: Path, directory: Path) -> str:
-    """The path of a spec as the manifest in `directory` writes it."""
+    """Return the path of a spec as it is in the manifest of `directory`."""
     if stock := builtin.as_written(spec, directory):
         return stock
     return Path(os.path.relpath(os.path.realpath(spec), os.path.realpath(directory))).as_posix()
 
 
 def read(directory: Path) -> Manifest | None:
-    """The manifest of a directory; None without one that can be read (a merge may have left marks in it).
+    """Return the manifest of a directory; None if it is missing or unreadable, for example with conflict marks.
 
-    Raises `KgenError` for what neither kgen nor a merge writes: no end of brackets, a path that no system has.
+    Raises `KgenError` for content that neither kgen nor a merge writes: deeply nested brackets, an impossible path.
     """
     path = directory / MANIFEST
-    hint = f"remove {path}: the files themselves say what is kgen's"
+    hint = f"remove {path}; kgen recognizes its files by their headers"
     try:
         data = read_json(path, "bad-manifest", hint)
         files = {str(name): str(value) for name, value in data["files"].items()}
@@ -67,13 +67,13 @@ def read(directory: Path) -> Manifest | None:
         return None
     for name in (spec, *files):
         if not _is_path(name):
-            message = f"{shown(name)} is not the name of a file"
+            message = f"{shown(name)} is not a file name"
             raise KgenError(Diagnostic("bad-manifest", message, str(path), 1, 1, hint=hint))
     return Manifest(spec, files, str(data.get("kgen", "")), data.get("proved") is not False)
 
 
 def _is_path(name: str) -> bool:
-    """Whether a system may have a file of this name."""
+    """True if a file can have this name."""
     try:
         return b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:
@@ -81,10 +81,10 @@ def _is_path(name: str) -> bool:
 
 
 def listed(directory: Path) -> list[str]:
-    """The files that kgen put into a directory: by its manifest, or without one by their own headers."""
+    """Return the files that kgen wrote to a directory, from its manifest, or else from their headers."""
     manifest = read(directory)
     if manifest is not None:
-        # A manifest is only text on disk: a name in it must not lead out of its directory.
+        # Anyone may have written the manifest: a name in it must not lead out of its directory.
         return sorted(name for name in manifest.files if Path(name).name == name)
     if not directory.is_dir():
         return []
@@ -92,12 +92,12 @@ def listed(directory: Path) -> list[str]:
 
 
 def _is_ours(path: Path) -> bool:
-    # A name with a dot in front is what another process is writing just now.
+    # A leading dot marks a temporary file of another process.
     if path.name.startswith(".") or not path.is_file():
         return False
     try:
         with path.open("rb") as file:
             start = file.read(4096).decode("utf-8", "replace")
-    except FileNotFoundError:  # Another process has just pruned it.
+    except FileNotFoundError:  # another process has deleted it
         return False
     return body_hash(start.replace("\r\n", "\n")) is not None

@@ -1,4 +1,4 @@
-"""The specs of a project: finding them, loading them, rendering them; every error of every spec at once."""
+"""Find, load and render the specs of a project. Errors of all specs are collected into one `KgenError`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 
 def find_specs(given: Sequence[Path]) -> list[Path]:
-    """The spec files that are meant: a directory means all its `*.yaml`, a name the project's spec or the stock spec of
-    that name, nothing means those of the project."""
+    """Return the spec files for the arguments of a command.
+
+    A directory stands for all its `*.yaml`. A name stands for the spec of the project, or the stock spec. Without
+    arguments, return the specs of the project. Raises `KgenError` if there is none.
+    """
     found: list[Path] = []
     for path in given or [settings().specs]:
         inside = sorted(path.glob("*.yaml")) if path.is_dir() else []
@@ -43,7 +46,7 @@ def find_specs(given: Sequence[Path]) -> list[Path]:
 
 
 def _named(path: Path) -> Path | None:
-    """The spec that a bare name means."""
+    """Return the spec of this name, in the project or among the stock specs."""
     if not str(path).isidentifier():
         return None
     own = settings().specs / f"{path}.yaml"
@@ -52,36 +55,37 @@ def _named(path: Path) -> Path | None:
 
 def _not_found(path: Path, given: Sequence[Path]) -> Diagnostic:
     if path.is_dir():
-        return Diagnostic("no-specs", "the directory has no *.yaml", file=str(path))
+        return Diagnostic("no-specs", "the directory has no *.yaml file", file=str(path))
     hint = None
     if not given:
         hint = (
-            f"name a spec, or run kgen where `{path.as_posix()}/` is; `kgen list --builtin` names stock specs"
+            f"name a spec, or run kgen where `{path.as_posix()}/` is; `kgen list --builtin` lists stock specs"
         )
     elif str(path).isidentifier():
-        hint = did_you_mean(str(path), builtin_specs()) or "`kgen list --builtin` names stock specs"
+        hint = did_you_mean(str(path), builtin_specs()) or "`kgen list --builtin` lists stock specs"
     return Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint)
 
 
 def load_all(paths: Iterable[Path]) -> list[Loaded]:
-    """Every spec, each variant of it, or every error of every spec."""
+    """Load all variants of all specs. Raises `KgenError` with the errors of all specs."""
     return [one for variants in each(paths, load) for one in variants]
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a spec makes: a folder, one for each of its variants, and those of its adapters. `spec_text` is None where
-    the cache vouched for the files on disk. `started` are files by path that are written where they are missing. `fits`
-    are lines about the callers that adapters fit."""
+    """The rendering of a spec: its folder, one for each variant, and the folders of its adapters."""
 
     outputs: tuple[Output, ...]
     spec_text: str | None
+    """None on a cache hit."""
     started: Mapping[str, str] = field(default_factory=dict)
+    """Files by path that are written only if they are missing."""
     remarks: tuple[str, ...] = ()
-    """Sentences for the person who renders it, each once."""
+    """Sentences for the user, each once."""
     specs: tuple[Loaded, ...] = ()
     """The specs that were planned, once each."""
     fits: tuple[str, ...] = ()
+    """Lines about the callers that can use the adapters."""
 
 
 def render_all(
@@ -92,8 +96,10 @@ def render_all(
     single: bool = False,
     cached: bool = False,
 ) -> list[Rendered]:
-    """What every spec makes, or every error of every spec. `single`: the one file that does without others. `cached`:
-    ask the cache first."""
+    """Render all specs. Raises `KgenError` with the errors of all specs.
+
+    `single` renders one file per spec that needs no other. `cached` allows cache hits.
+    """
 
     def render(path: Path) -> Rendered:
         if cached and targets is None and not single and (hit := cache.lookup(path, generated)):
@@ -106,7 +112,7 @@ def render_all(
         if single:
             return Rendered(tuple(outputs), variants[0].text, remarks=said, specs=tuple(variants))
         beside = adapted(variants, listed(variants))
-        # An adapter is of all targets at once: where some are asked for, it stays as it is.
+        # An adapter covers all targets: with `--target`, its files stay as they are.
         outputs += [
             Output(path, folder, files if whole else {}, whole) for folder, files in beside.folders.items()
         ]
@@ -120,7 +126,7 @@ def render_all(
 
 
 def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
-    """The adapters of every spec, or every error of every spec."""
+    """Render adapters of these kinds for all specs. Raises `KgenError` with the errors of all specs."""
 
     def adapt(path: Path) -> Rendered:
         variants = load(path)
@@ -136,7 +142,7 @@ def _once(variants: Iterable[Loaded], more: Iterable[Loaded]) -> tuple[Loaded, .
 
 
 def marked(rendered: Iterable[Rendered], folders: Collection[str], proved: bool) -> list[Rendered]:
-    """The same, with manifests of some folders that say whether anything was proved before they were written."""
+    """Return the same renderings, with `proved` recorded in the manifests of `folders`."""
     return [
         replace(
             one,
@@ -147,14 +153,14 @@ def marked(rendered: Iterable[Rendered], folders: Collection[str], proved: bool)
 
 
 def together(rendered: Iterable[Rendered]) -> tuple[list[Output], dict[str, str]]:
-    """What several specs make: their folders, and the files that they start with."""
+    """Return the folders of several specs, and the files that are written only if they are missing."""
     made = list(rendered)
     outputs = [output for one in made for output in one.outputs]
     return outputs, {name: text for one in made for name, text in one.started.items()}
 
 
 def remarks(rendered: Iterable[Rendered], generated: Path, changed: Iterable[Path]) -> list[str]:
-    """The remarks of the specs that have one of the `changed` files."""
+    """Return the remarks of the specs to which one of the `changed` files belongs."""
     paths = {path.as_posix() for path in changed}
     return [
         remark
@@ -163,14 +169,14 @@ def remarks(rendered: Iterable[Rendered], generated: Path, changed: Iterable[Pat
             path.as_posix() in paths
             for o in one.outputs
             for name in o.files
-            for path in (generated / o.name / name, generated / name)  # the second of `--single`
+            for path in (generated / o.name / name, generated / name)  # the second with `--single`
         )
         for remark in one.remarks
     ]
 
 
 def remember(rendered: Iterable[Rendered], generated: Path) -> None:
-    """Tell the cache what is on disk now."""
+    """Store in the cache that these files are on disk."""
     for each in rendered:
         if each.spec_text is not None and each.outputs[0].whole:
             cache.store(each.outputs, each.spec_text, generated, each.started)
@@ -187,7 +193,7 @@ def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> No
     if unknown:
         raise KgenError(unknown)
     if not any(output.files for each in rendered for output in each.outputs):
-        raise KgenError(Diagnostic("no-target", f"no spec asks for the target {', '.join(sorted(targets))}"))
+        raise KgenError(Diagnostic("no-target", f"no spec has the target {', '.join(sorted(targets))}"))
 
 
 def load(path: Path) -> list[Loaded]:
@@ -198,7 +204,7 @@ def load(path: Path) -> list[Loaded]:
 
 
 def each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
-    """The results for all paths; errors are collected so that one run shows them all."""
+    """Call `work` on all paths and return the results. Raises one `KgenError` with the errors of all paths."""
     results: list[T] = []
     errors: list[KgenError] = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""From a loaded spec to the text of its files, in memory."""
+"""Render a loaded spec to the texts of its files, in memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class InternalError(Exception):
-    """Something broke in kgen itself while it worked on a spec. The cause is chained."""
+    """A bug in kgen, found while it worked on a spec. The cause is chained."""
 
 
 @contextmanager
 def blaming(spec: str, doing: str = "rendering", hint: str = "") -> Iterator[None]:
-    """An exception that is not the user's to mend becomes an `InternalError` that names the spec, with a `hint`."""
+    """Turn any exception except `KgenError` into an `InternalError` that names the spec, with a `hint`."""
     try:
         yield
     except (KgenError, InternalError):
@@ -47,9 +47,9 @@ def blaming(spec: str, doing: str = "rendering", hint: str = "") -> Iterator[Non
 def render_spec(
     loaded: Loaded, targets: Collection[str] | None = None, *, single: bool = False
 ) -> dict[str, str]:
-    """Filename -> text for every file that the spec asks for, or those of `targets` alone.
+    """Return the texts of the files of a spec by filename, for all its targets or for `targets`.
 
-    `single`: the one file `<name>.py` that does without others. Raises `KgenError` where there is none.
+    With `single`, return the file `<name>.py` that needs no other. Raises `KgenError` if there is none.
     """
     return _rendered(loaded, targets, single)[1]
 
@@ -61,14 +61,15 @@ def render_variants(
     single: bool = False,
     remark: Callable[[str], None] = lambda said: None,
 ) -> dict[str, dict[str, str]]:
-    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one.
+    """Return the files of all variants of a spec, by folder.
 
-    `remark` is called with each remark of each source.
+    With all targets, this includes the folder of the spec, whose function selects a variant. `remark` is called with
+    each remark of each source.
     """
     first = variants[0]
     if single and len(variants) > 1:
-        message = f"`{first.spec.name}` has variants, and one file is one of them"
-        hint = f"render its folder, or take `{first.folder}/triton.py` with what lies beside it"
+        message = f"`{first.spec.name}` lists several dtypes or head dims; `--single` needs exactly one"
+        hint = f"render its folder, or copy the folder `{first.folder}`"
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
     made = {one.folder: _rendered(one, targets, single) for one in variants}
     folders = {folder: texts for folder, (_, texts) in made.items()}
@@ -83,8 +84,11 @@ def render_variants(
 
 
 def render_choice(variants: Sequence[tuple[Loaded, Collection[str]]]) -> dict[str, str]:
-    """Filename -> text of what chooses one of a spec's variants, of whose folders each has these of its files; nothing
-    where one has no file with the function."""
+    """Return the file that selects a variant of a spec, by filename.
+
+    `variants` has the names of the files in each variant's folder. The result is empty if a variant has no file with
+    the function.
+    """
     with _blaming(variants[0][0]):
         return _choice(
             [
@@ -104,15 +108,14 @@ def _choice(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> dict[str, st
 def _rendered(
     loaded: Loaded, targets: Collection[str] | None, single: bool
 ) -> tuple[dict[str, Source], dict[str, str]]:
-    """What the files of one spec are made of, and their texts."""
+    """Return the sources of the files of one spec, and their texts."""
     with _blaming(loaded):
         sources = _settled(loaded, targets, single)
         return sources, {name: _file([loaded], source) for name, source in sources.items()}
 
 
 def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
-    """Filename and text of each place where a block of that name is in the files of a spec, set in as little as can
-    be."""
+    """Return the filename and the dedented text of each template block of this name in the files of a spec."""
     with _blaming(loaded):
         return [
             (name, textwrap.dedent(_tidy(text)))
@@ -122,14 +125,13 @@ def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
 
 
 def render_source(variants: Sequence[Loaded], source: Source) -> str:
-    """A file that stands beside the kernels of a spec, from all its variants."""
+    """Render a file next to the kernels of a spec, from all its variants."""
     with _blaming(variants[0]):
         return _file(variants, source)
 
 
 def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
-    """`__init__.py` of a folder that has these of the spec's files and no others; None where none has the spec's
-    function."""
+    """Render `__init__.py` for a folder with only these files of a spec; None if none has the function."""
     from kgen.targets.package import package
 
     with _blaming(loaded):
@@ -139,7 +141,7 @@ def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
 
 
 def render_text(loaded: Loaded, template: Template) -> str:
-    """A file of the user's to start from, without a header."""
+    """Render a file that belongs to the user, without a header."""
     with _blaming(loaded):
         return _tidy(environment.rendered(template))
 
@@ -149,7 +151,7 @@ def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
 
 
 def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> dict[str, Source]:
-    """What each file is made of, with names within it that mean one thing each."""
+    """Return the source of each file, with names of the spec replaced that collide with names of the files."""
     sources = (_single if single else _sources)(named_apart(loaded), targets)
     if any(loaded.spec.name in source.reserved for source in sources.values()):
         raise KgenError([refusal(loaded, loaded.spec.name)])
@@ -157,7 +159,7 @@ def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> d
 
 
 def _blocks(source: Source, block: str) -> list[str]:
-    """The texts of the blocks of a name in a file and in every template within it."""
+    """Return the texts of the blocks of this name in a file and in all templates within it."""
     found: list[str] = []
 
     def kept(render: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:
@@ -179,7 +181,7 @@ def _blocks(source: Source, block: str) -> list[str]:
 
 
 def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
-    """What each file is made of."""
+    """Return the source of each file, by filename."""
     from kgen.targets import asked_targets, launch_file, sources
     from kgen.targets.package import package
 
@@ -198,18 +200,18 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
 
 
 def _is_filename(name: str) -> bool:
-    """Whether it is one of a module, or of another file that may lie beside it: `triton.py`, `cuda.cu`."""
+    """True for the name of a module or of a file next to it: `triton.py`, `cuda.cu`."""
     stem, _, kind = name.partition(".")
     return name.isascii() and stem.isidentifier() and kind.isalpha() and kind.islower()
 
 
 def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
-    """What the one file is made of that does without others: of several the one that is called by default."""
+    """Return the source of the file that needs no other: of several, the one with the highest rank."""
     files = [file for file in _sources(loaded, targets).values() if file.alone is not None]
     source = max(files, key=lambda file: file.rank or 0, default=None)
     if source is None:
-        message = f"`{loaded.spec.name}` has no file that does without others"
-        hint = "render its folder, or ask for the target triton"
+        message = f"`{loaded.spec.name}` has no file that works without others"
+        hint = "render its folder, or add the target `triton`"
         raise KgenError(Diagnostic("no-single-file", message, file=str(loaded.path), hint=hint))
     assert source.alone is not None
     name = f"{loaded.spec.name}.py"
@@ -236,7 +238,7 @@ def _with_imports(text: str) -> str:
 
 @cache
 def _launch_names() -> frozenset[str]:
-    """The names that `_launch.py` defines."""
+    """Return the names that `_launch.py` defines."""
     table = symtable.symtable(environment.rendered(LAUNCH_FILE), FILENAME, "exec")
     return frozenset(s.get_name() for s in table.get_symbols() if s.is_assigned() and not s.is_imported())
 
@@ -246,7 +248,7 @@ def _tidy(rendered: str) -> str:
 
 
 def _file(loaded: Sequence[Loaded], source: Source) -> str:
-    """A file of a spec, or of all its variants."""
+    """Return a file of a spec, or of all its variants, with its header."""
     if source.shared:
         inputs = digest(
             "\0".join(f"{name}\0{text}" for name, text in environment.texts_of(source.text).items())
@@ -263,9 +265,9 @@ def _file(loaded: Sequence[Loaded], source: Source) -> str:
 
 
 def _inputs_hash(loaded: Sequence[Loaded], source: Source) -> str:
-    """Stands for the spec as understood (comments and layout of its YAML do not count) and its templates.
+    """Return a hash of the model of the spec, without comments and layout of its YAML, and of its templates.
 
-    The model keeps its order: that of buffers is the order of the launcher's arguments.
+    The model keeps the order of its fields: the order of buffers is the order of the launcher's arguments.
     """
     texts = environment.texts_of(source.text)
     models = (one.spec.model_dump_json() for one in loaded)

@@ -1,7 +1,7 @@
-"""From rendered text to files on disk: first a list of changes, then all of them or none.
+"""Write rendered texts to disk: compute a list of changes, then apply all of them or none.
 
-What is written is written beside its place and moved there, so nobody ever sees half a file. A file that
-somebody edited is never overwritten or deleted unless forced; files that kgen does not know are left alone.
+A file is written under a temporary name and moved, so readers never see half a file. A file that a user edited is
+overwritten or deleted only with `force`. Files that kgen did not write stay as they are.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from kgen.render.header import body_hash, is_untouched
 from kgen.render.manifest import MANIFEST, Manifest
 
 DEPTH = 4
-"""How deep folders lie: those of a variant of a spec in those of an adapter in a repository."""
+"""Largest depth of folders: a variant of a spec, inside an adapter, inside a repository."""
 
 State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 
 
 @dataclass(frozen=True)
 class Output:
-    """A folder that a spec makes, by its name below that of all kernels: `causal`, or a variant's, `causal/bf16_d64`.
-    `whole` is false where only some of the targets were asked for, `proved` where nothing was proved before; None
-    leaves what is recorded of that."""
+    """A folder of a spec. `name` is relative to the output directory: `causal`, or `causal/bf16_d64` for a variant."""
 
     spec: Path
     name: str
     files: Mapping[str, str]
     whole: bool = True
+    """False if only some targets are rendered."""
     proved: bool | None = None
+    """False if no proof was made before. None keeps the value in the manifest."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is to become of one path. `text` is what it should hold (None: nothing makes it any more).
+    """The change of one path. `text` is its content; None if no spec makes the file.
 
-    An `edited` file differs from `text` by somebody's own work: it is written or deleted only when forced.
+    An `edited` file was changed by a user: it is written or deleted only with `force`.
     """
 
     path: Path
@@ -55,7 +55,7 @@ class Change:
 
     @property
     def is_manifest(self) -> bool:
-        """Whether this is our own record, which summaries do not count."""
+        """True for a manifest, which summaries do not count."""
         return self.path.name == MANIFEST
 
 
@@ -66,8 +66,11 @@ def compute_changes(
     *,
     others: bool = True,
 ) -> list[Change]:
-    """Everything that stands between the disk and `outputs`, unchanged files included. Without `others`, only what lies
-    in their own folders is looked at. `started` are files by path that are the user's where they are there."""
+    """Return the changes that bring the disk to `outputs`, including unchanged files.
+
+    Without `others`, only the folders of `outputs` are compared. `started` are files by path that are written only if
+    they are missing.
+    """
     with os_errors():
         made = _made(outputs)
         _refuse_shared_names(outputs, made, generated)
@@ -85,9 +88,9 @@ def compute_changes(
 
 
 def folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
-    """The folders that kgen made, those inside of others first; a link leads to somebody else's."""
+    """Yield the folders that kgen wrote, inner ones first. Symbolic links are skipped."""
     inside: list[Path] = []
-    with suppress(FileNotFoundError):  # It is none yet, or another process has just pruned it.
+    with suppress(FileNotFoundError):  # it does not exist yet, or another process has deleted it
         inside = sorted(folder.iterdir()) if depth else []
     for path in inside:
         if path.is_dir() and not path.is_symlink():
@@ -97,26 +100,26 @@ def folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def file_changes(output: Output, generated: Path) -> list[Change]:
-    """The changes of the files in one folder of a spec, unchanged files included, without its manifest."""
+    """Return the changes of the files in one folder of a spec, including unchanged files, without the manifest."""
     directory = generated / output.name
     with os_errors():
         changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
-        return [*changes, *_pruned(directory, set(output.files), f"{output.spec} no longer makes it")]
+        return [*changes, *_pruned(directory, set(output.files), f"{output.spec} does not make it")]
 
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
-    """The same for specs that make one file each, right in the folder: its header is all that is recorded of it."""
+    """Return the changes for specs with a single file each, directly in the folder. There is no manifest."""
     with os_errors():
         _refuse_shared_names(outputs, _made(outputs), folder)
         return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
 
 
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
-    """Write, replace and delete; nothing at all if an edit would be lost and `force` is not given."""
+    """Write, replace and delete files. Without `force`, raise `DriftError` first if an edit would be lost."""
     changes = [change for change in changes if change.state != "unchanged"]
     if not force:
         refuse_edited(changes)
-    # The manifest goes last: whoever stops halfway leaves the old one, by which every file is still known.
+    # The manifest goes last: after an interruption, the old one still lists every file.
     writes = sorted((c for c in changes if c.text is not None), key=lambda change: change.is_manifest)
     deletes = sorted((c for c in changes if c.text is None), key=lambda change: change.is_manifest)
     temporary: list[tuple[Path, Path]] = []
@@ -136,29 +139,29 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
             change.path.unlink(missing_ok=True)
         emptied = {change.path.parent for change in deletes}
         for directory in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
-            with suppress(OSError):  # It holds something that is not ours.
+            with suppress(OSError):  # it contains files of the user
                 directory.rmdir()
 
 
 def drift(changes: Sequence[Change]) -> list[Change]:
-    """The changes worth a line: a manifest only says again what its directory's files say."""
+    """Return the changes to print: a manifest only if no other file of its directory changes."""
     said = {c.path.parent for c in changes if c.state != "unchanged" and not c.is_manifest}
     return [c for c in changes if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)]
 
 
 def wanted(changes: Iterable[Change]) -> int:
-    """How many files are to be there, without our own records and what has become the user's."""
+    """Return the number of files to write, without manifests and files of the user."""
     return sum(change.text is not None and not change.is_manifest for change in changes)
 
 
 def refuse_edited(changes: Iterable[Change]) -> None:
-    """Raise if a change would lose somebody's work."""
+    """Raise `DriftError` if a change would lose an edit of the user."""
     diagnostics = [
         Diagnostic(
             "edited",
             f"{change.why}; it would be {'overwritten' if change.text is not None else 'deleted'}",
             file=str(change.path),
-            hint="move the change into the spec, or give up the edit with --force",
+            hint="move the edit into the spec, or discard it with --force",
         )
         for change in changes
         if change.state == "edited"
@@ -168,7 +171,7 @@ def refuse_edited(changes: Iterable[Change]) -> None:
 
 
 def _made(outputs: Sequence[Output]) -> dict[Path, list[str]]:
-    """By spec the folders of its own, without those inside of others."""
+    """Return the top-level folders of each spec."""
     found: dict[Path, list[str]] = {}
     for output in outputs:
         names = found.setdefault(Path(os.path.realpath(output.spec)), [])
@@ -178,13 +181,13 @@ def _made(outputs: Sequence[Output]) -> dict[Path, list[str]]:
 
 
 def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], generated: Path) -> None:
-    """Two specs must not make one directory; and a directory must be a directory of its own, not a link."""
+    """Raise `KgenError` if two specs have the same directory, or if a directory is a symbolic link."""
     diagnostics = []
     first: dict[str, Path] = {}
     for output in outputs:
         parts = output.name.split("/")
         if len(parts) > DEPTH or not all(part.replace("-", "_").isidentifier() for part in parts):
-            raise ValueError(f"a spec is called {output.name!r}: its directory could be anywhere")
+            raise ValueError(f"the name {output.name!r} of a spec is not a directory below the output")
         directory = generated / output.name
         other = first.setdefault(output.name, output.spec)
         if other is output.spec:
@@ -198,7 +201,7 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], gene
                     "name-taken",
                     f"the name `{output.name}` belongs to {other}, which makes {directory}",
                     file=str(output.spec),
-                    hint="give the spec another `name`; if the other one was renamed, render both",
+                    hint="give the spec another `name`; if the other spec was renamed, render both",
                 )
             )
         if any(generated.joinpath(*parts[: n + 1]).is_symlink() for n in range(len(parts))):
@@ -210,11 +213,11 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], gene
 
 
 def _directory_changes(output: Output, directory: Path) -> list[Change]:
-    """Each file that the spec makes, each that it made before and makes no more, and the manifest."""
+    """Return the changes of the files of a spec, of its obsolete files, and of the manifest."""
     changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
     hashes = {name: body_hash(text) or "" for name, text in output.files.items()}
     if output.whole:
-        changes += _pruned(directory, set(output.files), f"{output.spec} no longer makes it")
+        changes += _pruned(directory, set(output.files), f"{output.spec} does not make it")
     elif old := manifest.read(directory):
         hashes = {**old.files, **hashes}
     if hashes:
@@ -226,7 +229,7 @@ def _directory_changes(output: Output, directory: Path) -> list[Change]:
 
 
 def _orphan_changes(directory: Path, made: Mapping[Path, Sequence[str]]) -> list[Change]:
-    """What is to be deleted in a directory that no spec makes: its spec is gone, or makes others now."""
+    """Return the deletions in a directory that no spec makes: its spec is gone, or makes other directories."""
     recorded = manifest.read(directory)
     if recorded is None:
         return []
@@ -234,7 +237,7 @@ def _orphan_changes(directory: Path, made: Mapping[Path, Sequence[str]]) -> list
     if spec not in made and spec.is_file():
         return []
     now = ", ".join(f"`{name}`" for name in made.get(spec, ()))
-    why = f"its spec now makes {now}" if now else f"its spec {spec.name} is gone"
+    why = f"its spec makes {now}" if now else f"its spec {spec.name} is gone"
     old = _read(directory / MANIFEST)
     return [*_pruned(directory, set(), why), Change(directory / MANIFEST, "pruned", None, old, why)]
 
@@ -245,7 +248,7 @@ def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
         if name in kept:
             continue
         old = _read(path)
-        if old is None and not path.is_symlink():  # gone, perhaps pruned by another process this very moment
+        if old is None and not path.is_symlink():  # another process may have deleted it
             continue
         old = old or b""
         if edit := _edit(path, old):
@@ -276,32 +279,32 @@ def _manifest_change(path: Path, made: Manifest, there: Manifest | None) -> Chan
 
 
 def _read(path: Path) -> bytes | None:
-    """What a file holds; None if there is none, or if another process has just pruned it."""
+    """Return the content of a file; None if it does not exist."""
     try:
         content = files.read(path)
     except FileNotFoundError:
         return None
     if len(content) > files.MAX_RECORD:
-        message = f"the file has more than {files.MAX_RECORD} bytes: kgen did not write it"
-        raise KgenError(Diagnostic("too-large", message, str(path), hint="move it away"))
+        message = f"the file has more than {files.MAX_RECORD} bytes, so kgen did not write it"
+        raise KgenError(Diagnostic("too-large", message, str(path), hint="move the file away"))
     return content
 
 
 def _edit(path: Path, old: bytes) -> str | None:
-    """How a file on disk is not what kgen wrote, if so."""
+    """Return how a file on disk differs from a file that kgen wrote; None if it does not."""
     if path.is_symlink():
         return "the file is a symbolic link"
     text = old.decode("utf-8", "replace")
     if is_untouched(text):
         return None
     if body_hash(text.replace("\r\n", "\n")) is None:
-        return "the file has no header of kgen's"
-    return "the file was edited by hand: its body is not the one that its header names"
+        return "the file has no header of kgen"
+    return "the file was edited by hand: its body does not match the hash in its header"
 
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """What the file system refuses is for the user to mend."""
+    """Turn an `OSError` into a `KgenError`, because the user has to fix its cause."""
     try:
         yield
     except OSError as error:

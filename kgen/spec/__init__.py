@@ -1,1 +1,1 @@
-"""What the user writes: YAML with source positions, pydantic models, JSON schema."""
+"""Specs: YAML with source positions, pydantic models, JSON schema."""

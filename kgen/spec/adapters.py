@@ -1,4 +1,4 @@
-"""`adapters` of a spec: by whom its kernels are to be called, of those that its family has."""
+"""The field `adapters` of a spec: a list of the adapters that its family has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kgen.spec.problems import all_known, problem
 
 
 def adapters_field(kernel: str) -> Any:
-    """The type of the field of a family. It is no part of what a spec says of its kernels."""
+    """Return the type of the field for a family. A dump of a spec excludes it, as it does not change kernels."""
     known = family(kernel).adapters
     items = tuple[Literal[tuple(known)], ...]  # type: ignore[misc, valid-type]
     check = BeforeValidator(lambda value: _checked(value, known))

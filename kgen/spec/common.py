@@ -1,4 +1,4 @@
-"""What specs of every family share: names and texts that end up in emitted source, elements, parameters."""
+"""Fields that the specs of all families share: names, texts in emitted source, element types, parameters."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ ELEMENTS = {
 }
 
 MAX_RANK = 4
-"""Dimensions of a buffer."""
+"""Largest number of dimensions of a buffer."""
 REALS = ("fp32", "bf16", "fp16")
-"""The dtypes of a buffer that leaves its dtype open."""
+"""The dtypes that a tensor may have for a buffer with `dtype: any`."""
 
 ELSEWHERE = frozenset(
     {
-        # Arguments of every launch in Triton, and of the function that it writes to read those of a kernel.
+        # Arguments of every launch in Triton, and of the function that Triton generates to bind them.
         *("debug", "instrumentation_mode", "launch_cooperative_grid", "launch_pdl", "maxnreg"),
         *("num_ctas", "num_stages", "num_warps"),
         *("backend", "options", "params", "specialize_impl"),
@@ -42,11 +42,14 @@ ELSEWHERE = frozenset(
         *("name", "cuda"),
     }
 )
-"""What the names mean to what runs emitted files; `kgen.spec.names` has those that stand in files themselves."""
+"""Names with a meaning outside emitted files. `kgen.spec.names` has the names that are in the files."""
 
 
 def checked_name(name: str) -> str:
-    """A name that can stand in emitted source: lower_snake_case, no keyword, builtin or function."""
+    """Return a name that emitted source can use: lower_snake_case, no keyword, builtin or function.
+
+    Raises `bad-name` or `reserved-name`.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
         hint = "use lower-case letters, digits and single underscores, a letter first"
         raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
@@ -54,7 +57,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_own_name(name: str) -> str:
-    """A name of a user's tensor or number, which keeps its case: `DOC`, `offsets_T`."""
+    """Return the name of a buffer or parameter, in any case: `DOC`, `offsets_T`. Raises as `checked_name`."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) or len(name) > 60:
         hint = "use letters, digits and single underscores, a letter first"
         raise problem("bad-name", f"{shown(name)} is not a name in snake_case", hint)
@@ -63,24 +66,24 @@ def checked_own_name(name: str) -> str:
 
 def _free_name(name: str) -> str:
     if keyword.iskeyword(name) or hasattr(builtins, name):
-        raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
+        raise problem("reserved-name", f"`{name}` is a name of Python", "choose another name")
     if name in TABLE:
-        raise problem("reserved-name", f"`{name}` is a function of the expressions", "choose another name")
+        raise problem("reserved-name", f"`{name}` is a function of expressions", "choose another name")
     if name in ELSEWHERE:
-        message = f"`{name}` means something to Triton, PyTorch or CUDA"
+        message = f"`{name}` is a name of Triton, PyTorch or CUDA"
         raise problem("reserved-name", message, "choose another name")
     return name
 
 
 def _checked_summary(summary: UserText) -> UserText:
-    # It opens every emitted file: plain words, which read the same in every language.
+    # The summary is in a comment or docstring of every emitted file, in Python and in C++.
     text = summary.written.strip()
     if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
-        hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
-        raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
+        hint = "write one line of plain text, without `\\`, `*/` or three quotes in a row"
+        raise problem("bad-summary", "a comment cannot contain this summary", hint)
     if len(text) > 200:
         raise problem(
-            "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
+            "bad-summary", f"the summary has {len(text)} characters, the limit is 200", "shorten it"
         )
     return UserText(text)
 
@@ -90,7 +93,7 @@ def _checked_license(spdx: UserText) -> UserText:
     identifier = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
     if not re.fullmatch(rf"{identifier}( (AND|OR|WITH) {identifier})*", text) or len(text) > 100:
         hint = "see https://spdx.org/licenses, for example `Apache-2.0` or `MIT OR Apache-2.0`"
-        raise problem("bad-license", f"{shown(text)} is not an SPDX licence identifier", hint)
+        raise problem("bad-license", f"{shown(text)} is not an SPDX license identifier", hint)
     return spdx
 
 
@@ -99,12 +102,12 @@ def _checked_text(value: Any) -> Any:
         hint = "write it after the colon, or remove the key"
         raise problem("empty-expression", "the expression is empty", hint)
     if isinstance(value, bool | int | float):
-        raise problem("wrong-type", f"an expression is text, {shown(value)} is not", "put quotes around it")
+        raise problem("wrong-type", f"an expression must be text, not {shown(value)}", "put quotes around it")
     return value
 
 
 def refuse(reserved: Collection[str]) -> Callable[[str], str]:
-    """A check of names: those that a family's kernels use themselves are taken."""
+    """Return a check that raises `reserved-name` for a name in `reserved`, which the kernels of a family use."""
 
     def check(name: str) -> str:
         if name in reserved:
@@ -122,19 +125,19 @@ Expression = Annotated[UserText | None, BeforeValidator(_checked_text)]
 
 
 def is_integer(value: Any) -> bool:
-    """A bool is not one."""
+    """True for an int that is not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 class ParamSpec(SpecModel):
-    """A scalar that the expressions use by name: a compile-time constant, or an argument of every launch."""
+    """A scalar that expressions use by name: a compile-time constant, or an argument of every call."""
 
     type: Annotated[Literal["int", "float"], Field(examples=["float"])]
     """The type in expressions."""
     value: int | float | None = None
-    """The constant; none for run-time parameters."""
+    """The value of a compile-time parameter."""
     runtime: bool = False
-    """Whether the value is given at every launch."""
+    """True: every call passes the value."""
 
     @property
     def scalar(self) -> Type:
@@ -148,7 +151,7 @@ class ParamSpec(SpecModel):
             raise problem("bad-param", message, "remove `value` or `runtime`", at=("value",), key=True)
         if not self.runtime and self.value is None:
             raise problem(
-                "bad-param", "the parameter has no value", "add `runtime: true`, or write its number"
+                "bad-param", "the parameter has no value", "write its number, or add `runtime: true`"
             )
         if self.value is not None and self.type == "int" and not isinstance(self.value, int):
             raise problem("wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",))
@@ -160,8 +163,8 @@ def _param(value: Any) -> Any:
     if isinstance(number, int | float) and not isinstance(number, bool):
         if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
             at = ("value",) if isinstance(value, dict) else ()
-            message = "the number does not fit in 32 bits"
-            raise problem("literal-range", message, "integers are int32 and reals are float32", at=at)
+            message = f"{shown(number)} does not fit in 32 bits"
+            raise problem("literal-range", message, "integers are int32, real numbers are float32", at=at)
         if not isinstance(value, dict):
             return {"type": "int" if isinstance(number, int) else "float", "value": number}
     if isinstance(value, dict | ParamSpec):
@@ -171,12 +174,12 @@ def _param(value: Any) -> Any:
 
 
 def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
-    """The values of the parameters that have one."""
+    """Return the values of compile-time parameters, by name."""
     return {name: param.value for name, param in params.items() if param.value is not None}
 
 
 def numbers(params: Mapping[str, ParamSpec]) -> dict[Node, Node]:
-    """The same as trees, for what is to take the place of their names."""
+    """Return the same values as trees, by the variables that they replace."""
     return {
         Var(name, param.scalar): Const(param.value, param.scalar)
         for name, param in params.items()
@@ -185,7 +188,7 @@ def numbers(params: Mapping[str, ParamSpec]) -> dict[Node, Node]:
 
 
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
-    """A check of `passes`: each name once, in the order of `supported`, with `forward` among them."""
+    """Return a check of `passes`: each name once, in the order of `supported`, including `forward`."""
 
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple):
@@ -202,7 +205,10 @@ def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
 
 
 def taken_names(name: str, sections: Mapping[str, Collection[str]]) -> None:
-    """Raise where a name of one section (`buffers`, `params`) is that of the kernel or of an earlier section."""
+    """Raise `name-taken` if a name of a section is `name` or a name of an earlier section.
+
+    Sections are `buffers` and `params`; `name` is the name of the spec.
+    """
     taken = {name: "the kernel"}
     for section, names in sections.items():
         for n in names:
@@ -213,8 +219,10 @@ def taken_names(name: str, sections: Mapping[str, Collection[str]]) -> None:
 
 
 def differentiable(node: Node) -> frozenset[str]:
-    """The names (buffers and scalars) that the value depends on smoothly: not by a condition, an index or a flat
-    function."""
+    """Return the buffers and scalars in which the value is differentiable.
+
+    A condition, an index, or a function with derivative zero does not count.
+    """
     if isinstance(node, Read | Var) and node.type is Type.FLOAT:
         return frozenset({node.buffer if isinstance(node, Read) else node.name})
     if isinstance(node, Call) and TABLE[node.fn].derivative is not None:

@@ -1,4 +1,4 @@
-"""A spec file to a checked model and typed expressions, or to every diagnostic that it deserves."""
+"""Load a spec file: a validated model and typed expressions, or all diagnostics of the file."""
 
 from __future__ import annotations
 
@@ -25,46 +25,48 @@ from kgen.spec.source import MAX_BYTES, Document, decode
 
 @dataclass(frozen=True)
 class Loaded:
-    """A spec that is right: its text with "\\n" line ends, its model, and its expressions as typed trees."""
+    """A valid spec: its text with "\\n" line ends, its model, and its expressions as typed trees."""
 
     path: Path
     text: str
     spec: Any
-    """The model of its family."""
+    """The pydantic model of the family."""
     trees: Mapping[str, Node]
-    """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
+    """Typed trees by the field of the spec: `score_mod`, `mask_mod`, ..."""
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What callers say for a name that gave way to one of the kernels."""
+    """Names that callers use, by the names that replace them inside kernels."""
     locals: Mapping[str, Node] = dataclasses.field(default_factory=dict)
-    """The values that expressions have local names for, by name; of a name of two fields that of the first."""
+    """Values of local names in expressions. If two fields define a name, the first counts."""
     listed: tuple[str, ...] = ()
     """Fields for which the file has a list; this spec has one value of each."""
 
     @property
     def variant(self) -> str:
-        """Which values it has of those listed, as `bf16_d64`; empty where the file lists none."""
+        """The selected values of listed fields, such as `bf16_d64`; empty if the file has no list."""
         varies = family(self.spec.kernel).varies
         return "_".join(varies[field].word(self.spec) for field in self.listed)
 
     @property
     def folder(self) -> str:
-        """Where its files are, below that of all kernels."""
+        """The folder of its files, relative to the output directory."""
         return f"{self.spec.name}/{self.variant}" if self.variant else str(self.spec.name)
 
 
 def load(path: str | Path) -> Loaded:
-    """Read and check one YAML file of one variant. Raises `KgenError` with all its diagnostics."""
+    """Read and check a YAML file with one variant. Raises `KgenError` with all diagnostics."""
     return _only(load_variants(path))
 
 
 def loads(text: str, path: str | Path) -> Loaded:
-    """Check the text of a spec of one variant; `path` is the name that diagnostics show. Raises `KgenError`."""
+    """Check the text of a spec with one variant. Raises `KgenError`, whose diagnostics show `path`."""
     return _only(loads_variants(text, path))
 
 
 def load_variants(path: str | Path) -> list[Loaded]:
-    """Read and check one YAML file: a spec for each combination of the values that it lists, as `dtype: [bf16, fp16]`.
-    Raises `KgenError` with all its diagnostics."""
+    """Read and check a YAML file. Return a spec for each combination of listed values, as `dtype: [bf16, fp16]`.
+
+    Raises `KgenError` with all diagnostics.
+    """
     file = checked_path(Path(path))
     try:
         content = files.read(file, MAX_BYTES)
@@ -76,12 +78,14 @@ def load_variants(path: str | Path) -> list[Loaded]:
 
 
 def loads_variants(text: str, path: str | Path) -> list[Loaded]:
-    """The same of a text; `path` is the name that diagnostics show."""
+    """Check a text as `load_variants` checks a file. Diagnostics show `path`."""
     document = Document(text, Path(path).as_posix())
     own = family(_kernel(document))
     listed = [field for field in own.varies if isinstance(document.data.get(field), list)]
     empty = [field for field in listed if not document.data[field]]
-    wrong = [document.value("bad-value", f"`{f}` lists nothing", (f,), "list a value or more") for f in empty]
+    wrong = [
+        document.value("bad-value", f"`{f}` is an empty list", (f,), "list at least one value") for f in empty
+    ]
     found: list[Loaded] = []
     made: dict[tuple[str, str], int] = {}
     for places in itertools.product(*(range(len(document.data[field])) for field in listed)):
@@ -105,9 +109,9 @@ def loads_variants(text: str, path: str | Path) -> list[Loaded]:
 
 def _only(variants: list[Loaded]) -> Loaded:
     if len(variants) > 1:
-        message = f"the spec has variants: {', '.join(one.variant for one in variants)}"
+        message = f"the spec has several variants: {', '.join(one.variant for one in variants)}"
         raise KgenError(
-            Diagnostic("variants", message, str(variants[0].path), hint="load_variants has them all")
+            Diagnostic("variants", message, str(variants[0].path), hint="call `load_variants` instead")
         )
     return variants[0]
 
@@ -155,6 +159,6 @@ def _kernel(document: Document) -> str:
 
 
 def _failure(diagnostics: Iterable[Diagnostic]) -> KgenError:
-    # A short form that stands for two fields is reported once.
+    # `head_dim: 0` is an error of both `qk` and `v`, at the same place: report it once.
     unique = dict.fromkeys(diagnostics)
     return KgenError(sorted(unique, key=lambda d: (d.line or 0, d.column or 0)))

@@ -1,11 +1,11 @@
-"""Names of a spec within its files, apart from those that kernels and launchers have themselves.
+"""Rename the names of a spec that collide with names of the emitted files.
 
-`names.json` of a family has, for each kind of name that a spec gives (its own, buffers, params, constants, and values
-that expressions name), the forms in which files have it, as `{name}_ptr`, and the files' own names beside it. Both are
-collected from rendered files (`tests/support/specs/collecting.py`), so that no rendering has to look at one. The specs
-of the repository do not have every name beside every kind, so buffers, params, constants and values keep away from the
-names of all kinds, and from those of variables in trees. A name of a spec that would meet another one gets a suffix
-before anything is planned; callers say what the spec says (`called`).
+A spec has several kinds of names: its own, buffers, parameters, constants, and values that expressions name. For each
+kind, `names.json` of a family lists the forms that files use, such as `{name}_ptr`. It also lists the names that files
+define in the same scopes. `tests/support/specs/collecting.py` collects both from rendered files. The specs of the
+repository do not cover every pair of a file's name and a kind. Therefore buffers, parameters, constants and values
+avoid the names of all kinds, and the names of variables in trees. A name that collides gets a suffix before planning.
+Callers still use the name in the spec (`Loaded.called`).
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 FILE = "names.json"
 _NUMBER = re.compile(r"(?<=_)\d+(?=_|$)")
 SUFFIX = "_arg"
-"""Behind a name that gives way."""
+"""The suffix of a name that is replaced."""
 KINDS = ("name", *SECTIONS, "constants", "values")
-"""Kinds of names: the function, buffers, run-time params, constants, and values in kernels."""
+"""Kinds of names: the function, buffers, run-time parameters, compile-time parameters, and values in kernels."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Names of one kind: the forms in which files have them, and the names that stand beside them."""
+    """One kind of names: the forms that files use, and the names of the files in the same scopes."""
 
     forms: tuple[str, ...]
     own: frozenset[str]
 
     def made(self, name: str) -> frozenset[str]:
-        """The forms of a name in files."""
+        """Return all forms of a name in files."""
         return frozenset(form.format(name=name, NAME=name.upper()) for form in self.forms)
 
     def has(self, made: frozenset[str]) -> bool:
-        """True if a file has one of these names itself, or one with other numbers."""
+        """True if a file uses one of these names, or the same name with other numbers."""
         return not self.own.isdisjoint(made) or not self.own.isdisjoint(map(_counted, made))
 
 
 @dataclass(frozen=True)
 class OwnNames:
-    """The names that the files of a family have themselves."""
+    """The names that the emitted files of a family use."""
 
     kinds: Mapping[str, Kind]
     function: frozenset[str]
-    """Names that an argument of the function would hide."""
+    """Names that an argument of the function would shadow."""
     trees: frozenset[str]
-    """Names of variables that plans put into the trees of a spec."""
+    """Names of variables that plans add to the trees of a spec."""
 
 
 @cache
 def own_names(kernel: str) -> OwnNames:
-    """The names of a family's files; none of a family that they were not collected of."""
+    """Return the names of a family's files; empty if the family has no `names.json`."""
     path = KERNELS / kernel / FILE
     nothing: dict[str, Any] = {"kinds": {}, "function": [], "every": [], "trees": []}
     found = json.loads(path.read_text()) if path.exists() else nothing
@@ -74,12 +74,12 @@ def own_names(kernel: str) -> OwnNames:
 
 
 def _counted(name: str) -> str:
-    """A name with `#` for its numbers: `stride_x_0` and `side_0_max` stand for as many as there are."""
+    """Replace the numbers in a name by `#`: `stride_x_0` stands for `stride_x_1` and so on."""
     return _NUMBER.sub("#", name)
 
 
 def kinds_of(loaded: Loaded) -> dict[str, str]:
-    """The names of a spec, in its order, and the kind of each."""
+    """Return the names of a spec, in their order, with their kinds."""
     params = getattr(loaded.spec, "params", {})
     constants = {name for name, param in params.items() if param.value is not None}
     found = {loaded.spec.name: "name"}
@@ -90,10 +90,10 @@ def kinds_of(loaded: Loaded) -> dict[str, str]:
 
 
 def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
-    """The spec with other names within its files for those that files have themselves, and for those in `more`.
+    """Return the spec with names replaced that collide with names of the files or with `more`.
 
-    Raises `KgenError` where one cannot give way: the function's own, one that its arguments would hide, or any of a
-    family whose names stay.
+    Raises `KgenError` for a name that cannot be replaced: the name of the function, or a name that an argument would
+    shadow. In a family without `names_give_way`, no name can be replaced.
     """
     own, yields = own_names(loaded.spec.kernel), family(loaded.spec.kernel).names_give_way
     taken: set[str] = set()
@@ -115,7 +115,7 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
 
 
 def taken_from_values(loaded: Loaded) -> frozenset[str]:
-    """The names that values in kernels cannot have: the kernels' own, and those made of the spec's."""
+    """Return the names that values in kernels must avoid: of the kernels, and the forms of the spec's names."""
     return frozenset(_taken(loaded))
 
 
@@ -132,7 +132,7 @@ def _called(loaded: Loaded, name: str) -> str:
 
 
 def refusal(loaded: Loaded, name: str) -> Diagnostic:
-    """The error of a name that files have themselves."""
+    """Return the diagnostic for a name of a spec that the emitted files use."""
     from kgen.spec.source import Document
 
     document = Document(loaded.text, loaded.path.as_posix())

@@ -1,4 +1,4 @@
-"""Results that are made once of a spec, however many stages ask for them."""
+"""Cache results per spec, so that several stages share them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 def once_each(make: Callable[..., T]) -> Callable[..., T]:
-    """Make something of a `Loaded`, with more arguments, once for as long as that object lives.
+    """Cache `make(loaded, ...)` per argument list, for the lifetime of the `Loaded` object.
 
-    The result must not hold the object. Specs are known by identity: one that is loaded anew is made anew.
+    The result must not refer to the object. Specs are compared by identity: a spec that is loaded twice has two
+    results.
     """
     made: dict[Hashable, Any] = {}
 

@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in the words of its author rather than those of the validator."""
+"""Turn validation errors into diagnostics in the terms of the spec language."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kgen.spec.source import Document, Path
 
 
 class SpecModel(BaseModel):
-    """Part of a spec: immutable, no unknown keys, no conversions. Docstrings describe the fields (`schema.py`)."""
+    """A part of a spec: immutable, no unknown keys, no conversions. `schema.py` reads the docstrings of fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -24,14 +24,17 @@ class SpecModel(BaseModel):
 def problem(
     code: str, message: str, hint: str | None = None, *, at: Path = (), key: bool = False
 ) -> PydanticCustomError:
-    """An error for a validator to raise: `at` leads from its value to the culprit, `key` marks its key."""
+    """Return an error for a validator to raise.
+
+    `at` is the path from the validated value to the wrong one. With `key`, the diagnostic marks the key instead.
+    """
     return PydanticCustomError(
         "kgen", "{message}", {"code": code, "message": message, "hint": hint, "at": at, "key": key}
     )
 
 
 def all_known(names: Sequence[Any], known: Collection[str], code: str, kind: str) -> None:
-    """Raise `code` at the first of some names that is not known as one of a kind: `pass`, say."""
+    """Raise `code` at the first name that is not in `known`. `kind` is a word for the message, such as `pass`."""
     for i, name in enumerate(names):
         if name not in known:
             hint = did_you_mean(name, known) if isinstance(name, str) else None
@@ -41,7 +44,7 @@ def all_known(names: Sequence[Any], known: Collection[str], code: str, kind: str
 
 
 def described(document: Document, model: type[BaseModel], error: ErrorDetails) -> Diagnostic:
-    """A validation error of `model` as a diagnostic at its place in the file."""
+    """Return a validation error of `model` as a diagnostic with its position in the file."""
     path: Path = error["loc"]
     context = error.get("ctx", {})
     if error["type"] == "kgen":
@@ -65,7 +68,7 @@ def described(document: Document, model: type[BaseModel], error: ErrorDetails) -
 
 
 def _translated(type_: str, context: dict[str, Any], value: Any, fallback: str) -> tuple[str, str, str]:
-    """Code, message and hint for the kinds of errors that pydantic finds by itself."""
+    """Return code, message and hint for an error of pydantic's own checks."""
     if type_ == "literal_error":
         choices = [c.strip("'") for c in re.findall(r"'[^']*'|-?\d+", context["expected"])]
         listed = f"must be one of {', '.join(choices)}" if len(choices) > 1 else f"must be `{choices[0]}`"
@@ -78,14 +81,14 @@ def _translated(type_: str, context: dict[str, Any], value: Any, fallback: str) 
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return "out-of-range", f"must be {bound}, not {shown(value)}", f"write a number of {bound}"
     if type_ == "too_short":
-        return "bad-value", "cannot be empty", "write one item or more"
+        return "bad-value", "cannot be empty", "write at least one item"
     if type_ == "too_long":
         return (
             "bad-value",
-            f"has at most {context['max_length']} items, not {context['actual_length']}",
+            f"must have at most {context['max_length']} items, not {context['actual_length']}",
             "shorten it",
         )
-    return "bad-value", f"is wrong: {fallback}", "`kgen schema` prints what a spec may say"
+    return "bad-value", f"is wrong: {fallback}", "`kgen schema` prints the schema of a spec"
 
 
 _NEEDED: dict[str, tuple[str, str]] = {
@@ -107,7 +110,7 @@ def _where(path: Path) -> str:
 
 
 def _example(model: type[BaseModel], path: Path) -> str:
-    """A line that would mend a missing key, from the examples of its field."""
+    """Return a hint that adds a missing key, from the examples of its field."""
     for parent in _models(model, path[:-1]):
         examples = parent.model_fields[str(path[-1])].examples
         if examples:
@@ -118,7 +121,7 @@ def _example(model: type[BaseModel], path: Path) -> str:
 
 
 def _elsewhere(path: Path) -> str | None:
-    """Which families of kernels have a key that this one does not."""
+    """Return a hint that names the families which have a key that this family lacks, if any."""
     key = str(path[-1])
     having = [one.name for one in families() if len(path) == 1 and key in one.model.get().model_fields]
     return f"it is a key of {' and '.join(f'`kernel: {name}`' for name in having)}" if having else None
@@ -129,7 +132,7 @@ def _known_keys(model: type[BaseModel], path: Path) -> set[str]:
 
 
 def _models(model: type[BaseModel], path: Path) -> list[type[BaseModel]]:
-    """The models that a mapping under `path` may be."""
+    """Return the models that a mapping under `path` may have."""
     found = [model]
     for step in path:
         fields = [parent.model_fields[step] for parent in found if step in parent.model_fields]

@@ -1,4 +1,4 @@
-"""A spec whose own names are others: in its model, in its trees, and in what callers say."""
+"""Rename the names of a spec, in its model and its trees."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SECTIONS = ("buffers", "params")
 
 
 def inside(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
-    """The spec with these `other` names within its files; callers say what they said."""
+    """Return the spec with the names in `other` replaced inside its files; callers use the names as before."""
     called = {**loaded.called, **{inner: loaded.called.get(name, name) for name, inner in other.items()}}
     return replace(renamed(loaded, other), called=called)
 
 
 def renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
-    """The spec with these `other` names."""
+    """Return the spec with each name in `other` replaced."""
     spec = loaded.spec
 
     def rename(node: Node) -> Node:

@@ -1,4 +1,4 @@
-"""The JSON schema of specs, for editors: completion and checks while typing."""
+"""The JSON schema of specs, with which editors complete and check them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TITLE = "kgen spec"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a spec of any kernel family, in JSON Schema 2020-12; equal on every run.
+    """Return the schema of specs of all families, in JSON Schema 2020-12; the result is the same on every run.
 
-    `kernel` decides between them by `if` and `then`: of a union editors would offer the keys of all families until
-    there is one, and name the mistakes of each where it is wrong.
+    `kernel` selects the family by `if` and `then`. With a union, editors would offer the keys of all families and
+    report the errors of each.
     """
     models = {family.name: family.model.get() for family in families()}
     schema = TypeAdapter(_union([*models.values()])).json_schema()
@@ -48,17 +48,17 @@ def json_schema() -> dict[str, Any]:
 
 
 def text() -> str:
-    """What `schema.json` holds."""
+    """Return the content of `schema.json`."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def shipped() -> str:
-    """The schema, without making it."""
+    """Return the schema from `schema.json`, which is faster than building it."""
     return PATH.read_text(encoding="utf-8")
 
 
 def is_ours(text: str) -> bool:
-    """Whether a text is the schema of specs, of any version."""
+    """True if a text is the schema of specs, of any version."""
     return f'\n  "title": "{TITLE}"' in text
 
 
@@ -70,7 +70,7 @@ def _union(models: list[Any]) -> Any:
 
 
 def _list(properties: dict[str, Any], name: str) -> None:
-    """Let a field have several values, as `Family.varies` says."""
+    """Allow a list of values for a field of `Family.varies`."""
     own = properties[name]
     said = {key: own.pop(key) for key in ("title", "description", "examples", "default") if key in own}
     several = {"type": "array", "items": own, "minItems": 1}
@@ -78,11 +78,13 @@ def _list(properties: dict[str, Any], name: str) -> None:
 
 
 def _describe(made: dict[str, Any], model: type[SpecModel]) -> None:
-    """Let docstrings describe fields, also those that a model has from another. pydantic would read them for
-    every spec that is rendered, which takes longer than to check it."""
+    """Add the docstrings of fields as descriptions, including those of base classes.
+
+    `use_attribute_docstrings` of pydantic would read them in every run, which takes longer than to check a spec.
+    """
     for child in model.__subclasses__():
         _describe(made, child)
-        # A name that several modules have is told apart by theirs.
+        # pydantic prefixes a class name that several modules have with the module.
         there = {child.__name__, f"{child.__module__.replace('.', '__')}__{child.__name__}"} & {*made}
         described = {name: text for base in child.__mro__[::-1] for name, text in _docstrings(base)}
         for properties in (made[name]["properties"] for name in there):
@@ -91,12 +93,12 @@ def _describe(made: dict[str, Any], model: type[SpecModel]) -> None:
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
-    """Fields of a model with the docstring that follows each."""
+    """Yield the fields of a model with their docstrings."""
     if not issubclass(model, SpecModel):
         return
     try:
         source = inspect.getsource(model)
-    except OSError:  # made by `create_model`, which was told
+    except OSError:  # `create_model` made it, with descriptions
         return
     (made,) = ast.parse(source).body
     assert isinstance(made, ast.ClassDef)

@@ -1,7 +1,7 @@
-"""YAML text to plain data that remembers where everything stood.
+"""Read YAML into plain data with the source position of each value.
 
-Only the data model of JSON is read, in YAML 1.2's core schema (`no` is text, not a truth value). Anchors,
-aliases, tags, duplicate keys and several documents are errors: a spec says each thing once, in one place.
+The reader accepts the data model of JSON. It uses the core schema of YAML 1.2, in which `no` is text. Anchors, aliases,
+tags, duplicate keys and several documents are errors.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _Tree = _Scalar | _Sequence | _Mapping
 
 
 class Document:
-    """One YAML file: its `data` (dicts, lists, scalars) and the place of each part.
+    """One YAML file: its `data` (dicts, lists, scalars) and the position of each part.
 
-    A path is the keys and indices that lead to a value: `("buffers", "slopes", "shape", 0)`.
+    A path is the sequence of keys and indices to a value: `("buffers", "slopes", "shape", 0)`.
     """
 
     def __init__(self, text: str, file: str) -> None:
-        """Read `text`; raises `KgenError` with one diagnostic when it is not one plain YAML mapping."""
-        # Positions count "\n" only, and hashes of the text should not depend on an editor.
+        """Read `text`. Raises `KgenError` with one diagnostic if it is not a plain YAML mapping."""
+        # Positions count "\n" only, and the hash of the text must not depend on the editor's line ends.
         self.text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         self.file = file
         self.lines = self.text.split("\n")
@@ -74,7 +74,7 @@ class Document:
         self.data: dict[str, Any] = _plain(self._root)
 
     def choosing(self, places: Mapping[str, int]) -> Document:
-        """The same with one item of a list for the list, by top-level key."""
+        """Return the document with one item instead of each list: `places` has its index, by top-level key."""
         chosen = copy.copy(self)
         items = dict(self._root.items)
         for key, place in places.items():
@@ -86,17 +86,17 @@ class Document:
         return chosen
 
     def value(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
-        """A diagnostic at the value under `path`, or at the nearest value around it that exists."""
+        """Return a diagnostic at the value under `path`, or at the innermost enclosing value in the file."""
         key, tree = self._find(path)
         written = isinstance(tree, _Scalar) and tree.end > tree.start
         if written or key is None:
             end = tree.end if isinstance(tree, _Scalar) else tree.start + 1
             return self.at(code, message, tree.start, end, hint)
-        # Carets under a whole block say little: its key names it.
+        # A block spans many lines; its key identifies it better.
         return self.at(code, message, key.start, key.end, hint)
 
     def key(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
-        """A diagnostic at the key that ends `path`."""
+        """Return a diagnostic at the last key of `path`."""
         key, tree = self._find(path)
         spot = key or tree
         return self.at(code, message, spot.start, spot.end, hint)
@@ -111,7 +111,7 @@ class Document:
         length: int,
         hint: str | None = None,
     ) -> Diagnostic:
-        """A diagnostic at a 1-based `line` and `column` of the text value under `path`."""
+        """Return a diagnostic at a 1-based `line` and `column` inside the text value under `path`."""
         _, tree = self._find(path)
         assert isinstance(tree, _Scalar)
         lines = tree.text.split("\n")
@@ -122,7 +122,7 @@ class Document:
         return self.at(code, message, start, max(last, start) + 1, hint)
 
     def at(self, code: str, message: str, start: int, end: int, hint: str | None = None) -> Diagnostic:
-        """A diagnostic at the characters from `start` up to `end` (0-based), cut at the end of the line."""
+        """Return a diagnostic at the characters `[start, end)`, counted from 0 and cut at the end of the line."""
         start = min(start, len(self.text))
         row = bisect.bisect_right(self._starts, start) - 1
         source = self.lines[row]
@@ -131,7 +131,7 @@ class Document:
         return Diagnostic(code, message, self.file, row + 1, column + 1, length, source, hint)
 
     def existing(self, path: Path) -> Path:
-        """The longest beginning of `path` that is in the file."""
+        """Return the longest prefix of `path` that is in the file."""
         known = 0
         data: Any = self.data
         for step in path:
@@ -156,7 +156,7 @@ class Document:
 
 
 def decode(content: bytes, file: str) -> str:
-    """The text of a file of at most `MAX_BYTES` bytes of UTF-8; raises `KgenError`."""
+    """Decode a file of at most `MAX_BYTES` bytes of UTF-8. Raises `KgenError`."""
     if len(content) > MAX_BYTES:
         line, column = position(content, MAX_BYTES)
         source = content.split(b"\n")[line - 1].decode(errors="replace")
@@ -173,7 +173,7 @@ def decode(content: bytes, file: str) -> str:
 
 
 class _Reader:
-    """Builds the tree from parse events, so that an alias is refused before anything is made of it."""
+    """Build the tree from parse events, so that an alias is refused before it is expanded."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -184,7 +184,7 @@ class _Reader:
     def read(self) -> _Mapping:
         text = self.document.text
         if len(text) > MAX_BYTES:
-            message = f"the file has {len(text)} characters, {MAX_BYTES} is the limit"
+            message = f"the file has {len(text)} characters, the limit is {MAX_BYTES}"
             self.fail("too-large", message, 0, 1, "move tables of numbers into a buffer")
         try:
             return self.document_of(iter(YAML(typ="safe", pure=True).parse(text)))
@@ -200,7 +200,7 @@ class _Reader:
             hint = "remove it"
         except (ValueError, OverflowError):
             index = next((m.start() for m in _CODE_POINT.finditer(text) if int(m[1], 16) > sys.maxunicode), 0)
-            self.fail("bad-yaml", "there is no such character", index, index + 10, "U+10FFFF is the last")
+            self.fail("bad-yaml", "this code point does not exist", index, index + 10, "U+10FFFF is the last")
         except YAMLError:
             message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
         self.fail("bad-yaml", message, index, index + 1, hint)
@@ -213,7 +213,7 @@ class _Reader:
                     start = event.start_mark.index
                     self.fail(
                         "bad-yaml",
-                        "a file holds one spec",
+                        "a file must contain one spec",
                         start,
                         start + 3,
                         "put each spec into its own file",
@@ -222,11 +222,13 @@ class _Reader:
                     self.fail("bad-yaml", "YAML directives are not supported", 0, 1, "remove the `%` lines")
                 root = self.tree(next(events), events, 0)
         if root is None:
-            hint = "begin with `kernel: attention`; `kgen schema` prints what a spec may say"
+            hint = "begin with `kernel: attention`; `kgen schema` prints the schema of a spec"
             self.fail("empty-spec", "the file is empty", 0, 1, hint)
         if not isinstance(root, _Mapping):
             hint = "begin with `kernel: attention`"
-            self.fail("bad-yaml", "a spec is a mapping of `key: value` lines", root.start, root.end, hint)
+            self.fail(
+                "bad-yaml", "a spec must be a mapping of `key: value` lines", root.start, root.end, hint
+            )
         return root
 
     def tree(self, event: Any, events: Iterator[Any], depth: int) -> _Tree:
@@ -258,10 +260,10 @@ class _Reader:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self.tree(event, events, depth + 1)
             if not isinstance(key, _Scalar) or not isinstance(key.value, str):
-                self.fail("bad-yaml", "a key is a name", key.start, key.end, "put quotes around other keys")
+                self.fail("bad-yaml", "a key must be text", key.start, key.end, "put quotes around it")
             if key.value in mapping.items:
                 first = self.document.at("", "", mapping.items[key.value][0].start, 0).line
-                message = f"{shown(key.value)} is there twice"
+                message = f"the key {shown(key.value)} appears twice"
                 self.fail(
                     "duplicate-key", message, key.start, key.end, f"the first is on line {first}: keep one"
                 )
@@ -273,8 +275,8 @@ class _Reader:
         if half := _SURROGATE.search(text):
             scalar = _Scalar(text, event.start_mark.index, event.end_mark.index, text, event.style)
             start = _places(self.document.text, scalar)[half.start()]
-            message = f"U+{ord(half[0]):04X} is half of a character"
-            hint = 'write the character itself, or its number after `\\U`, as in "\\U0001F600"'
+            message = f"U+{ord(half[0]):04X} is a surrogate, half of a character"
+            hint = 'write the character, or its code point after `\\U`, as in "\\U0001F600"'
             self.fail("bad-character", message, start, start + 6, hint)
         if event.style is not None:
             return text
@@ -287,10 +289,10 @@ class _Reader:
                 start = event.start_mark.index
                 self.fail(
                     "literal-range",
-                    "the number is too large",
+                    "the number does not fit in 32 bits",
                     start,
                     event.end_mark.index,
-                    "use at most int32",
+                    "write an int32",
                 )
             return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
         if _FLOAT.fullmatch(text):
@@ -308,7 +310,7 @@ _QUOTE = "write the value itself, and put quotes around text that begins with `&
 
 
 def _friendly(problem: str, text: str, index: int, opened: int) -> tuple[str, str, int]:
-    """What the reader found at `index` in something that it `opened`: message, hint, where to point."""
+    """Return message, hint and position for an error of ruamel at `index`, in a construct that began at `opened`."""
     character = text[index : index + 1]
     line = text.rfind("\n", 0, index) + 1
     if problem.startswith("found character") and character == "\t":
@@ -317,8 +319,8 @@ def _friendly(problem: str, text: str, index: int, opened: int) -> tuple[str, st
         return f"a value cannot begin with `{character}`", "put quotes around it", index
     if problem.startswith("mapping values are not allowed"):
         if ":" in text[line:index]:
-            hint = "put quotes around text that has `: ` in it, or break the line"
-            return "a second `:` on this line", hint, index
+            hint = "put quotes around text that contains `: `, or break the line"
+            return "this line has a second `:`", hint, index
         hint = "begin the keys of one level in the same column"
         first = index - len(text[line:index].lstrip(" "))
         return "this line is indented deeper than the line above allows", hint, first
@@ -326,14 +328,14 @@ def _friendly(problem: str, text: str, index: int, opened: int) -> tuple[str, st
         hint = "add the `:`, or indent the line under the key that it belongs to"
         return "this line is not `key: value`", hint, opened
     if problem == "found unexpected end of stream":
-        return "the quote is never closed", "close it", opened
+        return "the quote is never closed", "add the closing quote", opened
     if problem.startswith("expected ',' or"):
         if opened < line or index >= len(text):
             return f"`{text[opened : opened + 1]}` is never closed", "close the bracket", opened
         return f"{problem.split(', but')[0]} before this", "separate the items with commas", index
     if problem.startswith("expected <block end>"):
         hint = "begin the keys of one level in the same column"
-        return "this line does not fit its neighbours", hint, index
+        return "this line does not fit the indentation around it", hint, index
     return problem, "see https://yaml.org/spec/1.2.2", index
 
 
@@ -346,10 +348,10 @@ def _plain(tree: _Tree) -> Any:
 
 
 def _places(text: str, scalar: _Scalar) -> list[int]:
-    """For each character of the value, and for its end, where it stands in the file.
+    """Return the position in the file of each character of the value, and of its end.
 
-    The value is the raw text less quotes, indentation, folded line ends and escapes. Visible characters come
-    in the same order, so both are walked side by side.
+    The value is the raw text without quotes, indentation, folded line ends and escapes. Visible characters have the
+    same order in both, so one loop walks both texts.
     """
     at = scalar.start
     if scalar.style in ("|", ">"):
@@ -369,7 +371,7 @@ def _places(text: str, scalar: _Scalar) -> list[int]:
 
 
 def _width(text: str, at: int, style: str | None) -> int:
-    """How many characters of the file spell the character at `at`."""
+    """Return the number of characters in the file that encode the character at `at`."""
     if style == "'" and text.startswith("''", at):
         return 2
     if style == '"' and text[at : at + 1] == "\\":

@@ -1,4 +1,4 @@
-"""A new spec: a family's commented one, or a copy of another, under a name of its own."""
+"""Create a spec from the commented starter of a family, or from another spec."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kgen.spec.source import Document
 SCHEMA = "kgen.schema.json"
 LINE = "# yaml-language-server: $schema="
 PLACEHOLDER = "starter"
-"""What the families' commented specs are called."""
+"""The name in the commented starters."""
 
 
 def starter(kernel: str, name: str) -> str:
-    """The commented spec of a family, under a name."""
+    """Return the commented starter of a family, with this name."""
     text = (KERNELS / kernel / "starter.yaml").read_text(encoding="utf-8")
     return _with_schema(text.replace(PLACEHOLDER, _free(name)))
 
 
 def copied(spec: Path, name: str) -> str:
-    """The text of a spec, comments and all, under another name. Raises `KgenError`, also for a spec that is wrong."""
+    """Return the text of a spec, with its comments, under another name. Raises `KgenError` if the spec is invalid."""
     document = Document(load_variants(spec)[0].text, spec.as_posix())
     there = document.value("", "", ("name",))
     assert there.line is not None
@@ -39,7 +39,7 @@ def copied(spec: Path, name: str) -> str:
 
 
 def schema_beside(folder: Path) -> Path | None:
-    """Where a folder of specs wants the schema that editors read; None where it has it, or a file of another's."""
+    """Return the path to which the schema must be written; None if it is there, or if the file is not kgen's."""
     path = folder / SCHEMA
     try:
         there = files.read(path).decode(errors="replace")
@@ -48,13 +48,13 @@ def schema_beside(folder: Path) -> Path | None:
     except OSError as error:
         message = f"cannot read the file: {error.strerror or error}"
         raise KgenError(
-            Diagnostic("cannot-read", message, path.as_posix(), 1, 1, hint="move it away")
+            Diagnostic("cannot-read", message, path.as_posix(), 1, 1, hint="move the file away")
         ) from None
     return path if schema.is_ours(there) and there != schema.shipped() else None
 
 
 def _with_schema(text: str) -> str:
-    """The text with the line by which editors find the schema, in place of any that it has."""
+    """Return the text with one line at the top from which editors find the schema."""
     lines = [line for line in text.split("\n") if not line.startswith(LINE)]
     return "\n".join([LINE + SCHEMA, *lines])
 

@@ -1,4 +1,4 @@
-"""`targets` of a spec: a key for each folder in `targets/` of its family, with the options that the folder brings."""
+"""The field `targets` of a spec: a key for each folder in `targets/` of the family, with the options of the target."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kgen.spec.problems import SpecModel, problem
 
 
 class NoOptions(SpecModel):
-    """Options of the target: none so far."""
+    """The target has no options."""
 
 
 class Targets(SpecModel):
-    """What to emit."""
+    """The targets to emit."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The options of a target; None where the spec does not ask for it."""
+            """Return the options of a target; None if the spec does not list it."""
 
 
 def targets_model(kernel: str, module: str) -> type[Targets]:
-    """The model of a family, for the module that calls it `Targets`."""
+    """Return the model of a family. `module` is the module that binds it to the name `Targets`."""
     fields: Any = {
         name: (target.options.get() | None, Field(default=None, description=target.emits))
         for name, target in family(kernel).targets.items()
@@ -46,7 +46,7 @@ def targets_model(kernel: str, module: str) -> type[Targets]:
 
 
 def _checked(value: Any, kernel: str) -> Any:
-    """Every target is one of the family, and there is one."""
+    """Check that there is a target, and that the family has every target."""
     if not isinstance(value, dict):
         return value
     supported = family(kernel).targets
@@ -55,7 +55,7 @@ def _checked(value: Any, kernel: str) -> Any:
         if name in supported:
             continue
         if name in known_targets():
-            message = f"the target `{name}` is not supported yet for {kernel}"
+            message = f"`kernel: {kernel}` does not support the target `{name}`"
             hint = f"remove it: {words} supported"
             raise problem("unsupported-target", message, hint, at=(name,), key=True)
         hint = did_you_mean(name, supported) or f"{words} supported"
@@ -63,5 +63,5 @@ def _checked(value: Any, kernel: str) -> Any:
     if not value:
         hint = f"write `targets: {{{next(iter(supported))}: {{}}}}`"
         raise problem("missing-key", "a spec needs at least one target", hint)
-    # `triton:` with nothing after it asks for the target without options.
+    # `triton:` without a value selects the target with default options.
     return {name: {} if options is None else options for name, options in value.items()}

@@ -1,4 +1,4 @@
-"""What becomes of an expression may be too large for the passes over it, though the expression is not."""
+"""Report expressions that are within the limits, but too large once a pass has expanded them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def too_large(loaded: Loaded) -> Iterator[None]:
-    """Work on the expressions of a spec. Only they nest, so it is they that end Python's stack: a `KgenError`."""
+    """Turn a `RecursionError` of the body into a `KgenError` at the largest expression.
+
+    Only expressions nest, so only they can exhaust Python's stack.
+    """
     try:
         yield
     except RecursionError:

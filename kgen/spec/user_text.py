@@ -1,8 +1,8 @@
-"""Free text of a spec: what a person wrote, and cannot be printed without saying where it lands.
+"""Free text of a spec, which must be escaped for the place where it is printed.
 
-Summaries, licences, expressions with their comments, and the names of files end up in docstrings and comments of
-emitted files, where some characters would end them. A `UserText` is no `str`: `str()`, f-strings, `join` and jinja
-refuse it, so that no template and no target can forget what is here.
+Summaries, licenses, expressions with their comments, and file names appear in docstrings and comments of emitted files.
+Some characters would end these. A `UserText` is not a `str`: `str()`, f-strings, `join` and jinja refuse it, so that a
+template or a target cannot print it unescaped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class UserText:
-    """Text that a user wrote. `written` is the text as it is: for parsers and checks, not for emitted files."""
+    """Text that a user wrote. `written` is the raw text, for parsers and checks, not for emitted files."""
 
     __slots__ = ("written",)
 
@@ -26,22 +26,25 @@ class UserText:
         self.written = written
 
     def lines(self) -> list[UserText]:
-        """Its lines, without blanks around the whole."""
+        """Return the lines, without leading and trailing blanks of the whole text."""
         return [UserText(line) for line in self.written.strip().split("\n")]
 
     def in_docstring(self) -> str:
-        """On one line of a Python docstring, whose value then shows what was written."""
+        """Escape the text for one line of a Python docstring, whose value is then the text."""
         text = escaped(self.written).replace("\\", "\\\\")
         return re.sub(r'""+|"$', lambda quotes: '\\"' * len(quotes[0]), text)
 
     def in_comment(self) -> str:
-        """On one line of a comment in Python, C++ or CUDA: it ends none, and does not take in the next line."""
+        """Escape the text for a one-line comment in Python, C++ or CUDA.
+
+        The result does not end the comment, and does not continue it on the next line.
+        """
         text = escaped(self.written).replace("*/", "* /")
         goes_on = text.rstrip().endswith(("\\", "??/"))
         return text + " ." if goes_on else text
 
     def on_terminal(self) -> str:
-        """On one line of a terminal, which obeys none of it."""
+        """Escape the text for one line on a terminal, without control sequences."""
         return escaped(self.written)
 
     def __bool__(self) -> bool:
@@ -64,7 +67,7 @@ class UserText:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema  # a render from the cache needs no pydantic
+        from pydantic_core import core_schema  # late: rendering from the cache runs without pydantic
 
         dumped = core_schema.plain_serializer_function_ser_schema(lambda text: text.written)
         text = core_schema.str_schema(strict=True)
@@ -72,4 +75,4 @@ class UserText:
 
 
 def _refuse() -> NoReturn:
-    raise TypeError("text of a user is printed by `in_docstring`, `in_comment` or `on_terminal`")
+    raise TypeError("text of a user has no str(): call `in_docstring`, `in_comment` or `on_terminal`")

@@ -57,7 +57,7 @@ def test_what_there_is_goes_before_a_name(folder: Path) -> None:
     ("name", "said"),
     [
         ("causal_aliby", "did you mean `causal_alibi`?"),
-        ("zzzzzz", "`kgen list --builtin` names stock specs"),
+        ("zzzzzz", "`kgen list --builtin` lists stock specs"),
         ("specs/causal.yaml", None),
         ("causal.yaml", None),
     ],

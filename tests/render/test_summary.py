@@ -58,5 +58,5 @@ def test_a_summary_is_a_sentence(kernel: str, summary: str, sentence: str) -> No
 
 
 def test_a_summary_of_several_lines_is_refused() -> None:
-    with pytest.raises(KgenError, match="cannot stand in a comment"):
+    with pytest.raises(KgenError, match="cannot contain this summary"):
         sentences("norm", "summary: |\n  One.\n  Two.\n")

@@ -135,7 +135,7 @@ def test_verbs_take_each_variant(tmp_path: Path) -> None:
     assert "Of 2 variants, bf16." in kgen(tmp_path, "explain", str(spec)).stdout
     alone = kgen(tmp_path, "render", "--single", "--stdout", str(spec))
     assert alone.returncode == 2
-    assert "many/bf16/triton.py" in alone.stderr
+    assert "many/bf16" in alone.stderr
 
 
 @pytest.mark.parametrize(

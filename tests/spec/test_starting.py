@@ -101,7 +101,7 @@ def test_a_copy_has_its_comments_and_another_name(tmp_path: Path) -> None:
     [
         (["3x"], "not a lower_snake_case name"),
         (["../up"], "not a lower_snake_case name"),
-        (["lambda"], "means something in Python"),
+        (["lambda"], "is a name of Python"),
         (["q"], "already has a meaning in kernels"),
         (["mine", "--from", "causal", "--kernel", "norm"], "does not go with"),
         (["mine", "--from", "causal_aliby"], "did you mean `causal_alibi`?"),
