@@ -65,7 +65,7 @@ def test_characters_that_stdout_lacks(folder: Path) -> None:
     """People see escapes; the text of a file is UTF-8, as the file is."""
     result = run(folder, "kgen list && kgen render --stdout", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
-    listed, _, source = result.stdout.partition(b"1 specs\n")
+    listed, _, source = result.stdout.partition(b"1 spec\n")
     assert rb"Gr\xf6\xdfe \u2713" in listed
     run(folder, "kgen render --single -o single")
     assert source == (folder / "single" / "sample.py").read_bytes()
@@ -124,7 +124,7 @@ def test_an_empty_word(arguments: list[str], folder: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as ended:
         app(arguments, prog_name="kgen")
     assert ended.value.code == 2
-    assert "an argument is empty" in capsys.readouterr().err
+    assert "expected a value, got an empty argument" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["specs"]
 
 
@@ -146,5 +146,5 @@ def test_what_the_system_refuses_is_no_bug(capsys: pytest.CaptureFixture[str]) -
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "templates/x.j2")
 
     assert terminal.guarded(refuse, Format.TEXT) == 2
-    assert "the system refused: Read-only file system\n --> generated/x.py" in capsys.readouterr().err
+    assert "operating system error: Read-only file system\n --> generated/x.py" in capsys.readouterr().err
     assert terminal.guarded(forget, Format.TEXT) == 70

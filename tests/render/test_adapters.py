@@ -84,10 +84,10 @@ def test_what_a_repository_starts_with_is_the_users(folder: Folder) -> None:
 def test_what_is_listed_no_more_is_pruned(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", spec=BOTH.replace(", hub", ""))
-    pruned = (
-        "pruned: generated/own_hub/torch-ext/own/__init__.py (its spec now makes `own`, `own_transformers`)"
+    deleted = (
+        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec now makes `own`, `own_transformers`)"
     )
-    assert pruned in lines
+    assert deleted in lines
     assert code == 0
     left = {name for name in folder.tree("generated") if name.startswith("own_hub")}
     (adapted,) = adapt_all([folder.root / "specs/own.yaml"], ["hub"])
@@ -98,7 +98,7 @@ def test_where_some_targets_are_asked_for_they_stay(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     before = folder.tree("generated")
     code, lines = folder.kgen("render", "--target", "triton", spec=BOTH.replace("fp16", "bf16"))
-    assert (code, lines[-1][-9:]) == (0, " 0 pruned")
+    assert (code, lines[-1][-10:]) == (0, " 0 deleted")
     after = folder.tree("generated")
     assert {name.partition("/")[0] for name in before if after.get(name) != before[name]} == {"own"}
     assert folder.kgen("render", "--single", "-o", "single")[0] == 0

@@ -132,7 +132,7 @@ def test_verbs_take_each_variant(tmp_path: Path) -> None:
     rows = [row for row in status if "spec" in row] if isinstance(status, list) else status["rows"]
     assert [row["file"] for row in rows] == [f"generated/many/{d}/triton.py" for d in ("bf16", "fp32")]
     assert "many/fp32" in kgen(tmp_path, "list", str(spec)).stdout
-    assert "Of 2 variants, bf16." in kgen(tmp_path, "explain", str(spec)).stdout
+    assert "Variant bf16, one of 2." in kgen(tmp_path, "explain", str(spec)).stdout
     alone = kgen(tmp_path, "render", "--single", "--stdout", str(spec))
     assert alone.returncode == 2
     assert "many/bf16/triton.py" in alone.stderr
