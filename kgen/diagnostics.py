@@ -1,8 +1,12 @@
 """Diagnostics: one clear error with file, line, column, caret and a hint.
 
 Every error that a user can cause is a `KgenError` with one or more `Diagnostic`s. Its text is the output of the
-command. The exit codes: 1 for drift or a wrong result, 2 for a wrong spec or usage, 3 for a missing toolchain or
-device, 70 for a bug in kgen.
+command. Exit codes:
+
+- 1: files differ, or a result is wrong
+- 2: a wrong spec or command line
+- 3: a toolchain or a device is missing
+- 70: a bug in kgen
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ def require_current(
 ) -> None:
     """Raise `DriftError` if files do not match their specs. With `as_is`, print the difference instead.
 
-    With `record`, raise in both cases. The ledger finds a result by the text of the file, so a recorded result would
-    also count for another spec that renders to this text.
+    With `record`, raise in both cases. The ledger finds a result by the text of the file. A recorded result would
+    therefore count for any other spec that renders to this text.
     """
     if found := difference(loaded, generated, counts):
         if as_is and record:

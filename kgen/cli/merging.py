@@ -33,7 +33,7 @@ def merge(
 ) -> int:
     """Merge ledger files, such as those of the parts of a run.
 
-    Of two records of one file and device, keep the full run, then the larger error.
+    Of two records, keep the full run, then the larger error.
     """
     from kgen.verify.ledger import FILENAME
     from kgen.verify.merging import merge as merged
