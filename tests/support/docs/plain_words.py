@@ -70,7 +70,8 @@ class Violation:
 
 
 PLACES = (
-    *("*.md", "docs/**/*.md", "benchmarks/**/*.md", "kgen/**/*.py", "tests/**/*.py", "benchmarks/**/*.py"),
+    *("*.md", "changelog.d/*.md", "docs/**/*.md", "benchmarks/**/*.md"),
+    *("kgen/**/*.py", "tests/**/*.py", "benchmarks/**/*.py"),
     *("examples/**/*.py", "scripts/*", "templates/**/*.j2", "templates/**/*.h"),
 )
 EMITTED = "tests/support/specs/emitted/"
