@@ -1,4 +1,4 @@
-"""What verification found besides its cases, as a table of the documentation: from the reports that are checked in."""
+"""Table of the documentation with the results of fuzzing, mutants and sanitizers, from the checked-in reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def table() -> str:
-    """Random specs, mutants, sanitizers."""
+    """Return a table of random specs, mutants and sanitizers."""
     rows = [*_random_specs(), *_mutants(), *_sanitizers(), *repeating.rows(), *large.rows()]
     return (
         "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
