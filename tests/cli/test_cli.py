@@ -1,4 +1,4 @@
-"""The command as a user meets it: exit codes, what is on stdout and stderr, and the last line."""
+"""The command line: exit codes, stdout, stderr, and the last line."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_nothing_to_do_loads_nothing_heavy(project: Project) -> None:
     err = project.kgen("render", "specs/a.yaml", env={"PYTHONPROFILEIMPORTTIME": "1"}).err
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "kgen.render.writer" in imported
-    # Not pydantic: newer versions of typer read arguments with it.
+    # pydantic is not in this list, because some versions of typer import it.
     assert not imported & {"jinja2", "sympy", "ruamel.yaml", "rich", "torch"}
 
 
@@ -344,7 +344,7 @@ def test_importing_the_command_is_light() -> None:
 
 
 def options() -> dict[str, set[tuple[str, ...]]]:
-    """The spellings of each option of all verbs, by the name of what it sets."""
+    """Return the spellings of each option in all verbs, by the name of its parameter."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
         for each in command.params:
@@ -365,7 +365,7 @@ def test_an_option_has_one_name_in_all_verbs() -> None:
 
 
 def test_options_are_where_the_verb_says() -> None:
-    """A verb that writes files says where to, one that reads kernels where they are, and specs need no option."""
+    """A verb that writes files has `--output`, one that reads kernels has `--generated`. Specs are arguments."""
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
     writes = {"render", "adapt", "build", "import", "new", "bench", "explain", "report"}
@@ -394,7 +394,7 @@ def test_shells_complete(project: Project) -> None:
 
 
 def test_shells_complete_names_of_specs(project: Project) -> None:
-    """Those of the project and the stock specs; the shell itself completes files."""
+    """The completion offers specs of the project and stock specs. The shell itself completes files."""
     project.spec("causal_of_mine")
     for verb in ("render", "explain", "verify", "new x --from"):
         words = f"kgen {verb} causal_"
@@ -405,7 +405,7 @@ def test_shells_complete_names_of_specs(project: Project) -> None:
 
 
 def test_help(project: Project) -> None:
-    """`-h` is help everywhere; verbs are in the order of use, each on one line of 80 columns."""
+    """`-h` is help everywhere. Verbs are in the order of use, each on one line of 80 columns."""
     group = typer.main.get_command(app)
     assert {*ORDER} == {*group.commands}  # type: ignore[attr-defined]
     said = project.kgen("-h", env={"COLUMNS": "80"})

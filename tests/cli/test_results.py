@@ -1,4 +1,4 @@
-"""What verbs that run kernels print of their results."""
+"""Output of verbs that run kernels."""
 
 from __future__ import annotations
 

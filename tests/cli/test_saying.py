@@ -1,4 +1,4 @@
-"""What verbs say beside their rows: passes without kernels for Hopper, spills, the toolchain, facts as data."""
+"""Output in addition to result rows: passes without Hopper kernels, spills, the toolchain, facts as data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_render_says_what_has_no_kernels_for_hopper(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once for each spec, right before the last line; and nothing where nothing changes."""
+    """The remark appears once per spec, directly before the last line, and only if files change."""
     code, out, err = kgen(capsys, "render", "--check")
     assert (code, out) == (1, "3 files checked, 3 differ, 0 orphaned, 0 edited\n")
     assert err.splitlines()[-1] == REMARK
@@ -121,7 +121,7 @@ def test_facts_have_the_fields_that_are_documented(name: str, capsys: pytest.Cap
 
 
 def test_facts_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers, flags and lists, and no sentence that somebody would have to parse."""
+    """Facts are numbers, flags and lists. No program has to parse sentences."""
     path = str(ROOT / "specs" / "longformer.yaml")
     facts = json.loads(kgen(capsys, "explain", path, "--length", "1024", "--format", "json")[1])
     assert facts["expressions"]["mask_mod"]["written"].startswith("abs(q_idx - kv_idx) <= window")

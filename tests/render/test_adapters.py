@@ -1,4 +1,4 @@
-"""`adapters` of a spec: what `kgen adapt` writes, kept by `kgen render` beside the kernels."""
+"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Folder:
         (root / "specs").mkdir()
 
     def kgen(self, *arguments: str, spec: str | None = None) -> tuple[int, list[str]]:
-        """The exit code of the command, and the lines that it says."""
+        """Run the command. Return its exit code and its output lines."""
         if spec is not None:
             (self.root / "specs/own.yaml").write_text(spec)
         with pytest.raises(SystemExit) as caught:

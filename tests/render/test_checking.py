@@ -1,4 +1,4 @@
-"""`--check` looks at all that lies in a folder, and verbs that read kernels at what their specs render to."""
+"""`--check` reads all files in a folder. Verbs that read kernels compare them with their specs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_one_file_of_a_stock_spec_is_checked() -> None:
 
 
 def test_what_only_adapters_made_is_no_rendered_folder() -> None:
-    """A folder of `kgen adapt` names a spec whose kernels were never rendered there."""
+    """A folder of `kgen adapt` names a spec whose kernels were never rendered into it."""
     assert kgen("adapt", "causal_fp32", "--for", "hub", "-o", "adapters").exit_code == 0
     found = kgen("render", "--check", "-o", "adapters")
     assert "new: adapters/own/" in found.output

@@ -1,4 +1,4 @@
-"""Specs that list several values of a field: a folder for each combination, and one function that chooses."""
+"""Specs with several values of a field: a folder per combination, and one function that dispatches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLDERS = ["bf16_d16", "bf16_d32_16", "fp16_d16", "fp16_d32_16"]
 
 
 def rendered(folder: Path, text: str) -> Path:
-    """Where the kernels of a spec are."""
+    """Render a spec and return its folder."""
     (folder / "specs").mkdir(exist_ok=True)
     spec, generated = folder / "specs" / "many.yaml", folder / "generated"
     spec.write_text(text)
@@ -81,7 +81,7 @@ def test_a_variant_is_what_the_spec_of_its_values_is(tmp_path: Path) -> None:
 
 
 def called(folder: str) -> list[str]:
-    """What comes of calls of each variant, and of one that there is not."""
+    """Call each variant, and one that does not exist. Return the dtypes and messages."""
     import torch
 
     sys.path.insert(0, folder)

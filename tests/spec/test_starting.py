@@ -1,4 +1,4 @@
-"""A new spec renders as it is written, keeps what it was copied from, and overwrites nothing."""
+"""A new spec renders unchanged, keeps the text of its source, and overwrites no file."""
 
 from __future__ import annotations
 
