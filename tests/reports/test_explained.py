@@ -240,7 +240,10 @@ def test_formats(form: str, begins: str, capsys: pytest.CaptureFixture[str], tmp
         ([NORM, "--length", "64"], "error[no-picture]: kernel `norm` has no tiles to draw"),
         ([ALIBI, "--set", "window"], "error[usage]: `--set`: expected NAME=VALUE, got `window`"),
         ([ALIBI, "--set", "window=8"], "error[usage]: `causal_alibi` has no run-time parameter `window`"),
-        ([ALIBI, "--flex", "--format", "html"], "error[usage]: `--flex` cannot be combined with a drawing or a page"),
+        (
+            [ALIBI, "--flex", "--format", "html"],
+            "error[usage]: `--flex` cannot be combined with a drawing or a page",
+        ),
         ([ALIBI, "-o", ALIBI], "error[usage]: `--output` is the file of the spec"),
     ],
 )

@@ -128,7 +128,8 @@ def _lower(text: str) -> str:
 
 def _page(text: str) -> Iterator[Violation]:
     """Check each block of prose and each cell of a table."""
-    text = re.sub(r"^```.*?^```|^---\n.*?^---$|<!--.*?-->", _newlines, text, flags=re.DOTALL | re.MULTILINE)
+    code = r"^ *```.*?^ *```|^---\n.*?^---$|<!--.*?-->|(?<=\n\n)(?: {4}[^\n]*\n)+"
+    text = re.sub(code, _newlines, text, flags=re.DOTALL | re.MULTILINE)
     lines = text.split("\n")
     number = 0
     while number < len(lines):
@@ -208,7 +209,8 @@ def _docstring(doc: str, line: int, limit: int) -> Iterator[Violation]:
 
 
 def _without_code(text: str) -> str:
-    """Remove the indented blocks that follow an empty line, which are code or tables."""
+    """Remove indented blocks that follow an empty line, and put each cell of a table into its own paragraph."""
+    text = re.sub(r"^\|.*$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.MULTILINE)
     return re.sub(r"(?:(?<=\n\n)|(?<=:\n))(?: {4,}.*(?:\n|$))+", "\n", text)
 
 
