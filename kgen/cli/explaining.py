@@ -152,7 +152,7 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
 
 def _check_drawn(page: Page, loaded: Loaded) -> None:
     if not page.grids():
-        message = f"kernel `{loaded.spec.kernel}` has no tiles to draw: it skips none"
+        message = f"kernel `{loaded.spec.kernel}` has no tiles to draw: it computes every element"
         hint = "leave out `--length`, `--heads` and `--set`, or use `--format html`"
         raise KgenError(Diagnostic("no-picture", message, file=str(loaded.path), hint=hint))
 
