@@ -1,3 +1,3 @@
-"""kgen: from a declarative spec to standalone GPU kernel source."""
+"""kgen turns a declarative spec into standalone GPU kernel source."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,12 @@
 """Diagnostics: one clear error with file, line, column, caret and a hint.
 
-Every error that a user can cause is a `KgenError` that carries one or more `Diagnostic`s. As text it is what the
-command line prints of it. The exit codes are those of the command: 1 drift or a wrong result, 2 a bad spec or usage,
-3 a toolchain or device that is missing.
+Every error that a user can cause is a `KgenError` with one or more `Diagnostic`s. Its text is the output of the
+command. Exit codes:
+
+- 1: files differ, or a result is wrong
+- 2: a wrong spec or command line
+- 3: a toolchain or a device is missing
+- 70: a bug in kgen
 """
 
 from __future__ import annotations
@@ -21,10 +25,9 @@ EXIT_BUG = 70
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing that is wrong, where it is, and what would mend it.
+    """One mistake, its place, and a hint how to correct it.
 
-    `line` and `column` are 1-based. `source` is the text of that line; `length` is how many of its characters
-    the caret underlines.
+    `line` and `column` begin at 1. `source` is the text of the line. The carets underline `length` characters.
     """
 
     code: str
@@ -38,7 +41,7 @@ class Diagnostic:
 
 
 class KgenError(Exception):
-    """An error that the user can mend. `exit_code` is what the command exits with."""
+    """An error that the user can correct. The command exits with `exit_code`."""
 
     exit_code = EXIT_USAGE
 
@@ -51,37 +54,37 @@ class KgenError(Exception):
 
 
 class MissingError(KgenError):
-    """A toolchain, a package or a device that the command needs is not there."""
+    """A toolchain, package or device that the command needs is missing."""
 
     exit_code = EXIT_MISSING
 
 
 class RefutedError(KgenError):
-    """Kernels that are not what their spec says. It is kgen that has to be mended."""
+    """A proof shows that kernels do not compute their spec. This is a bug in kgen."""
 
     exit_code = EXIT_BUG
 
 
 class DriftError(KgenError):
-    """What is on disk is not what the specs make, or would be lost by writing."""
+    """Files on disk differ from the rendered specs, or writing would lose an edit."""
 
     exit_code = EXIT_WRONG
 
 
 def closest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that `word` is most likely a slip of, if any is near."""
+    """Return the choice most similar to `word`, or None if none is similar."""
     found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return found[0] if found else None
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
-    """A hint that names the closest choice, or `None` when none is near."""
+    """Return a hint that names the closest choice, or None if none is similar."""
     near = closest(word, choices)
     return None if near is None else f"did you mean `{near}`?"
 
 
 def shown(value: Any) -> str:
-    """A value from a file as a message quotes it, shortened when it is long."""
+    """Return a value from a file for a message: quoted, and shortened to 40 characters."""
     if value is None:
         return "empty"
     if isinstance(value, dict):
@@ -93,15 +96,20 @@ def shown(value: Any) -> str:
     return f"`{shortened(str(value))}`"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 file`, `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shortened(text: str) -> str:
-    """The text, cut at 40 characters."""
+    """Return the text, cut at 40 characters."""
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
-    """The diagnostic as lines of text, with the source line and carets where there is one.
+    """Return the diagnostic as lines of text, with the source line and carets if `source` is set.
 
-    Nothing that came from a file reaches the terminal unescaped.
+    Escape all text that comes from a file.
     """
     red, blue, bold, plain = ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m") if color else ("", "", "", "")
     head = f"{red}error[{escaped(diagnostic.code)}]{plain}{bold}: {escaped(diagnostic.message)}{plain}"
@@ -123,7 +131,7 @@ def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
 
 
 def as_json(diagnostic: Diagnostic) -> dict[str, Any]:
-    """The diagnostic as plain data: every field under its own name, `None` where it is not known."""
+    """Return the fields of the diagnostic by name. Unknown fields are None."""
     return dataclasses.asdict(diagnostic)
 
 
@@ -131,7 +139,7 @@ _WIDTH = 120
 
 
 def _window(diagnostic: Diagnostic) -> tuple[str, str, str]:
-    """The source line, escaped, cut around what the carets underline and shortened when it is very long."""
+    """Return the source line as (before, underlined, after), escaped and shortened to about 120 columns."""
     source = diagnostic.source or ""
     start = max((diagnostic.column or 1) - 1, 0)
     end = min(start + max(diagnostic.length, 1), len(source))
@@ -144,6 +152,6 @@ def _window(diagnostic: Diagnostic) -> tuple[str, str, str]:
 
 
 def escaped(text: str) -> str:
-    """The text on one line in which nothing hides: what cannot be printed is written as Python writes it."""
-    # A tab is one character wide here, so that the carets stand under what they mean.
+    """Return the text on one line. Write each unprintable character as a Python escape."""
+    # A tab becomes one space, so that the carets stand under the right columns.
     return "".join(c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in text)

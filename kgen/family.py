@@ -1,7 +1,7 @@
-"""Kernel families, what `kernel:` of a spec says: what each brings to every stage, imported when it is asked for.
+"""Kernel families, the values of `kernel:` in a spec, with the parts that each stage needs, imported on first use.
 
-Families and their targets are found by their folders: a package of `kgen/kernels` has its `Family` as `FAMILY`, a
-package of its `targets` its `Target` as `TARGET`.
+A family is a package in `kgen/kernels` that defines `FAMILY`, a `Family`. A target is a package in the family's
+folder `targets` that defines `TARGET`, a `Target`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def _packages(folder: Path) -> tuple[str, ...]:
 
 KERNELS = Path(__file__).parent / "kernels"
 NAMES = _packages(KERNELS)
-"""The families."""
+"""Names of all families, sorted."""
 
 
 @dataclass(frozen=True)
 class Lazy:
-    """A module, or what it calls by a name, `module:name`. It is imported by asking for it, or by calling it."""
+    """A module (`module`) or one of its members (`module:name`), imported by `get` or by a call."""
 
     place: str
 
     def get(self) -> Any:
-        """What stands there."""
+        """Import and return the module or its member."""
         module, _, name = self.place.partition(":")
         found = import_module(module)
         return getattr(found, name) if name else found
@@ -41,41 +41,41 @@ class Lazy:
 
 @dataclass(frozen=True)
 class Chip:
-    """Kernels for one chip, in a `file` beside the emitted one, which an `interpreter` runs on the CPU.
+    """Kernels for one chip, in a `file` next to the emitted one. An `interpreter` runs them on the CPU.
 
-    `cases` is a module; `kgen.verify.families` says what it offers.
+    `cases` is a module; `kgen.verify.families` documents its members.
     """
 
     file: str
     arch: str
-    """The architecture of the file, as sm_90a."""
+    """The architecture of the file, such as sm_90a."""
     module: str
-    """The function of the emitted file that gives the module of `file`, or None."""
+    """The function of the emitted file that returns the module of `file`, or None."""
     choice: str
-    """The function of the emitted file that says whether these kernels serve some tensors."""
+    """The function of the emitted file that returns True if these kernels can run on the tensors of a call."""
     interpreter: str
     cases: Lazy
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What it takes to verify files. `kgen.verify.families` says what the two offer.
+    """The parts of a family that verify its files. `kgen.verify.families` documents `problem` and `cases`.
 
-    `problem` makes of a spec what worker processes need to know, without torch; `cases` is a module.
+    `problem` turns a spec into the data for worker processes, without torch. `cases` is a module.
     """
 
     problem: Lazy
     cases: Lazy
     chip: Lazy | None = None
-    """The `Chip` of which files have kernels of their own."""
+    """The `Chip` for which files contain special kernels."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What it takes to time files against peers.
+    """The parts of a family that time its files against peers.
 
-    `shape` is a module without torch: `Shape` reads a size, `PEERS` and `DEFAULT_PEERS` are names. `race` takes a
-    `BenchJob` and the functions to time, and gives rows; `plot` draws the reports of several specs into a file.
+    `shape` is a module without torch: `Shape` parses a size; `PEERS` and `DEFAULT_PEERS` are names. `race` takes a
+    `BenchJob` and the functions to time, and returns rows. `plot` draws the reports of several specs into a file.
     """
 
     shape: Lazy
@@ -85,32 +85,32 @@ class Bench:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What it takes to compile and to run the files of a target, in whatever family."""
+    """The requirements to compile and run the files of a target, the same for all families."""
 
     imports: tuple[str, ...]
-    """The packages that they import, beside Python's own modules."""
+    """The packages that the files import, apart from the standard library."""
     tools: tuple[str, ...] = ()
-    """What makes machine code of them, as packages are called: results are recorded under the versions of these."""
+    """The packages that compile the files. The ledger records results under the versions of these packages."""
     needs: str | None = None
-    """What must be installed to compile or run them, beside torch and triton."""
+    """The package that compiling or running the files needs, apart from torch and triton."""
     extra: str = "verify"
-    """The extra of kgen's own package that brings it."""
+    """The extra of kgen's package that installs `needs`."""
     compiler: str | None = None
-    """The module that compiles a file where no GPU is, `python -m`; None where there is nothing to compile."""
+    """The module that compiles a file without a GPU (`python -m`); None if there is nothing to compile."""
     on_cpu: bool = False
-    """Whether they run without a GPU."""
+    """True if the files run without a GPU."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a family brings to emit files of one kind, in a folder of that name.
+    """One target of a family, in the folder of that name.
 
-    `sources` makes of a spec the files (`kgen.targets.Source`), which `emits` names for people. `options` is the model
-    of what a spec may say under the target's name. Where files do one part of the kernel alone, `part` says which, and
-    how that is verified is in `Family.parts`. `forward_only` files have no gradients, whatever the spec asks of others.
-    `obligations` states what can be proved of the files of a spec (`kgen.prove`). `pairs` states the part of it that is
-    proved before they are written, and `points` compares plan and spec at some numbers, without z3. `native` says how
-    their kernels are called from C (`kgen.targets.native`).
+    `sources` turns a spec into files (`kgen.targets.Source`). `emits` names these files for people. `options` is the
+    model of the target's options in a spec. If the files compute only one part of the kernel, `part` names it, and
+    `Family.parts` has its verification. `forward_only` files have no gradients, even if the spec lists backward.
+    `obligations` states the proof obligations of the files (`kgen.prove`). `kgen render` proves the subset `pairs`
+    before it writes the files. `points` compares plan and spec at sample points, without z3. `native` describes the
+    calls of the kernels from C (`kgen.targets.native`).
     """
 
     runtime: Runtime
@@ -127,10 +127,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Varying:
-    """A field of which a spec may list several values: a folder for each, and one function that tells them apart.
+    """A field that may list several values. Each value has its own folder, and one function dispatches between them.
 
-    `told` is Python over the arguments of the emitted function, and `literal` what that is for a checked spec. `word`
-    is that spec's part of the folder's name, and `words` are for people.
+    `told` is a Python expression over the arguments of the emitted function, and `literal` its value for a checked
+    spec. `word` is the spec's part of the folder's name, and `words` names the field for people.
     """
 
     told: str
@@ -140,9 +140,9 @@ class Varying:
 
 
 def dtype_of(argument: str) -> Varying:
-    """The dtype of an argument, and of the spec: that of its input, where it has several.
+    """Dispatch on the dtype of an argument. In a spec with several dtypes, it is the dtype of the input.
 
-    `_wanted` is in `_wanted.j2`, and `_DTYPES` are those of all variants.
+    `_wanted.j2` defines `_wanted`. `_DTYPES` lists the dtypes of all variants.
     """
     torch = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
@@ -158,16 +158,16 @@ HEAD_DIM = Varying(
     lambda spec: "d" + "_".join(map(str, dict.fromkeys((spec.head_dim.qk, spec.head_dim.v)))),
     "heads of",
 )
-"""The widths of a head: of queries and keys, and of values."""
+"""Dispatch on the head widths: of queries and keys, and of values."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Everything that kgen knows of a family.
+    """All parts of a kernel family.
 
-    `model` reads its specs: it offers `expressions()` and `check()`, and the fields `kernel name summary license passes
-    targets`. `explain` says in words what becomes of a spec. `verification` and `bench` may come after the first kernel
-    that renders. `tune` times tiles, where the family has a table of them.
+    `model` parses its specs. It has the methods `expressions()` and `check()`, and the fields `kernel`, `name`,
+    `summary`, `license`, `passes` and `targets`. `explain` builds the page of `kgen explain`. `verification` and
+    `bench` are optional, so that a new family can render first. `tune` times tiles if the family has a table of tiles.
     """
 
     name: str
@@ -178,55 +178,55 @@ class Family:
     parts: Mapping[str, Verification] = field(default_factory=dict)
     tune: Lazy | None = None
     varies: Mapping[str, Varying] = field(default_factory=dict)
-    """By field of the spec, which may have a list for it."""
+    """The fields that may hold a list, by name."""
     names_give_way: bool = False
-    """Whether files take what users named as the kernels name theirs under other names (`called` of `Loaded`)."""
+    """True if files rename the user's buffers and params that clash with names of the kernels (`Loaded.called`)."""
     adapters: Mapping[str, Lazy] = field(default_factory=dict)
-    """By whom kernels are to be called: what makes an `Adapter` (`kgen.render.adapters`) of the variants of a spec."""
+    """Functions by adapter kind that build an `Adapter` (`kgen.render.adapters`) from the variants of a spec."""
 
     promises: Lazy | None = None
-    """Which buffers of a spec kernels would search if it promised that their rows ascend."""
+    """Names the buffers that kernels could search if the spec declared them sorted."""
 
     @property
     def targets(self) -> Mapping[str, Target]:
-        """By name; those that run anywhere come first."""
+        """Targets by name; those that run without a GPU come first."""
         return targets_of(self.name)
 
     def verified_by(self, part: str | None) -> Verification | None:
-        """How files of the whole kernel, or of a part of it, are verified."""
+        """Return the verification of the whole kernel (`part` is None) or of one part."""
         return self.verification if part is None else self.parts[part]
 
 
 def family(name: str) -> Family:
-    """The family of a name, alone; its parts are not imported."""
+    """Return the family `name`, without importing its parts."""
     return cast("Family", import_module(f"kgen.kernels.{name}").FAMILY)
 
 
 def families() -> Iterator[Family]:
-    """All of them."""
+    """Yield all families."""
     return map(family, NAMES)
 
 
 @cache
 def chips() -> tuple[Chip, ...]:
-    """The chips that families have kernels of their own for."""
+    """Return the chips for which families have special kernels."""
     found = (one.verification.chip for one in families() if one.verification is not None)
     return tuple(chip.get() for chip in found if chip is not None)
 
 
 @cache
 def targets_of(name: str) -> Mapping[str, Target]:
-    """The targets of a family."""
+    """Return the targets of a family by name."""
     folders = _packages(KERNELS / name / "targets")
     found = {target: import_module(f"kgen.kernels.{name}.targets.{target}").TARGET for target in folders}
     return dict(sorted(found.items(), key=lambda item: (not item[1].runtime.on_cpu, item[0])))
 
 
 def known_targets() -> tuple[str, ...]:
-    """Every target that a family has."""
+    """Return the names of the targets of all families."""
     return tuple(dict.fromkeys(target for one in families() for target in one.targets))
 
 
 def known_adapters() -> tuple[str, ...]:
-    """Every adapter that a family has."""
+    """Return the adapter kinds of all families."""
     return tuple(dict.fromkeys(kind for one in families() for kind in one.adapters))

@@ -1,4 +1,4 @@
-"""Reading files that anybody may have put there: none is read further than its limit, and none is waited for."""
+"""Safe reading of untrusted files: at most a limit of bytes, and never from a file that blocks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 MAX_RECORD = 64_000_000
-"""Bytes of a record of kgen's own, or of an emitted file; the largest are below a million."""
+"""Maximum bytes of a record of kgen or of an emitted file. Real files have less than one million."""
 MAX_DEPTH = 64
 
 
 class NotJsonError(KgenError):
-    """A file is not JSON, or is other JSON than it should be."""
+    """A file is not JSON, or its JSON has the wrong structure."""
 
 
 def read(path: Path, limit: int = MAX_RECORD) -> bytes:
-    """At most `limit` bytes and one more. Raises `OSError`, for what is no regular file too: a pipe would block."""
+    """Return at most `limit` + 1 bytes. Raise `OSError`, also for a pipe or device, which could block."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISDIR(mode):
@@ -36,14 +36,14 @@ def read(path: Path, limit: int = MAX_RECORD) -> bytes:
 
 
 def read_json(path: Path, code: str, hint: str) -> Any:
-    """What a record of kgen's says. Raises `OSError`, `NotJsonError`, and `KgenError` for what nobody writes."""
+    """Return a JSON record of kgen. Raise `OSError`, `NotJsonError`, or `KgenError` for hostile content."""
 
     def wrong(message: str, line: int = 1, column: int = 1) -> Diagnostic:
         return Diagnostic(code, message, str(path), line, column, hint=hint)
 
     content = read(path)
     if len(content) > MAX_RECORD:
-        raise KgenError(wrong(f"the file has more than {MAX_RECORD} bytes"))
+        raise KgenError(wrong(f"expected at most {MAX_RECORD} bytes, got more"))
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -51,17 +51,17 @@ def read_json(path: Path, code: str, hint: str) -> Any:
         raise NotJsonError(wrong(f"byte 0x{content[error.start]:02x} is not UTF-8", *place)) from None
     if (deep := _too_deep(text)) is not None:
         place = position(text.encode(), len(text[:deep].encode()))
-        raise KgenError(wrong(f"the file nests more than {MAX_DEPTH} deep", *place))
+        raise KgenError(wrong(f"the file nests more than {MAX_DEPTH} levels deep", *place))
     try:
         return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise NotJsonError(wrong(f"this is not JSON: {error.msg}", error.lineno, error.colno)) from None
-    except ValueError as error:  # a number with thousands of digits
+    except ValueError as error:  # such as a number with thousands of digits
         raise NotJsonError(wrong(f"this is not JSON: {error}")) from None
 
 
 def read_as(model: type[BaseModel], path: Path, code: str, hint: str) -> Any:
-    """What a record of kgen's says, as JSON of which a model has been made. Raises what `read_json` does."""
+    """Return a JSON record of kgen that `model` validates. Raise `NotJsonError` if it does not, and as `read_json`."""
     from pydantic import ValidationError
 
     said = read_json(path, code, hint)
@@ -76,29 +76,29 @@ def read_as(model: type[BaseModel], path: Path, code: str, hint: str) -> Any:
 
 
 def position(content: bytes, index: int) -> tuple[int, int]:
-    """The line and the column, from 1, of a byte of a text in UTF-8."""
+    """Return the line and column, from 1, of a byte in UTF-8 text."""
     line = content.count(b"\n", 0, index) + 1
     return line, len(content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")) + 1
 
 
 def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
-    """Write a file that is not there yet, and the folders that it needs. Raises `KgenError`, with a hint if it is."""
+    """Write a file and its parent folders. Raise `KgenError` with `hint` if it exists, unless `force` is set."""
     if not force and os.path.lexists(path):
-        raise KgenError(
-            Diagnostic("exists", "there is such a file already", path.as_posix(), 1, 1, hint=hint)
-        )
+        raise KgenError(Diagnostic("exists", "the file exists", path.as_posix(), 1, 1, hint=hint))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         message = f"cannot write the file: {error.strerror or error}"
         raise KgenError(
-            Diagnostic("cannot-write", message, path.as_posix(), 1, 1, hint="check its folder")
+            Diagnostic(
+                "cannot-write", message, path.as_posix(), 1, 1, hint="check the folder and its permissions"
+            )
         ) from None
 
 
 def checked_path(path: Path) -> Path:
-    """Return a path that can be printed, written down and opened. Raises `KgenError`."""
+    """Return `path`. Raise `KgenError` if it is not UTF-8 or too long for the system."""
     try:
         str(path).encode()
         os.stat(path)
@@ -106,7 +106,7 @@ def checked_path(path: Path) -> Path:
         raise KgenError(_bad_path("the path is not UTF-8", str(path), "rename it")) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            hint = "shorten the name, or change to a folder nearer to it"
+            hint = "shorten the path, or change to a folder closer to the file"
             message = f"the path is longer than the system allows ({len(str(path))} characters)"
             raise KgenError(_bad_path(message, shortened(str(path)), hint)) from None
     return path
@@ -117,12 +117,12 @@ def _bad_path(message: str, path: str, hint: str) -> Diagnostic:
 
 
 def _no_number(name: str) -> NoReturn:
-    """Python reads and writes some numbers that JSON has not."""
-    raise ValueError(f"it has no {name}")
+    """Reject NaN and infinities, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _too_deep(text: str) -> int | None:
-    """Where JSON nests deeper than `MAX_DEPTH`; Python's reader would end its stack."""
+    """Return the index where JSON nests deeper than `MAX_DEPTH`, because Python's reader would overflow its stack."""
     depth = 0
     for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.DOTALL):
         depth += (found[0] in "[{") - (found[0] in "]}")

@@ -1,10 +1,11 @@
-"""What a project says of itself in its `pyproject.toml`:
+"""Settings of a project in its `pyproject.toml`:
 
     [tool.kgen]
     specs = "kernels/specs"
     generated = "kernels/generated"
 
-The nearest one that has this table counts, from the working directory upwards; its folders are relative to the file.
+kgen searches from the working directory upwards and takes the first file with this table. Folders are relative to the
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a project has its specs and its kernels, seen from the working directory."""
+    """Folders of the specs and the rendered kernels, relative to the working directory."""
 
     specs: Path = Path("specs")
     generated: Path = Path("generated")
@@ -39,7 +40,7 @@ NAMES = tuple(field.name for field in fields(Settings))
 
 
 def settings(start: Path = Path()) -> Settings:
-    """Those of the project that a folder belongs to. Raises `KgenError`."""
+    """Return the settings of the project that contains `start`. Raise `KgenError` for a wrong file."""
     for folder in (inside := Path(os.path.abspath(start)), *inside.parents):
         path = Path(os.path.relpath(folder / FILE, inside))
         try:
@@ -48,16 +49,20 @@ def settings(start: Path = Path()) -> Settings:
             continue
         except OSError as error:
             message = f"cannot read the file: {error.strerror or error}"
-            raise KgenError(Diagnostic("bad-settings", message, str(path), 1, 1, hint="check it")) from None
+            raise KgenError(
+                Diagnostic(
+                    "bad-settings", message, str(path), 1, 1, hint="check the file and its permissions"
+                )
+            ) from None
         if (table := _table(content, path)) is not None:
             return table
     return Settings()
 
 
 def _table(content: bytes, path: Path) -> Settings | None:
-    """What the file says; None where it says nothing to kgen."""
+    """Return the settings in the file, or None if it has no `tool.kgen`."""
     if len(content) > MAX_BYTES:
-        message = f"the file has more than {MAX_BYTES} bytes"
+        message = f"expected at most {MAX_BYTES} bytes, got more"
         raise KgenError(Diagnostic("bad-settings", message, str(path), 1, 1, hint="shorten it"))
     lines = (text := _text(content, path)).split("\n")
     tool = _parsed(text, path).get("tool")
@@ -74,16 +79,18 @@ def _table(content: bytes, path: Path) -> Settings | None:
 
     if not isinstance(table, dict):
         raise KgenError(
-            wrong("kgen", "`tool.kgen` is not a table", 'write `[tool.kgen]`, then `specs = "specs"`')
+            wrong("kgen", "`tool.kgen`: expected a table", 'write `[tool.kgen]`, then `specs = "specs"`')
         )
     found = []
     for key, value in table.items():
         if key not in NAMES:
-            hint = did_you_mean(key, NAMES) or f"there are {' and '.join(f'`{name}`' for name in NAMES)}"
-            found.append(wrong(key, f"`tool.kgen` has no {shown(key)}", hint))
+            hint = (
+                did_you_mean(key, NAMES) or f"the settings are {' and '.join(f'`{name}`' for name in NAMES)}"
+            )
+            found.append(wrong(key, f"`tool.kgen` has no setting {shown(key)}", hint))
         elif not isinstance(value, str) or not value or "\0" in value:
-            hint = f'write a folder, as `{key} = "{key}"`'
-            found.append(wrong(key, f"`{key}` is {shown(value)}, not the name of a folder", hint))
+            hint = f'write the name of a folder, such as `{key} = "{key}"`'
+            found.append(wrong(key, f"`{key}`: expected the name of a folder, got {shown(value)}", hint))
     if found:
         raise KgenError(found)
     folders = {name: table.get(name, getattr(Settings, name)) for name in NAMES}
@@ -112,11 +119,11 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         source = text.split("\n")[line - 1]
         message = f"this is not TOML: {str(error).partition(' (at ')[0]}"
         where = (str(path), line, column, 1, source)
-        raise KgenError(Diagnostic("bad-settings", message, *where, hint="mend the file")) from None
+        raise KgenError(Diagnostic("bad-settings", message, *where, hint="correct the syntax")) from None
 
 
 def _where(text: str, error: Exception) -> tuple[int, int]:
-    """The line and the column, from 1, that TOML's reader names at the end of its message."""
+    """Return the line and column, from 1, at the end of a message of the TOML reader."""
     said = str(error).rpartition("(at line ")[2].rstrip(")").split(", column ")
     if len(said) == 2 and all(number.isdigit() for number in said):
         return int(said[0]), int(said[1])
@@ -125,7 +132,7 @@ def _where(text: str, error: Exception) -> tuple[int, int]:
 
 
 def _line(lines: list[str], key: str) -> int:
-    """The line, from 0, where a key of the table is written: its own, else the one of the table."""
+    """Return the line, from 0, of a key, else of its table."""
     table = next((i for i, line in enumerate(lines) if "kgen" in line.partition("#")[0]), 0)
     own = (i for i, line in enumerate(lines) if i >= table and key in line.partition("=")[0])
     return next(own, table)

@@ -1,4 +1,4 @@
-"""A temporary project, and the command run in it as a process of its own."""
+"""Temporary project, in which the command runs as a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest_plugins = ["support.running.verdicts", "pytester"]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of the command left behind."""
+    """Result of a run of the command."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Project:
-    """A folder with `specs/` and `templates/` in which `kgen` runs on stand-ins."""
+    """A folder with `specs/` and `templates/` in which `kgen` runs with stand-ins."""
 
     root: Path
 
@@ -45,7 +45,7 @@ class Project:
         return self.root / "generated" / path
 
     def tree(self) -> dict[str, tuple[bytes, int]]:
-        """Every file under generated/ with what it holds and when it was written."""
+        """Return the content and modification time of every file under generated/."""
         base = self.root / "generated"
         files = [path for path in sorted(base.rglob("*")) if path.is_file()]
         return {p.relative_to(base).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}

@@ -54,7 +54,7 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     [
         ('{"a":\n  x}', (2, 3), "this is not JSON"),
         (b'{\n"\xc3\xa9\xff"}', (2, 3), "byte 0xff is not UTF-8"),
-        ('{"[[[": "\\"[",\n' + '"é": ' + DEEP, (2, 6 + 63), "nests more than 64 deep"),
+        ('{"[[[": "\\"[",\n' + '"é": ' + DEEP, (2, 6 + 63), "nests more than 64 levels deep"),
         ("9" * 5000, (1, 1), "this is not JSON"),
         ("", (1, 1), "this is not JSON"),
     ],

@@ -29,6 +29,7 @@ OF_THE_REPOSITORY = {
     "mirror": "tests",
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
+    "plain_words": "the language of pages, docstrings, comments and help texts",
     "random_proofs": "tests/fuzzing",
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "repeating": "tests/on_gpu/repeating.py",
@@ -81,7 +82,7 @@ def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
 def test_helpers_lie_in_folders() -> None:
     """Beside the tests of the repository there is nothing but what pytest reads and the records of these tests."""
     top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {path.name for path in TESTS}
-    assert top == {"conftest.py", "corners.json", "signatures.json", "verdicts.json"}
+    assert top == {"conftest.py", "corners.json", "plain_words.json", "signatures.json", "verdicts.json"}
     groups = {path for path in ROOT.glob("tests/support/*") if path.is_dir() and path.name != "__pycache__"}
     assert [path.name for path in ROOT.glob("tests/support/*.py")] == ["__init__.py"]
     assert {path for path in groups if not (path / "__init__.py").exists()} == set()

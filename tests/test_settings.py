@@ -43,12 +43,16 @@ def test_a_folder_left_out_is_beside_the_file(tmp_path: Path) -> None:
         ("[tool.kgen\n", "1:11", "this is not TOML"),
         ("a = 1\n[tool.kgen]\nspecs = 'x", "3:11", "this is not TOML"),
         ("[tool.kgen]\n\nspec = 'x'\n", "3:1", "did you mean `specs`?"),
-        ("[tool.kgen]\nother = 'x'\n", "2:1", "there are `specs` and `generated`"),
-        ("specs = 1\n[tool.kgen]\n  specs = 1\n", "3:3", "`specs` is `1`, not the name of a folder"),
-        ("[tool.kgen]\ngenerated = ''\n", "2:1", 'write a folder, as `generated = "generated"`'),
-        ('[tool.kgen]\ngenerated = "a\\u0000b"\n', "2:1", "not the name of a folder"),
-        ("[tool]\nkgen = 'x'\n", "2:1", "`tool.kgen` is not a table"),
-        ("tool = {kgen = {specs = []}}\n", "1:17", "`specs` is a list"),
+        ("[tool.kgen]\nother = 'x'\n", "2:1", "the settings are `specs` and `generated`"),
+        ("specs = 1\n[tool.kgen]\n  specs = 1\n", "3:3", "`specs`: expected the name of a folder, got `1`"),
+        (
+            "[tool.kgen]\ngenerated = ''\n",
+            "2:1",
+            'write the name of a folder, such as `generated = "generated"`',
+        ),
+        ('[tool.kgen]\ngenerated = "a\\u0000b"\n', "2:1", "expected the name of a folder"),
+        ("[tool]\nkgen = 'x'\n", "2:1", "`tool.kgen`: expected a table"),
+        ("tool = {kgen = {specs = []}}\n", "1:17", "`specs`: expected the name of a folder, got a list"),
         (b"\n# \xff\n", "2:3", "byte 0xff is not UTF-8"),
         ("a = " + "[" * 5000, "1:", "this is not TOML"),
     ],
@@ -76,11 +80,11 @@ def test_verbs_take_them(project: Project) -> None:
     (project.root / "specs").rename(project.root / "kernels")
     put(project.root, '[tool.kgen]\nspecs = "kernels"\ngenerated = "src/made"\n')
     (project.root / "src").mkdir()
-    assert project.kgen("list").last == "1 specs"
-    assert project.kgen("render").last == "1 rendered, 1 changed, 0 pruned"
+    assert project.kgen("list").last == "1 spec"
+    assert project.kgen("render").last == "1 file rendered, 1 changed, 0 deleted"
     assert (project.root / "src/made/a/fake.py").is_file()
     assert project.kgen("render", "--check").code == 0
-    assert project.kgen("render", "-o", "elsewhere").last == "1 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render", "-o", "elsewhere").last == "1 file rendered, 1 changed, 0 deleted"
     assert (project.root / "elsewhere/a/fake.py").is_file()
     assert "src/made/a/fake.py" in project.kgen("status").out or project.kgen("status").code == 1
     put(project.root, "[tool.kgen]\nspecs = 1\n")

@@ -63,7 +63,7 @@ def test_the_wheel_is_all_that_a_user_needs(tmp_path: Path) -> None:
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "causal_alibi " in run.stdout
-    assert "3 rendered, 3 changed, 0 pruned" in run.stdout
+    assert "3 files rendered, 3 changed, 0 deleted" in run.stdout
 
 
 def kgen(*arguments: str, folder: Path, installed: Path) -> str:

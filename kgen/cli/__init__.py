@@ -1,4 +1,4 @@
-"""The `kgen` command: the only place that prints or exits. Verbs import what is heavy when they run."""
+"""The `kgen` command. No other package prints or exits. Verbs import heavy packages when they run."""
 
 import kgen.cli.adapting
 import kgen.cli.benching
@@ -9,7 +9,7 @@ import kgen.cli.merging
 import kgen.cli.new
 import kgen.cli.prove
 import kgen.cli.reporting
-import kgen.cli.tuning  # noqa: F401  all register their verbs
+import kgen.cli.tuning  # noqa: F401  each module registers its verb
 from kgen.cli.verbs import app, main
 
 __all__ = ["app", "main"]

@@ -1,4 +1,4 @@
-"""`kgen adapt`: what others call kernels by."""
+"""`kgen adapt`: packages through which other libraries call kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.cli.options import Form, Prove, Specs, output_to
 from kgen.cli.proofs import proven
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import drift_line, verb
-from kgen.diagnostics import EXIT_WRONG
+from kgen.diagnostics import EXIT_WRONG, counted
 from kgen.family import known_adapters
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
@@ -25,14 +25,18 @@ ADAPTERS = Path("adapters")
 @verb("adapt")
 def adapt(
     specs: Specs = None,
-    kind: Annotated[list[Kind], typer.Option("--for", help="Who is to call the kernels. Repeatable.")] = ...,  # type: ignore[assignment]
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
+    kind: Annotated[list[Kind], typer.Option("--for", help="Write adapters of this kind. Repeatable.")] = ...,  # type: ignore[assignment]
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
+    ] = False,
     output: Annotated[Path, output_to("adapters/")] = ADAPTERS,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite or delete files that were edited by hand.")
+    ] = False,
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write packages for transformers or for the kernel hub."""
+    """Write adapters for transformers, context parallelism or the Hub."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]
@@ -52,13 +56,13 @@ def adapt(
         terminal.data({"changes": rows, "fits": fits})
     else:
         for change in drift:
-            terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
+            terminal.line(drift_line(change, dry=check), sys.stderr if check else sys.stdout)
         for line in fits:
             terminal.line(line, sys.stderr if check else sys.stdout)
     states = Counter(change.state for change in drift)
     total, pruned, edited = writer.wanted(changes), states["pruned"], states["edited"]
-    said = f"{total} checked, {len(drift) - edited} differ, {edited} edited"
+    said = f"{counted(total, 'file')} checked, {len(drift) - edited} differ, {edited} edited"
     if not check:
-        said = f"{total} rendered, {len(drift) - pruned} changed, {pruned} pruned"
+        said = f"{counted(total, 'file')} rendered, {len(drift) - pruned} changed, {pruned} deleted"
     terminal.summary(said, form)
     return EXIT_WRONG if check and drift else 0

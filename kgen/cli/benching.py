@@ -21,17 +21,20 @@ def bench(
     specs: Specs = None,
     against: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Peers, with commas, as flex,sdpa. Default: those of the kernel family."),
+        typer.Option(
+            metavar="PEERS", help="Time against these peers, such as flex,sdpa. Default: by kernel family."
+        ),
     ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="Attention: BxHxS, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH; "
-            "chunk output: T, or BxTxHxHV."
+            metavar="SHAPE",
+            help="Attention: BxHxS, such as 2x16x8192, or a comma-separated list. "
+            "Norms: ROWSxWIDTH. Chunk output: T or BxTxHxHV.",
         ),
     ] = None,
     first_call: Annotated[
-        bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
+        bool, typer.Option("--first-call", help="Time the first call in a fresh process (attention only).")
     ] = False,
     output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
     jobs: Jobs = 1,
@@ -41,7 +44,7 @@ def bench(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time kernels against their peers, interleaved in one run."""
+    """Time kernels against other implementations, interleaved in one run."""
     from kgen.bench.options import BenchOptions
     from kgen.bench.running import bench_specs
     from kgen.cli.results import listener
@@ -61,5 +64,5 @@ def bench(
     terminal.table(rows, columns, form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
-    # A peer that cannot run is its own affair.
+    # A peer that cannot run here is not an error of kgen.
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0

@@ -1,4 +1,4 @@
-"""The option `--as-is`, and what verbs say of files that are not what their specs render to."""
+"""The option `--as-is`, and the check that emitted files match their specs."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ import typer
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
-from kgen.diagnostics import Diagnostic, DriftError, escaped
+from kgen.diagnostics import Diagnostic, DriftError, counted, escaped
 
 if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
 
-AsIs = Annotated[
-    bool, typer.Option("--as-is", help="Accept files that differ from what their specs render to.")
-]
-STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no longer made"}
-"""How a file differs, where it is not just another text."""
+AsIs = Annotated[bool, typer.Option("--as-is", help="Accept files that do not match their specs.")]
+STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no spec makes it"}
+"""Words for the states of a file, apart from `changed`."""
 
 
 def difference(
     loaded: Sequence[Loaded], generated: Path, counts: Callable[[Change], bool] = lambda change: True
 ) -> Diagnostic | None:
-    """How emitted files differ from what their specs render to, in one line; None if they do not. Only changes that
-    `counts` accepts count."""
+    """Return one line on the emitted files that do not match their specs, or None if all match.
+
+    Ignore changes that `counts` rejects.
+    """
     from kgen.render.current import differing
 
     differ = differing(loaded, generated)
     found = [(spec, change) for spec, changes in differ.items() for change in changes if counts(change)]
     if not found:
         return None
-    # The kernels say more than what imports them.
+    # A file with kernels is more informative than the `__init__.py` that imports them.
     spec, first = min(found, key=lambda one: one[1].path.name == "__init__.py")
     how = f" ({STATES[first.state]})" if first.state in STATES else ""
-    said = f"{first.path.as_posix()} differs from what {Path(spec).as_posix()} renders to{how}"
-    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    said = f"{first.path.as_posix()} does not match {Path(spec).as_posix()}{how}"
+    more = f", and {counted(len(found) - 1, 'more file')}" if len(found) > 1 else ""
     hint = "`kgen render --diff` shows the changes, `--as-is` accepts the files"
     return Diagnostic("differs", f"{said}{more}; {hint}")
 
@@ -54,21 +54,22 @@ def require_current(
     *,
     record: bool = False,
 ) -> None:
-    """Raise `DriftError` if files differ from what their specs render to; with `as_is` print that instead.
+    """Raise `DriftError` if files do not match their specs. With `as_is`, print the difference instead.
 
-    A result of such files is never recorded: it would count for the same text under another spec.
+    With `record`, raise in both cases. The ledger finds a result by the text of the file. A recorded result would
+    therefore count for any other spec that renders to this text.
     """
     if found := difference(loaded, generated, counts):
         if as_is and record:
             said = found.message.partition("; ")[0]
-            raise DriftError(replace(found, message=f"{said}; leave out `--record`, or render the files"))
+            raise DriftError(replace(found, message=f"{said}; leave out `--record`, or run `kgen render`"))
         if not as_is:
             raise DriftError(found)
         note(found, form)
 
 
 def note(found: Diagnostic, form: Format) -> None:
-    """Print a difference on stderr without failing."""
+    """Print a difference on stderr, and do not raise."""
     if form is Format.JSON:
         terminal.show_error(DriftError(found), form)
     else:

@@ -1,4 +1,4 @@
-"""What of the toolchain is there, for `kgen doctor`."""
+"""Search for the tools and packages that verbs need, for `kgen doctor`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from pathlib import Path
 HINT = "missing: pip install 'kgen-kernels[verify]'"
 CUDA_HINT = "missing: pip install 'kgen-kernels[cuda]'"
 NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
-"""The packages that bring NVRTC, of CUDA 13 and of CUDA 12."""
+"""Packages that contain NVRTC, for CUDA 13 and for CUDA 12."""
 
 
 def examine() -> list[dict[str, object]]:
-    """A row for each thing that some verb needs."""
+    """Return a row (name, found, version) for each tool or package that a verb needs."""
     torch, triton = _package("torch"), _package("triton")
     return [
         _row("python", platform.python_version(), ""),
         _row("torch", torch, HINT),
         _row("triton", triton, HINT),
-        _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
+        _row(
+            "CUDA device",
+            _device() if torch else None,
+            "missing: required by `kgen bench` and `kgen tune`",
+        ),
         _row("ptxas", _ptxas(), HINT),
         _row("NVRTC", _first(NVRTC), CUDA_HINT),
         _row("cuda-core", _package("cuda-core"), CUDA_HINT),
@@ -60,12 +64,12 @@ def _device() -> str | None:
             return None
         major, minor = torch.cuda.get_device_capability()
         return f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
-    except (ImportError, RuntimeError, OSError):  # A torch that cannot load its libraries is as good as none.
+    except (ImportError, RuntimeError, OSError):  # torch is installed, but cannot load its libraries.
         return None
 
 
 def _ptxas() -> str | None:
-    """Triton brings its own assembler; a CUDA toolkit on the path has one too."""
+    """Return the version of the ptxas that Triton ships, else of the one on the path."""
     triton = find_spec("triton")
     bundled = Path(triton.origin).parent / "backends/nvidia/bin/ptxas" if triton and triton.origin else None
     path = str(bundled) if bundled and bundled.is_file() else shutil.which("ptxas")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class As(str, Enum):
-    """How what is explained is written: as text, a page, its picture, or data."""
+    """Values of `--format`."""
 
     TEXT = "text"
     MD = "md"
@@ -34,51 +34,63 @@ class As(str, Enum):
 
 
 PAGES = (As.MD, As.HTML, As.SVG)
+Length = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=1, max=2**20, metavar="LENGTH", help="Draw the visited tiles for this sequence length."),
+]
+Heads = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=1, max=64, metavar="HEADS", help="Draw the tiles of this many heads, if heads differ."),
+]
+Values = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--set", metavar="NAME=VALUE", help="Set a run-time parameter for the drawing. Repeatable."),
+]
+Ranks = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(min=2, max=1024, metavar="RANKS", help="Show how to shard sequences over this many GPUs."),
+]
 
 
 @verb("explain")
 def explain(
     spec: Spec,
-    length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
-    ] = None,
-    heads: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=64, help="Draw them for each of so many heads, where heads differ."),
-    ] = None,
-    given: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
-            "--set", metavar="NAME=VALUE", help="Draw them for this run-time parameter. Repeatable."
-        ),
-    ] = None,
-    ranks: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=2, max=1024, help="Say how sequences would be spread over so many GPUs."),
-    ] = None,
+    length: Length = None,
+    heads: Heads = None,
+    given: Values = None,
+    ranks: Ranks = None,
     generated: Generated = None,
     flex: Annotated[
         bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
     ] = False,
     output: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--output", metavar="FILE", help="Where to. Default: stdout."),
+        typer.Option("-o", "--output", metavar="FILE", help="Output file. Default: stdout."),
     ] = None,
     form: Annotated[
-        As, typer.Option("--format", help="A page to show (md, html), the tiles alone (svg), text or data.")
+        As, typer.Option("--format", help="Write text, a page (md, html), only the tiles (svg), or data.")
     ] = As.TEXT,
 ) -> int:
-    """Show what becomes of a spec, step by step; draw its tiles."""
+    """Show how a spec becomes kernels, step by step; draw its tiles."""
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
-        message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
-        raise KgenError(Diagnostic("usage", message, file=str(spec), hint=f"kgen explain {loaded.path}"))
+        message = f"expected one spec, got a folder of {1 + len(others)}"
+        raise KgenError(
+            Diagnostic(
+                "usage", message, file=str(spec), hint=f"name one of them: `kgen explain {loaded.path}`"
+            )
+        )
     wanted = _drawing(length, heads, given, ranks)
     if flex:
         if form in PAGES or wanted is not None:
-            message = "--flex goes with no picture and no page"
-            raise KgenError(Diagnostic("usage", message, hint="leave out what draws"))
+            message = "`--flex` cannot be combined with a drawing or a page"
+            raise KgenError(
+                Diagnostic(
+                    "usage",
+                    message,
+                    hint="leave out the options that draw, and use `--format text` or `json`",
+                )
+            )
         from kgen.flex.flexcode import flex_code
 
         text = flex_code(loaded)
@@ -87,7 +99,7 @@ def explain(
     if flex and form is As.JSON:
         text = terminal.as_json({"spec": loaded.spec.name, "flex": text})
     if others and form is As.TEXT and not flex:
-        text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
+        text = f"Variant {loaded.variant}, one of {1 + len(others)}.\n\n{text}"
     text = text.rstrip("\n") + "\n"
     if output is not None:
         _write(text, output, spec)
@@ -101,7 +113,7 @@ def explain(
 def _drawing(
     length: int | None, heads: int | None, given: Sequence[str] | None, ranks: int | None
 ) -> Drawing | None:
-    """What is to be drawn; None where nothing was asked for."""
+    """Return the options of the drawing, or None if the command line has none."""
     if length is None and heads is None and ranks is None and not given:
         return None
     from kgen.pages.model import Drawing
@@ -109,8 +121,8 @@ def _drawing(
     pairs = [text.partition("=") for text in given or ()]
     for name, equals, value in pairs:
         if not (name and equals and value):
-            message = f"`--set` takes a name and a value, not {shown(name + equals + value)}"
-            raise KgenError(Diagnostic("usage", message, hint="write `--set window=1024`"))
+            message = f"`--set`: expected NAME=VALUE, got {shown(name + equals + value)}"
+            raise KgenError(Diagnostic("usage", message, hint="for example `--set window=1024`"))
     return Drawing(length, heads, {name: value for name, _, value in pairs}, ranks)
 
 
@@ -140,12 +152,12 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
 
 def _check_drawn(page: Page, loaded: Loaded) -> None:
     if not page.grids():
-        message = f"kernel `{loaded.spec.kernel}` has no tiles to draw: it visits all there are"
-        hint = "leave out `--length`, `--heads` and `--set`, or ask for `--format html`"
+        message = f"kernel `{loaded.spec.kernel}` has no tiles to draw: it computes every element"
+        hint = "leave out `--length`, `--heads` and `--set`, or use `--format html`"
         raise KgenError(Diagnostic("no-picture", message, file=str(loaded.path), hint=hint))
 
 
 def _write(text: str, output: Path, spec: Path) -> None:
     if os.path.realpath(output) == os.path.realpath(spec):
-        raise KgenError(Diagnostic("usage", "the output is the spec itself", file=str(output)))
+        raise KgenError(Diagnostic("usage", "`--output` is the file of the spec", file=str(output)))
     write_new(output, text, "name another file", force=True)

@@ -1,4 +1,4 @@
-"""`kgen import`: FlexAttention's functions become a spec."""
+"""`kgen import`: write a spec from FlexAttention functions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import Form, output_to
+from kgen.cli.options import SPECS_FOLDER, Form, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import verb
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, shown
 from kgen.files import checked_path, write_new
 from kgen.settings import settings
 
 
 class Dtype(str, Enum):
-    """Of q, k, v and the output."""
+    """Values of `--dtype`."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -27,29 +27,35 @@ class Dtype(str, Enum):
 
 @verb("import")
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Python file, or the name of a module.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")],
     score: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--score", metavar="EXPR", help="A score_mod of it, or a call that returns one."),
+        typer.Option("--score", metavar="EXPR", help="Import this score_mod, or a call that returns one."),
     ] = None,
     mask: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--mask", metavar="EXPR", help="A mask_mod of it, or a call, as `window(1024)`."),
+        typer.Option(
+            "--mask", metavar="EXPR", help="Import this mask_mod, or a call such as `window(1024)`."
+        ),
     ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--name", help="Name of the spec and of its function. Default: that of the mods."),
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the spec and its function. Default: from the mods."
+        ),
     ] = None,
-    head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=1024, help="Elements per head.")] = 128,
-    gqa: Annotated[str, typer.Option("--gqa", help="Query heads for each key-value head, or `any`.")] = "1",
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Of q, k, v and the output.")] = Dtype.BF16,
-    output: Annotated[Optional[Path], output_to("specs/, or what pyproject.toml says")] = None,  # noqa: UP045
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a spec that is there.")] = False,
+    head_dim: Annotated[
+        int, typer.Option("--head-dim", min=1, max=1024, metavar="N", help="Elements per head.")
+    ] = 128,
+    gqa: Annotated[str, typer.Option("--gqa", metavar="N", help="Query heads per KV head, or `any`.")] = "1",
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Dtype of q, k, v and the output.")] = Dtype.BF16,
+    output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing spec.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write a spec from FlexAttention's score_mod and mask_mod.
+    """Write a spec from a FlexAttention score_mod and mask_mod.
 
-    Their source is read; nothing is run.
+    kgen reads the Python source and does not run it.
     """
     from kgen.flex.importing import Options, imported
     from kgen.flex.writing import settled
@@ -59,7 +65,7 @@ def import_(
     spec = imported(source, {"score_mod": score, "mask_mod": mask}, options)
     path = (output or settings().specs) / f"{spec.name}.yaml"
     text, loaded = settled(spec, path.as_posix())
-    write_new(path, text, "give another name, or `--force`", force=force)
+    write_new(path, text, "choose another name with `--name`, or add `--force`", force=force)
     if form is Format.JSON:
         terminal.data({"spec": path.as_posix(), "name": loaded.spec.name})
     terminal.summary(f"{path.as_posix()} written; next: kgen render {path.as_posix()}", form)
@@ -71,5 +77,5 @@ def _gqa(text: str) -> int | str:
         return text
     if text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31:
         return int(text[:10])
-    hint = "write how many query heads share a key-value head, or `any`"
-    raise KgenError(Diagnostic("usage", "`--gqa` is a number or `any`", hint=hint))
+    hint = "write the number of query heads per KV head, or `any`"
+    raise KgenError(Diagnostic("usage", f"`--gqa`: expected a number or `any`, got {shown(text)}", hint=hint))

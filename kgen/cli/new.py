@@ -1,4 +1,4 @@
-"""`kgen new`: a commented spec to start from."""
+"""`kgen new`: write a commented spec to start from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import Form, completed_spec, output_to
+from kgen.cli.options import SPECS_FOLDER, Form, completed_spec, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import verb
 from kgen.diagnostics import Diagnostic, KgenError
@@ -23,43 +23,44 @@ Kernel = Enum("Kernel", {name: name for name in NAMES}, type=str)  # type: ignor
 
 @verb("new")
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the spec and of its function.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the spec and its function.")],
     source: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--from",
             metavar="SPEC",
-            help="Copy this spec: a file, or the name of one.",
+            help="Copy this spec (a file or a name).",
             autocompletion=completed_spec,
         ),
     ] = None,
     kernel: Annotated[
         Optional[Kernel],  # noqa: UP045
-        typer.Option("--kernel", help=f"The family of kernels. Default: {NAMES[0]}."),
+        typer.Option("--kernel", help=f"Kernel family. Default: {NAMES[0]}."),
     ] = None,
-    output: Annotated[Optional[Path], output_to("specs/, or what pyproject.toml says")] = None,  # noqa: UP045
+    output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045
     form: Form = Format.TEXT,
 ) -> int:
-    """Write a commented spec to start from, and the schema for editors."""
+    """Write a commented spec to start from, and its schema for editors."""
     from kgen.render.project import find_specs
     from kgen.render.rendering import render_variants
     from kgen.spec import schema, starting
     from kgen.spec.load import loads_variants
 
     if source and kernel:
-        hint = "leave out `--kernel`: a copy is of the same family"
-        raise KgenError(Diagnostic("usage", "`--from` does not go with `--kernel`", hint=hint))
+        hint = "leave out `--kernel`: a copy keeps its family"
+        raise KgenError(Diagnostic("usage", "`--from` cannot be combined with `--kernel`", hint=hint))
     folder = output or settings().specs
     path = folder / f"{name}.yaml"
     if source:
         found, *others = find_specs([source])
         if others:
-            raise KgenError(Diagnostic("usage", "`--from` names one spec", str(source), hint=f"as {found}"))
+            message = f"`--from`: expected one spec, got {1 + len(others)}"
+            raise KgenError(Diagnostic("usage", message, str(source), hint=f"name one of them: {found}"))
         text = starting.copied(found, name)
     else:
         text = starting.starter(kernel.value if kernel else NAMES[0], name)
     render_variants(loads_variants(text, path))
-    write_new(path, text, "give another name")
+    write_new(path, text, "choose another name")
     if beside := starting.schema_beside(folder):
         write_new(beside, schema.shipped(), "move it away", force=True)
     if form is Format.JSON:

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have: each has one name, and means one thing."""
+"""Arguments and options that several verbs share: one name and one meaning each."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typer.core import TyperCommand
 from kgen.cli.terminal import Format
 
 JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
+SPECS_FOLDER = "`specs` in pyproject.toml, else specs/"
+GENERATED_FOLDER = "`generated` in pyproject.toml, else generated/"
 
 
 def completed_spec(incomplete: str) -> list[str]:
-    """Return the names of specs that begin so, for a shell. Where there are none, the shell completes files."""
+    """Return the spec names that begin with `incomplete`. If there are none, the shell completes files."""
     from kgen.diagnostics import KgenError
     from kgen.render.builtin import builtin_specs
     from kgen.settings import settings
 
     try:
         own = [path.stem for path in settings().specs.glob("*.yaml")]
-    except (KgenError, OSError):  # a shell has no place for an error
+    except (KgenError, OSError):  # a shell cannot show an error here
         own = []
     return sorted(name for name in {*own, *builtin_specs()} if name.startswith(incomplete))
 
@@ -33,53 +35,93 @@ Specs = Annotated[
     Optional[list[Path]],  # noqa: UP045
     typer.Argument(
         metavar="SPEC",
-        help="Spec files, directories of *.yaml, or names of specs, of the project or of the box. "
-        "Default: specs/, or what pyproject.toml says.",
+        help=f"Spec files, folders or names. Default: {SPECS_FOLDER}.",
         autocompletion=completed_spec,
     ),
 ]
 Spec = Annotated[
     Path,
-    typer.Argument(metavar="SPEC", help="A spec file, or the name of a spec.", autocompletion=completed_spec),
+    typer.Argument(metavar="SPEC", help="A spec file or a spec name.", autocompletion=completed_spec),
 ]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--target", help="Only the files of this target. Repeatable."),
+    typer.Option("--target", metavar="TARGET", help="Use only this target, such as cuda. Repeatable."),
 ]
 Jobs = Annotated[
-    int, typer.Option("-j", "--jobs", min=1, help="Processes at a time; those that measure do in turn.")
+    int,
+    typer.Option(
+        "-j",
+        "--jobs",
+        min=1,
+        metavar="N",
+        help="Number of worker processes. Timed sections run one at a time.",
+    ),
 ]
 Ray = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="On the nodes of that Ray cluster, as head:6379; without an address of this machine's.",
+        help="Run on a Ray cluster, such as head:6379. Without an address, use the local one.",
     ),
 ]
 PartOf = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--shard", metavar="I/N", help="Only part I of N of the work, as 1/4."),
+    typer.Option("--shard", metavar="I/N", help="Run only part I of N of the work, such as 1/4."),
 ]
-Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
+Quick = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option("--quick/--full", help="Run the small cases or all. Default: all on a GPU."),
+]
+RecordOrNot = Annotated[
+    Optional[bool],  # noqa: UP045
+    typer.Option(
+        "--record/--no-record",
+        help="Record the result in the ledger (verified.json). Default: for full runs on a GPU.",
+    ),
+]
+Cases = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option("--case", metavar="CASE", help="Run only this case; record nothing. Repeatable."),
+]
+Sanitizers = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--sanitizer",
+        metavar="TOOL",
+        help="Run one call under this compute-sanitizer tool, such as racecheck. Repeatable.",
+    ),
+]
+BuiltPackages = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--built",
+        metavar="DIR",
+        help="Run packages of `kgen build` from this folder. Record only with `--record`.",
+    ),
+]
+Form = Annotated[Format, typer.Option("--format", help="Format of data and diagnostics.")]
 Prove = Annotated[
-    bool, typer.Option("--prove/--no-prove", help="Prove the kernels of each spec before they are written.")
+    bool, typer.Option("--prove/--no-prove", help="Prove the kernels of each spec before writing them.")
 ]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
         "--generated",
         metavar="DIR",
-        help="Where the kernels were rendered to. Default: generated/, or what pyproject.toml says.",
+        help=f"Folder of the rendered kernels. Default: {GENERATED_FOLDER}.",
     ),
 ]
 
 
 class Command(TyperCommand):
-    """A verb. Its `--ray` may have no address: what follows then is another argument."""
+    """A verb, with a `--ray` that takes an optional address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with the address that stands for none. Refuse an empty word: as a path it would mean this folder."""
+        """Parse `args`, with `AUTO` after a `--ray` that has no address.
+
+        Refuse an empty argument, because an empty path means the working directory.
+        """
         from kgen.verify.farm.address import AUTO, is_address
 
         given: list[str] = []
@@ -91,16 +133,18 @@ class Command(TyperCommand):
             if word == "--ray" and not (args[place + 1 :] and is_address(args[place + 1])):
                 given.append(AUTO)
         if any(word == "" and before != "--against" for before, word in itertools.pairwise(["", *given])):
-            ctx.fail("an argument is empty")
+            ctx.fail("expected a value, got an empty argument")
         return super().parse_args(ctx, given)
 
 
 Why = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--why", metavar="FILE", help="All that is recorded of this emitted file instead."),
+    typer.Option("--why", metavar="FILE", help="Show every record of this emitted file instead."),
 ]
 
 
 def output_to(default: str) -> Any:
-    """The option of a verb that writes files."""
-    return typer.Option("-o", "--output", metavar="DIR", help=f"Where to. Default: {default}.")
+    """Return the option `--output` of a verb that writes files."""
+    return typer.Option(
+        "-o", "--output", metavar="DIR", show_default=False, help=f"Output folder. Default: {default}."
+    )

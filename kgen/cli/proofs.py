@@ -1,4 +1,4 @@
-"""What other verbs say of proofs."""
+"""Proofs in the output of `render`, `adapt`, `explain` and `status`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def proven(
     prove: bool,
     keep: bool = True,
 ) -> list[Rendered]:
-    """Prove what is about to be written, and mark what is written without. Lines on stderr name what is unknown.
+    """Prove rendered kernels before they are written, and mark the kernels that are written without a proof.
 
-    Raises `RefutedError` for kernels that are not what their spec says.
+    Print a line on stderr for each obligation that stays unknown. Raise `RefutedError` if a proof refutes a kernel.
     """
     from kgen.prove.writing import checkable, prove_written, unknowns
     from kgen.render import project
@@ -39,7 +39,7 @@ def proven(
 
 
 def proofs(loaded: Loaded, generated: Path) -> list[str]:
-    """What the ledger says is proved of the files of a spec."""
+    """Return a line on the proof of each file of a spec, from the ledger."""
     from kgen.verify.ledger import proof_of
 
     lines = []
@@ -52,5 +52,5 @@ def proofs(loaded: Loaded, generated: Path) -> list[str]:
 
 
 def proof_cell(proof: dict[str, int] | None) -> str | None:
-    """How much of a file is proved, for a table."""
+    """Return the cell `proved of all obligations`, or None without a proof."""
     return None if proof is None else f"{proof['proved']} of {proof['proved'] + proof['unknown']}"

@@ -19,9 +19,15 @@ from kgen.settings import settings
 @verb("prove")
 def prove(
     specs: Specs = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one obligation may take.")] = 10.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on what is unknown, too.")] = False,
-    record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit per proof obligation.")
+    ] = 10.0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 also if an obligation stays unknown.")
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Record the result in the ledger (verified.json).")
+    ] = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -37,7 +43,7 @@ def prove(
             progress,
             record,
             lambda one: terminal.line(
-                f"no obligations: {one.folder}: none are stated of {one.spec.kernel} kernels", sys.stderr
+                f"no obligations: {one.folder}: kgen has no proofs for {one.spec.kernel} kernels", sys.stderr
             ),
         )
     columns = ("spec", "target", "kernel", "obligation", "verdict", "seconds", "message")

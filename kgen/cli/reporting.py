@@ -20,14 +20,14 @@ REPORT = Path("report.html")
 @verb("report")
 def report(
     specs: Specs = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where to.")] = REPORT,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Output file.")] = REPORT,
     benchmarks: Annotated[
-        Path, typer.Option("--benchmarks", metavar="DIR", help="Where `kgen bench` wrote its reports.")
+        Path, typer.Option("--benchmarks", metavar="DIR", help="Folder of the reports of `kgen bench`.")
     ] = BENCHMARKS,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write one HTML file of what is verified and measured."""
+    """Write an HTML report of verification and benchmark results."""
     from kgen.reports.html import html
     from kgen.reports.record import record
 

@@ -1,4 +1,4 @@
-"""What verbs that run kernels print: results as they come where nobody has a terminal, else a table at the end."""
+"""Output of verbs that run kernels: each result at once, or a table at the end if stdout is a terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERIFIED = {
     "seconds": 7,
     "message": 0,
 }
-"""The columns of `kgen verify`, and the least width of each where rows are printed one by one."""
+"""Columns of `kgen verify`, with the minimum width of each for rows that are printed one by one."""
 SANITIZED = {"spec": 20, "target": 9, "tool": 9, "ok": 3, "seconds": 7, "message": 0}
 
 
@@ -42,7 +42,7 @@ def run_verify(
     ray: str | None,
     options: VerifyOptions,
 ) -> int:
-    """Verify emitted files, and print what comes of it."""
+    """Verify emitted files, print the results, and return the exit code."""
     from kgen.verify.verifying import verify_specs
 
     def verified(hands: Hands, hear: Listener) -> Sequence[Row]:
@@ -60,7 +60,7 @@ def run_sanitizers(
     tools: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Run a call of each emitted file under sanitizers, and print what comes of it."""
+    """Run a call of each emitted file under sanitizers, print the results, and return the exit code."""
     from kgen.verify.sanitizing import sanitize_specs
 
     def sanitized(hands: Hands, hear: Listener) -> Sequence[Row]:
@@ -82,7 +82,7 @@ def _run(shown: Results, work: Callable[[Hands, Listener], Sequence[Row]], jobs:
 
 
 def listener(progress: terminal.Progress, left_out: str = "not run") -> Listener:
-    """A listener that shows progress, and says which files are left out."""
+    """Return a listener that shows progress and names skipped files on stderr."""
 
     def hear(event: Event) -> None:
         match event:
@@ -95,7 +95,7 @@ def listener(progress: terminal.Progress, left_out: str = "not run") -> Listener
 
 
 class Results:
-    """The rows of a verb, each right or wrong."""
+    """Rows of a verb with the column `ok`."""
 
     def __init__(
         self, columns: Mapping[str, int], done: str, form: Format, *, wrong_at_once: bool = False
@@ -106,7 +106,7 @@ class Results:
         self._end: Ended | None = None
 
     def hear(self, event: Event, progress: terminal.Progress) -> None:
-        """Show an event of the run, or keep it for the last line."""
+        """Print an event of the run, or keep it for the last line."""
         match event:
             case Judged():
                 self._result(event.row)
@@ -118,7 +118,7 @@ class Results:
                 listener(progress)(event)
 
     def _result(self, row: Row) -> None:
-        """Print and flush a row at once unless stdout is a terminal or for JSON."""
+        """Print and flush a row, unless stdout is a terminal or the format is JSON."""
         if not self._at_once:
             return
         if not self._begun:
@@ -127,13 +127,13 @@ class Results:
         self._print(row)
 
     def judged(self, rows: Sequence[Row]) -> int:
-        """Print what was not printed, and the last line; a row that is wrong is the verb's failure."""
+        """Print the table and the last line. Return the exit code: 1 if any row failed."""
         wrong = self._table(rows)
         self._last(f"{len(rows) - wrong} {self._done}, {wrong} failed", failed=bool(wrong))
         return EXIT_WRONG if wrong else 0
 
     def interrupted(self, run: Interrupted) -> int:
-        """The same of the rows so far."""
+        """Print the rows so far and the last line. Return the exit code of an interrupt."""
         wrong = self._table(run.rows)
         said = f"{len(run.rows) - wrong} {self._done}, {wrong} failed, {run.left} not run: interrupted"
         self._last(said, failed=bool(wrong))
@@ -144,7 +144,7 @@ class Results:
         print("  ".join(cells).rstrip(), flush=True)
 
     def _table(self, rows: Sequence[Row]) -> int:
-        """How many rows are wrong."""
+        """Print the table unless rows were printed at once. Return the number of failed rows."""
         if not self._at_once:
             terminal.table(rows, [*self._columns], self._form)
         return sum(not row["ok"] for row in rows)
@@ -156,11 +156,11 @@ class Results:
         if end and end.recorded:
             said += f"; recorded in {end.recorded.as_posix()}"
         elif end and end.recordable and not failed:
-            said += "; not recorded: add `--record` to enter this in the ledger"
+            said += "; not recorded: add `--record` to write it to the ledger"
         terminal.summary(said, self._form)
 
 
 def _wrong(row: Row) -> None:
-    """Say at once that a case is wrong: a run may end before its table."""
+    """Print a failed case on stderr at once, because a run may end before its table."""
     said = f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
     terminal.line(said, sys.stderr)

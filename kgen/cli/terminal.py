@@ -1,4 +1,4 @@
-"""What the command shows, data on stdout and the rest on stderr, and how an error becomes an exit code."""
+"""Output of the command, data on stdout and the rest on stderr, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXTRAS = {
     "z3": "prove",
     "ray": "ray",
 }
-"""Packages that only some verbs need, and the extra that brings each."""
+"""Packages that only some verbs need, with the extra that installs each."""
 
 REFUSALS = frozenset(
     {
@@ -38,21 +38,21 @@ REFUSALS = frozenset(
         *(errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS),
     }
 )
-"""Errors of the system that no program avoids: no bug of kgen."""
+"""Errors of the operating system that are not bugs of kgen."""
 
 Row = Mapping[str, object]
 Progress = Callable[[float, float, str], None]
 
 
 class Format(str, Enum):
-    """How data and diagnostics are written."""
+    """Values of `--format`."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def guarded(work: Callable[[], int], form: Format) -> int:
-    """Run a verb; whatever it raises is shown and becomes its exit code."""
+    """Run a verb. Print any error that it raises, and return the exit code."""
     try:
         with _interrupted_by_others():
             code = work()
@@ -81,14 +81,14 @@ def guarded(work: Callable[[], int], form: Format) -> int:
 def settle() -> None:
     """Make the standard streams safe to write to.
 
-    A closed stream becomes the null device; else the next file that kgen opens would get its descriptor. A character
-    that the encoding of a stream lacks is written as an escape.
+    Replace a closed stream by the null device, because the next open file would get its descriptor. Write a character
+    that the encoding lacks as an escape.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)  # `open` returns the lowest free descriptor, `number`
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
     for stream in (sys.stdout, sys.stderr):
@@ -97,39 +97,39 @@ def settle() -> None:
 
 
 def asked_format(words: Sequence[str]) -> Format:
-    """The format that a command line asks for, which may be wrong otherwise."""
+    """Return the format of a command line, also if other arguments are wrong."""
     asked = "--format=json" in words or ("--format", "json") in itertools.pairwise(words)
     return Format.JSON if asked else Format.TEXT
 
 
 def _drop(stream: TextIO) -> None:
-    """Send what the stream still holds to the null device: the interpreter flushes once more at exit."""
+    """Redirect the stream to the null device, because the interpreter flushes it again at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def _show_os_error(error: OSError, form: Format) -> int:
-    """Show what the system refused; another error is a bug."""
+    """Print an error of `REFUSALS`. Treat any other error as a bug."""
     if error.errno not in REFUSALS:
         return _show_bug(error)
-    if error.filename is None:  # a stream: files are opened by their names
+    if error.filename is None:  # only streams have no name
         _drop(sys.stdout)
-        message, hint = f"cannot write to stdout: {error.strerror}", "send it elsewhere"
+        message, hint = f"cannot write to stdout: {error.strerror}", "redirect stdout"
         return show_error(KgenError(Diagnostic("cannot-write", message, hint=hint)), form)
-    name, message = shortened(os.fsdecode(error.filename)), f"the system refused: {error.strerror}"
+    name, message = shortened(os.fsdecode(error.filename)), f"operating system error: {error.strerror}"
     return show_error(
-        KgenError(Diagnostic("refused", message, name, hint="check disk and permissions")), form
+        KgenError(Diagnostic("refused", message, name, hint="check disk space and permissions")), form
     )
 
 
 @contextmanager
 def _interrupted_by_others() -> Iterator[None]:
-    """Who ends this process from elsewhere interrupts it as Ctrl-C does: workers end, what is half written goes."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C: stop the workers and delete half-written files."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    names = ("SIGTERM", "SIGHUP")  # the second is not there on Windows
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
     ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
     try:
@@ -142,7 +142,7 @@ def _interrupted_by_others() -> Iterator[None]:
 
 
 def show_error(error: KgenError, form: Format) -> int:
-    """Every diagnostic of an error, on stderr."""
+    """Print every diagnostic of an error on stderr. Return the exit code."""
     for diagnostic in error.diagnostics:
         if form is Format.JSON:
             line(json.dumps(diagnostics.as_json(diagnostic)), sys.stderr)
@@ -155,12 +155,12 @@ def _show_bug(error: Exception) -> int:
     for said in "".join(traceback.format_exception(error)).rstrip().split("\n"):
         line(diagnostics.escaped(said), sys.stderr)
     why = diagnostics.escaped(str(error))
-    line(f"\nthis is a bug in kgen, please report it with the lines above: {why}", sys.stderr)
+    line(f"\nthis is a bug in kgen; please report it with the lines above: {why}", sys.stderr)
     return EXIT_BUG
 
 
 def line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line, on stdout by default. A stderr that takes nothing is no error: the exit code still tells."""
+    """Print one line, on stdout by default. Ignore errors of stderr, because the exit code still reports."""
     if stream is None or stream is not sys.stderr:
         print(text, file=stream or sys.stdout)
         return
@@ -171,29 +171,29 @@ def line(text: str, stream: TextIO | None = None) -> None:
 
 
 def exact(text: str) -> None:
-    """Write the text of a file to stdout, in UTF-8 as a file is, whatever the encoding of the terminal."""
+    """Write the text of a file to stdout in UTF-8, also if the terminal has another encoding."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     sys.stdout.write(text)
 
 
 def summary(text: str, form: Format, *, aside: bool = False) -> None:
-    """The last line. It keeps out of stdout where stdout is for another program (`aside`, JSON)."""
+    """Print the last line: on stdout, or on stderr if stdout is data (`aside` or JSON)."""
     line(diagnostics.escaped(text), sys.stderr if aside or form is Format.JSON else sys.stdout)
 
 
 def data(value: object) -> None:
-    """A value as JSON."""
+    """Print a value as JSON."""
     line(as_json(value))
 
 
 def as_json(value: object) -> str:
-    """The text of that."""
+    """Return a value as JSON text."""
     return json.dumps(_finite(value), indent=2, default=str)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
-    """Rows as JSON, as a table on a terminal, or in plain columns that no width cuts off."""
+    """Print rows as JSON, as a table on a terminal, or else in plain columns that are never cut."""
     if form is Format.JSON:
         data([dict(row) for row in rows])
         return
@@ -217,7 +217,7 @@ def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A function to report progress to: `(done, total, label)`. Silent unless a person is watching."""
+    """Yield a function `(done, total, label)` that draws progress if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total, label: None
         return
@@ -230,7 +230,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def cell(value: object) -> str:
-    """A value in a table."""
+    """Return the text of a value in a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -243,7 +243,7 @@ def cell(value: object) -> str:
 
 
 def _finite(value: object) -> object:
-    """JSON has no infinities and no NaN: they become null."""
+    """Replace infinities and NaN by None, because JSON has no such numbers."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -19,12 +19,12 @@ def tune(
     specs: Specs = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
+        typer.Option(metavar="SHAPE", help="Shape BATCHxHEADSxLENGTH, such as 2x16x8192."),
     ] = None,
     jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per trial.")] = 60.0,
     write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
+        bool, typer.Option("--write/--no-write", help="Write the fastest tiles to kgen's table.")
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
@@ -32,7 +32,7 @@ def tune(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time tile shapes on this GPU; enter the fastest in kgen's table."""
+    """Time tile shapes on this GPU; write the fastest to kgen's table."""
     from kgen.cli.results import listener
     from kgen.tuning import TuneOptions, tune_specs
     from kgen.verify.farm.opening import hands

@@ -1,4 +1,4 @@
-"""The verbs. Each reads its arguments, calls one stage, shows what came back, and returns an exit code."""
+"""The verbs. Each reads its arguments, calls one stage, prints the result and returns an exit code."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ from kgen.cli import terminal
 from kgen.cli.current import AsIs, difference, note, require_current
 from kgen.cli.helping import InOrder
 from kgen.cli.options import (
+    GENERATED_FOLDER,
     JOBS,
+    BuiltPackages,
+    Cases,
     Command,
     Form,
     Generated,
     Jobs,
     PartOf,
     Prove,
+    Quick,
     Ray,
+    RecordOrNot,
+    Sanitizers,
     Specs,
     Targets,
     Why,
@@ -34,7 +40,7 @@ from kgen.cli.options import (
 )
 from kgen.cli.proofs import proof_cell, proven
 from kgen.cli.terminal import Format, Row
-from kgen.diagnostics import EXIT_USAGE, EXIT_WRONG, Diagnostic, KgenError, escaped
+from kgen.diagnostics import EXIT_USAGE, EXIT_WRONG, Diagnostic, KgenError, counted, escaped
 from kgen.files import checked_path
 from kgen.settings import settings
 
@@ -47,13 +53,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Plain help: rich costs a third of the start-up and is imported where there is a table to draw.
+    # Importing rich takes a third of the start-up time. Only `terminal.table` needs it.
     rich_markup_mode=None,
 )
 
 
 class Device(str, Enum):
-    """Where kernels are run."""
+    """Values of `--device`."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -71,19 +77,21 @@ def main() -> None:
 
 
 def _parsed(form: Format) -> int:
-    """Let Typer find the verb and call it, and return the exit code; a wrong command line is shown as `form` says."""
+    """Call the verb through Typer and return the exit code. Print a usage error in the format `form`."""
     try:
         return int(app(prog_name="kgen", standalone_mode=False) or 0)
     except SystemExit as end:
         return terminal.EXIT_PIPE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
     except Exception as error:
-        # Typer's class of errors has moved between its versions; all of them show themselves.
+        # The module of Typer's error class depends on its version; each version has `format_message`.
         if not hasattr(error, "format_message"):
             raise
         if form is Format.TEXT:
             error.show()  # type: ignore[attr-defined]
             return EXIT_USAGE
-        usage = Diagnostic("usage", error.format_message(), hint="`--help` lists the options")
+        usage = Diagnostic(
+            "usage", error.format_message(), hint="run the command with `--help` for its options"
+        )
         return terminal.show_error(KgenError(usage), form)
 
 
@@ -99,11 +107,11 @@ def common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """From a declarative spec to standalone GPU kernel source."""
+    """Turn declarative specs into standalone GPU kernel source."""
 
 
 def _checked(arguments: dict[str, object]) -> dict[str, object]:
-    """The arguments of a verb, whose paths can be printed and written down."""
+    """Return the arguments of a verb. Raise `KgenError` for a path that kgen cannot print or open."""
     for value in arguments.values():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path):
@@ -112,7 +120,7 @@ def _checked(arguments: dict[str, object]) -> dict[str, object]:
 
 
 def verb(name: str, group: typer.Typer = app) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a function a verb: what it returns, or what its error means, is the exit code."""
+    """Register a function as a verb. Its return value, or its error, becomes the exit code."""
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
@@ -129,24 +137,31 @@ def verb(name: str, group: typer.Typer = app) -> Callable[[Callable[..., int]], 
 @verb("render")
 def render(
     specs: Specs = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
-    single: Annotated[
-        bool, typer.Option("--single", help="Write one file NAME.py for each spec, which needs no other.")
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
     ] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Write that file to stdout.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")] = False,
+    single: Annotated[
+        bool, typer.Option("--single", help="Write one self-contained file NAME.py per spec.")
+    ] = False,
+    stdout: Annotated[
+        bool, typer.Option("--stdout", help="Write the self-contained file to stdout.")
+    ] = False,
     target: Targets = None,
-    output: Annotated[Optional[Path], output_to("generated/, or what pyproject.toml says")] = None,  # noqa: UP045
-    force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    output: Annotated[Optional[Path], output_to(GENERATED_FOLDER)] = None,  # noqa: UP045
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite or delete files that were edited by hand.")
+    ] = False,
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write the kernels of specs to generated/; delete orphaned files."""
+    """Render specs into generated/; delete files that have no spec."""
     from kgen.render import checking, project, writer
 
     output = output or settings().generated
     if stdout and (check or diff):
-        raise KgenError(Diagnostic("usage", "--stdout does not go with --check or --diff"))
+        message = "`--stdout` cannot be combined with `--check` or `--diff`"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--stdout`"))
     dry = check or diff
     single, target = single or stdout, target or None
     if dry:
@@ -174,11 +189,11 @@ def render(
 
 @dataclass(frozen=True)
 class _Rendered:
-    """The changes of a run of `kgen render`, and how it was asked for."""
+    """The changes of a run of `kgen render`, and its options."""
 
     changes: Sequence[Change]
     total: int
-    """How many files are wanted."""
+    """Number of files that the specs make."""
     check: bool
     diff: bool
     force: bool
@@ -190,23 +205,23 @@ class _Rendered:
 
     @property
     def drift(self) -> list[Change]:
-        """The files that differ from what is rendered."""
+        """The files on disk that differ from the rendered ones."""
         from kgen.render import writer
 
         return writer.drift(self.changes)
 
     def last(self) -> str:
-        """The last line: how many files are in which state."""
+        """Return the last line: the number of files in each state."""
         forced = self.force and not self.dry
-        # A manifest is listed if nothing else in its folder differs. Then it counts, too.
+        # A manifest is listed, and counted, only if nothing else in its folder differs.
         listed = [one for one in self.drift if one.is_manifest]
-        counted = [*(one for one in self.changes if not one.is_manifest), *listed]
-        states = Counter(_effect(one, forced=forced) for one in counted)
+        ours = [*(one for one in self.changes if not one.is_manifest), *listed]
+        states = Counter(_effect(one, forced=forced) for one in ours)
         differ = states["new"] + states["changed"]
         if self.dry:
             left = f"{states['pruned']} orphaned, {states['edited']} edited"
-            return f"{self.total} checked, {differ} differ, {left}"
-        return f"{self.total} rendered, {differ} changed, {states['pruned']} pruned"
+            return f"{counted(self.total, 'file')} checked, {differ} differ, {left}"
+        return f"{counted(self.total, 'file')} rendered, {differ} changed, {states['pruned']} deleted"
 
 
 def _show_rendered(shown: _Rendered, remarks: Sequence[str], form: Format) -> int:
@@ -218,7 +233,7 @@ def _show_rendered(shown: _Rendered, remarks: Sequence[str], form: Format) -> in
     else:
         terminal.exact(patch) if patch else None
         for change in shown.drift if shown.check or not shown.diff else []:
-            terminal.line(drift_line(change), sys.stderr if shown.check else sys.stdout)
+            terminal.line(drift_line(change, dry=shown.dry), sys.stderr if shown.check else sys.stdout)
         for remark in remarks:
             terminal.line(remark, sys.stderr if shown.dry else sys.stdout)
     terminal.summary(shown.last(), form, aside=shown.diff)
@@ -226,7 +241,7 @@ def _show_rendered(shown: _Rendered, remarks: Sequence[str], form: Format) -> in
 
 
 def _render_to_stdout(files: dict[str, str], form: Format) -> int:
-    """One file is written as it is; several are told apart by a comment line before each."""
+    """Print one file unchanged, or several with a comment line before each."""
     from kgen.render.header import comment
 
     if form is Format.JSON:
@@ -234,23 +249,25 @@ def _render_to_stdout(files: dict[str, str], form: Format) -> int:
     else:
         for name, text in files.items():
             terminal.exact((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
-    terminal.summary(f"{len(files)} rendered", form, aside=True)
+    terminal.summary(f"{counted(len(files), 'file')} rendered", form, aside=True)
     return 0
 
 
 def _effect(change: Change, *, forced: bool) -> str:
-    """What a change counts as; an edit that was overridden is a change like any other."""
+    """Return the state that a change counts as: `changed` or `pruned` for an overwritten edit."""
     if change.state == "edited" and forced:
         return "changed" if change.text is not None else "pruned"
     return change.state
 
 
-def drift_line(change: Change) -> str:
-    return escaped(f"{change.state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else ""))
+def drift_line(change: Change, *, dry: bool) -> str:
+    """Return a line with the state of a file, its path and the reason."""
+    state = ("orphaned" if dry else "deleted") if change.state == "pruned" else change.state
+    return escaped(f"{state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else ""))
 
 
 def _diff(change: Change) -> str:
-    """What would change in one file, as a patch."""
+    """Return the change of one file as a unified diff."""
     name = change.path.as_posix().lstrip("/")
     old, new = (change.old or b"").decode("utf-8", "replace"), change.text or ""
     return "".join(
@@ -268,12 +285,16 @@ def compile_(
     specs: Specs = None,
     arch: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--arch", help="An architecture, as sm_90. Repeatable."),
+        typer.Option(
+            "--arch", metavar="ARCH", help="Compile for this architecture, such as sm_90. Repeatable."
+        ),
     ] = None,
     target: Targets = None,
     jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
-    record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per kernel.")] = 600.0,
+    record: Annotated[
+        bool, typer.Option("--record", help="Record the result in the ledger (verified.json).")
+    ] = False,
     as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
@@ -294,7 +315,7 @@ def compile_(
         where = " ".join(
             filter(None, (row["spec"], row["target"], row["kernel"], row["variant"], row["arch"]))
         )
-        terminal.line(f"spills: {where}: {row['spills']} bytes for each thread", sys.stderr)
+        terminal.line(f"spills: {where}: {row['spills']} bytes per thread", sys.stderr)
     wrong = sum(not row["ok"] for row in rows)
     spills = f", {len(spilling)} with spills" if spilling else ""
     terminal.summary(f"{len(rows) - wrong} compiled, {wrong} failed{spills}", form)
@@ -304,34 +325,17 @@ def compile_(
 @verb("verify")
 def verify(
     specs: Specs = None,
-    device: Annotated[Device, typer.Option(help="A GPU, or Triton's interpreter.")] = Device.AUTO,
+    device: Annotated[
+        Device, typer.Option(help="Run on a GPU (cuda) or in interpreters (cpu).")
+    ] = Device.AUTO,
     jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 300.0,
-    quick: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--quick/--full", help="The small cases, or all. Default: full on a GPU."),
-    ] = None,
-    record: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--record/--no-record", help="Enter the result in the ledger. Default: on a GPU."),
-    ] = None,
-    case: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Only this case; not recorded. Repeatable."),
-    ] = None,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per case.")] = 300.0,
+    quick: Quick = None,
+    record: RecordOrNot = None,
+    case: Cases = None,
     target: Targets = None,
-    sanitizer: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
-            help="One call under this tool of compute-sanitizer, as racecheck, instead. Repeatable."
-        ),
-    ] = None,
-    built: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            metavar="DIR", help="Run the packages there, of `kgen build`; recorded with `--record` alone."
-        ),
-    ] = None,
+    sanitizer: Sanitizers = None,
+    built: BuiltPackages = None,
     ray: Ray = None,
     shard: PartOf = None,
     as_is: AsIs = False,
@@ -346,8 +350,12 @@ def verify(
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
     if sanitizer and (case or quick is not None or built):
-        message = "a sanitizer has no cases, quick or not, and runs no packages"
-        raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
+        message = "`--sanitizer` cannot be combined with `--case`, `--quick`, `--full` or `--built`"
+        raise KgenError(
+            Diagnostic(
+                "usage", message, hint="run `kgen verify` twice: once with `--sanitizer`, once without"
+            )
+        )
     require_current(loaded, generated, as_is, form, record=bool(record))
     common = RunOptions(device.value, timeout, record, target, part)
     if sanitizer:
@@ -357,22 +365,26 @@ def verify(
 
 
 def elsewhere(rows: Sequence[Row]) -> list[str]:
-    """The columns that say which machine figures are of, where it is not this one."""
+    """Return the columns that name the machine of each row, if rows come from other machines."""
     return [column for column in ("device", "node") if any(column in row for row in rows)]
 
 
 @verb("list")
 def list_(
     specs: Specs = None,
-    builtin: Annotated[bool, typer.Option("--builtin", help="Those that came with kgen instead.")] = False,
+    builtin: Annotated[
+        bool, typer.Option("--builtin", help="List the specs that come with kgen instead.")
+    ] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """List the specs."""
+    """List the specs of the project."""
     from kgen.render.builtin import builtin_specs
     from kgen.targets import asked_targets
 
     if builtin and specs:
-        raise KgenError(Diagnostic("usage", "--builtin lists stock specs alone", hint="leave out the specs"))
+        raise KgenError(
+            Diagnostic("usage", "`--builtin` cannot be combined with specs", hint="leave out the specs")
+        )
     rows: list[Row] = [
         {
             "name": each.folder,
@@ -383,7 +395,7 @@ def list_(
         for each in load_specs([*builtin_specs().values()] if builtin else specs)
     ]
     terminal.table(rows, ("name", "kernel", "targets", "summary"), form)
-    terminal.summary(f"{len(rows)} specs", form)
+    terminal.summary(counted(len(rows), "spec"), form)
     return 0
 
 
@@ -419,7 +431,7 @@ def status(
     elif differs:
         terminal.show_error(KgenError(differs), form)
     rows = ledger_status(loaded, generated)
-    # A column for each device and toolchain, whose names are too long to head one.
+    # The names of devices and toolchains are too long for column heads.
     places = sorted({place for row in rows for place in row["verified"]})
     numbers = [str(number) for number, _ in enumerate(places, 1)]
     if form is Format.TEXT:
@@ -434,12 +446,12 @@ def status(
         for number, place in zip(numbers, places, strict=True):
             terminal.line(f"{number}: worst error on {place}")
         for place, count in sorted(Counter(place for row in rows for place in row["earlier"]).items()):
-            terminal.line(f"an earlier text of {count} of these files ran on {place}")
+            terminal.line(f"{counted(count, 'file')}: only an earlier version ran on {place}")
     states = Counter(row["state"] for row in rows)
     last = ", ".join(f"{states[state]} {state}" for state in STATES)
     terminal.summary(last, form)
     if states["unrecorded"]:
-        told = "no result is recorded of files that are `unrecorded`: `kgen verify --record` enters one"
+        told = "`unrecorded` files have no result in the ledger: run `kgen verify --record`"
         terminal.line(told, sys.stderr)
     failed = any(states[state] for state in WITHOUT_RESULT) or (differs and not as_is)
     return EXIT_WRONG if failed else 0
@@ -447,7 +459,7 @@ def status(
 
 @verb("doctor")
 def doctor(form: Form = Format.TEXT) -> int:
-    """Show which parts of the toolchain are there."""
+    """Show which tools and packages are installed."""
     from kgen.cli.doctor import examine
 
     rows = examine()
@@ -458,14 +470,14 @@ def doctor(form: Form = Format.TEXT) -> int:
 
 
 def load_specs(specs: Sequence[Path] | None) -> list[Loaded]:
-    """The specs that are named, all of the project if none is."""
+    """Load the named specs, or all specs of the project if none is named."""
     from kgen.render.project import find_specs, load_all
 
     return load_all(find_specs(specs or []))
 
 
 def judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
-    """Show rows that are each right or wrong; one that is wrong is the verb's failure."""
+    """Print rows with the column `ok` and return the exit code: 1 if any row failed."""
     terminal.table(rows, columns, form)
     wrong = sum(not row["ok"] for row in rows)
     terminal.summary(f"{len(rows) - wrong} {done}, {wrong} failed", form)

@@ -292,7 +292,7 @@ def test_a_package_has_a_record_of_its_own(built: Path, rendered: Path, on_paper
     why = arguments(built, "status", "--why", rendered / "small_norm" / "cuda.py")
     said = CliRunner().invoke(app, [why[0], *why[2:]]).stdout
     assert f"{in_cuda}: " in said
-    assert "cases of forward, all right" in said
+    assert "cases of forward, all passed" in said
     # The file itself has not run.
     assert {row["state"] for row in ledger.status([load(built / "small_norm.yaml")], rendered)} == {
         "unrecorded"

@@ -393,7 +393,7 @@ def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest
     code = "import sys; sys.path.insert(0, 'built'); from both import both; print(both.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "both\n", done.stderr
-    assert "2 checked, 0 stale" in CliRunner().invoke(app, [*command, "--check"]).output
+    assert "2 specs checked, 0 stale" in CliRunner().invoke(app, [*command, "--check"]).output
     place.write_text("mine")
     assert (
         "stale: both: __init__.py was edited after the build"

@@ -1,4 +1,4 @@
-"""The command as a user meets it: exit codes, what is on stdout and stderr, and the last line."""
+"""The command line: exit codes, stdout, stderr, and the last line."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def test_render_says_what_it_did(project: Project) -> None:
     project.spec("b")
     first = project.kgen("render")
     assert (first.code, first.err) == (0, "")
-    assert first.last == "3 rendered, 3 changed, 0 pruned"
+    assert first.last == "3 files rendered, 3 changed, 0 deleted"
     assert "new: generated/a/fake.cu" in first.out
     before = project.tree()
     again = project.kgen("render")
-    assert again.out == "3 rendered, 0 changed, 0 pruned\n"
+    assert again.out == "3 files rendered, 0 changed, 0 deleted\n"
     assert project.tree() == before
     project.spec("a", "cuda: yes\nformula: 2\n")
-    assert project.kgen("render").last == "3 rendered, 2 changed, 0 pruned"
+    assert project.kgen("render").last == "3 files rendered, 2 changed, 0 deleted"
     after = project.tree()
     assert after["a/fake.py"] != before["a/fake.py"]
     assert after["a/fake.cu"][0] != before["a/fake.cu"][0], "its header names the inputs"
@@ -85,14 +85,14 @@ def test_one_edited_byte(project: Project) -> None:
     check = project.kgen("render", "--check")
     assert check.code == 1
     assert check.err.startswith("edited: generated/a/fake.py")
-    assert check.last == "1 checked, 0 differ, 0 orphaned, 1 edited"
+    assert check.last == "1 file checked, 0 differ, 0 orphaned, 1 edited"
     refused = project.kgen("render")
     assert refused.code == 1
     assert refused.out == ""
     assert refused.err.count("generated/a/fake.py") == 1
     assert "--force" in refused.err
     assert b"value = 7" in path.read_bytes()
-    assert project.kgen("render", "--force").last == "1 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render", "--force").last == "1 file rendered, 1 changed, 0 deleted"
     assert b"value = 1" in path.read_bytes()
     assert project.kgen("render", "--check").code == 0
 
@@ -104,10 +104,10 @@ def test_an_orphan(project: Project) -> None:
     gone.unlink()
     check = project.kgen("render", "--check")
     assert check.code == 1
-    assert check.err == "pruned: generated/gone/fake.py (its spec gone.yaml is gone)\n"
+    assert check.err == "orphaned: generated/gone/fake.py (its spec gone.yaml is gone)\n"
     assert project.file("gone/fake.py").exists()
     pruned = project.kgen("render", "specs/kept.yaml")
-    assert pruned.last == "1 rendered, 0 changed, 1 pruned"
+    assert pruned.last == "1 file rendered, 0 changed, 1 deleted"
     assert not project.file("gone").exists()
 
 
@@ -115,7 +115,7 @@ def test_the_last_orphan(project: Project) -> None:
     spec = project.spec("only")
     project.kgen("render")
     spec.unlink()
-    assert project.kgen("render").last == "0 rendered, 0 changed, 1 pruned"
+    assert project.kgen("render").last == "0 files rendered, 0 changed, 1 deleted"
 
 
 def test_a_bad_spec_writes_nothing_and_every_error_is_shown(project: Project) -> None:
@@ -146,11 +146,11 @@ def test_check_and_diff_write_nothing(project: Project) -> None:
     project.spec("a")
     check = project.kgen("render", "--check")
     assert (check.code, check.err) == (1, "new: generated/a/fake.py\n")
-    assert check.last == "1 checked, 1 differ, 0 orphaned, 0 edited"
+    assert check.last == "1 file checked, 1 differ, 0 orphaned, 0 edited"
     diff = project.kgen("render", "--diff")
     assert diff.code == 1
     assert diff.out.startswith("--- /dev/null\n+++ b/generated/a/fake.py\n")
-    assert diff.err.splitlines()[-1] == "1 checked, 1 differ, 0 orphaned, 0 edited"
+    assert diff.err.splitlines()[-1] == "1 file checked, 1 differ, 0 orphaned, 0 edited"
     assert not (project.root / "generated").exists()
     project.kgen("render")
     project.spec("a", "formula: 2\n")
@@ -176,14 +176,14 @@ def test_the_last_line_counts_a_manifest_that_differs(project: Project) -> None:
     spec.rename(project.root / "moved/a.yaml")
     check = project.kgen("render", "--check", "moved/a.yaml")
     assert (check.code, check.err) == (1, "changed: generated/a/manifest.json\n")
-    assert check.last == "1 checked, 1 differ, 0 orphaned, 0 edited"
-    assert project.kgen("render", "moved/a.yaml").last == "1 rendered, 1 changed, 0 pruned"
+    assert check.last == "1 file checked, 1 differ, 0 orphaned, 0 edited"
+    assert project.kgen("render", "moved/a.yaml").last == "1 file rendered, 1 changed, 0 deleted"
 
 
 def test_stdout_is_the_file(project: Project) -> None:
     project.spec("a")
     result = project.kgen("render", "--stdout", "specs/a.yaml")
-    assert result.err == "1 rendered\n"
+    assert result.err == "1 file rendered\n"
     assert not (project.root / "generated").exists()
     project.kgen("render")
     assert result.out == project.file("a/fake.py").read_text()
@@ -191,13 +191,13 @@ def test_stdout_is_the_file(project: Project) -> None:
 
 def test_targets(project: Project) -> None:
     project.spec("a", "targets: fake other\n")
-    assert project.kgen("render", "--target", "other").last == "1 rendered, 1 changed, 0 pruned"
-    assert project.kgen("render").last == "2 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render", "--target", "other").last == "1 file rendered, 1 changed, 0 deleted"
+    assert project.kgen("render").last == "2 files rendered, 1 changed, 0 deleted"
     assert project.kgen("render", "--target", "nonsense").code == 2
     assert project.kgen("render", "--target", "triton").code == 2
     project.spec("a", "targets: fake\n")
-    assert project.kgen("render", "--target", "fake").last == "1 rendered, 1 changed, 0 pruned"
-    assert project.kgen("render").last == "1 rendered, 0 changed, 1 pruned"
+    assert project.kgen("render", "--target", "fake").last == "1 file rendered, 1 changed, 0 deleted"
+    assert project.kgen("render").last == "1 file rendered, 0 changed, 1 deleted"
 
 
 def test_output_elsewhere(project: Project) -> None:
@@ -213,13 +213,13 @@ def test_the_cache_is_believed_only_while_nothing_moved(project: Project) -> Non
     project.kgen("render")
     assert (project.root / ".kgen-cache/.gitignore").read_text() == "*\n"
     project.file("a/fake.py").unlink()
-    assert project.kgen("render").last == "1 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render").last == "1 file rendered, 1 changed, 0 deleted"
     template = project.root / "templates/fake.py.j2"
     template.write_text(template.read_text() + "more = 1\n")
-    assert project.kgen("render").last == "1 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render").last == "1 file rendered, 1 changed, 0 deleted"
     for entry in (project.root / ".kgen-cache").glob("*.json"):
         entry.write_text("not json")
-    assert project.kgen("render").last == "1 rendered, 0 changed, 0 pruned"
+    assert project.kgen("render").last == "1 file rendered, 0 changed, 0 deleted"
 
 
 def test_nothing_to_do_loads_nothing_heavy(project: Project) -> None:
@@ -228,7 +228,7 @@ def test_nothing_to_do_loads_nothing_heavy(project: Project) -> None:
     err = project.kgen("render", "specs/a.yaml", env={"PYTHONPROFILEIMPORTTIME": "1"}).err
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "kgen.render.writer" in imported
-    # Not pydantic: newer versions of typer read arguments with it.
+    # pydantic is not in this list, because some versions of typer import it.
     assert not imported & {"jinja2", "sympy", "ruamel.yaml", "rich", "torch"}
 
 
@@ -245,14 +245,16 @@ def test_usage(project: Project) -> None:
 
 def test_a_spec_named_twice_is_rendered_once(project: Project) -> None:
     project.spec("a")
-    assert project.kgen("render", "specs", "specs/a.yaml", "./specs/a.yaml").last.startswith("1 rendered")
+    assert project.kgen("render", "specs", "specs/a.yaml", "./specs/a.yaml").last.startswith(
+        "1 file rendered"
+    )
 
 
 def test_json(project: Project) -> None:
     project.spec("a")
     result = project.kgen("render", "--format", "json")
     assert json.loads(result.out)["changes"] == [{"path": "generated/a/fake.py", "state": "new", "why": None}]
-    assert result.err == "1 rendered, 1 changed, 0 pruned\n"
+    assert result.err == "1 file rendered, 1 changed, 0 deleted\n"
     (project.root / "specs/bad.yaml").write_text("kernel: attention\n")
     bad = project.kgen("render", "--format", "json")
     assert bad.out == ""
@@ -263,7 +265,7 @@ def test_list(project: Project) -> None:
     project.spec("a", "targets: fake other\nsummary: The first.\n")
     result = project.kgen("list")
     assert result.out.splitlines()[1] == "a     attention  fake, other  The first."
-    assert result.last == "1 specs"
+    assert result.last == "1 spec"
     (row,) = json.loads(project.kgen("list", "--format", "json").out)
     assert row == {"name": "a", "kernel": "attention", "targets": ["fake", "other"], "summary": "The first."}
 
@@ -311,11 +313,8 @@ def test_one_spec_is_explained_at_a_time(project: Project) -> None:
     project.spec("b")
     result = project.kgen("explain", "specs")
     assert (result.code, result.out) == (2, "")
-    assert (
-        result.err.splitlines()[0]
-        == "error[usage]: the directory has 2 specs, and one is explained at a time"
-    )
-    assert "hint: kgen explain specs/a.yaml" in result.err
+    assert result.err.splitlines()[0] == "error[usage]: expected one spec, got a folder of 2"
+    assert "hint: name one of them: `kgen explain specs/a.yaml`" in result.err
 
 
 def test_interrupted(project: Project) -> None:
@@ -345,7 +344,7 @@ def test_importing_the_command_is_light() -> None:
 
 
 def options() -> dict[str, set[tuple[str, ...]]]:
-    """The spellings of each option of all verbs, by the name of what it sets."""
+    """Return the spellings of each option in all verbs, by the name of its parameter."""
     found: dict[str, set[tuple[str, ...]]] = {}
     for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
         for each in command.params:
@@ -366,7 +365,7 @@ def test_an_option_has_one_name_in_all_verbs() -> None:
 
 
 def test_options_are_where_the_verb_says() -> None:
-    """A verb that writes files says where to, one that reads kernels where they are, and specs need no option."""
+    """A verb that writes files has `--output`, one that reads kernels has `--generated`. Specs are arguments."""
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
     writes = {"render", "adapt", "build", "import", "new", "bench", "explain", "report"}
@@ -395,7 +394,7 @@ def test_shells_complete(project: Project) -> None:
 
 
 def test_shells_complete_names_of_specs(project: Project) -> None:
-    """Those of the project and the stock specs; the shell itself completes files."""
+    """The completion offers specs of the project and stock specs. The shell itself completes files."""
     project.spec("causal_of_mine")
     for verb in ("render", "explain", "verify", "new x --from"):
         words = f"kgen {verb} causal_"
@@ -406,7 +405,7 @@ def test_shells_complete_names_of_specs(project: Project) -> None:
 
 
 def test_help(project: Project) -> None:
-    """`-h` is help everywhere; verbs are in the order of use, each on one line of 80 columns."""
+    """`-h` is help everywhere. Verbs are in the order of use, each on one line of 80 columns."""
     group = typer.main.get_command(app)
     assert {*ORDER} == {*group.commands}  # type: ignore[attr-defined]
     said = project.kgen("-h", env={"COLUMNS": "80"})

@@ -1,4 +1,4 @@
-"""Hostile specs end in exit code 2 with file, line and column, soon, in little memory, and nothing is written."""
+"""Hostile specs end with exit code 2, file, line and column, quickly and in little memory. Nothing is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kgen.cli import app
 
 SECONDS, BYTES = 1.0, 1 << 30
 STARTING = 2.0
-"""Seconds that a command may take before it reads anything: sympy alone takes half of one, more beside other work."""
+"""Start-up time of the command in seconds. The import of sympy takes half a second, and more on a busy machine."""
 PLACED = re.compile(r"^ *--> .*\.yaml:[1-9]\d*:[1-9]\d*$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""What verbs say beside their rows: passes without kernels for Hopper, spills, the toolchain, facts as data."""
+"""Output in addition to result rows: passes without Hopper kernels, spills, the toolchain, facts as data."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_render_says_what_has_no_kernels_for_hopper(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Once for each spec, right before the last line; and nothing where nothing changes."""
+    """The remark appears once per spec, directly before the last line, and only if files change."""
     code, out, err = kgen(capsys, "render", "--check")
-    assert (code, out) == (1, "3 checked, 3 differ, 0 orphaned, 0 edited\n")
+    assert (code, out) == (1, "3 files checked, 3 differ, 0 orphaned, 0 edited\n")
     assert err.splitlines()[-1] == REMARK
     said = json.loads(kgen(capsys, "render", "--check", "--format", "json")[1])
     assert said["remarks"] == [REMARK]
     out = kgen(capsys, "render")[1]
-    assert out.splitlines()[-2:] == [REMARK, "3 rendered, 3 changed, 0 pruned"]
+    assert out.splitlines()[-2:] == [REMARK, "3 files rendered, 3 changed, 0 deleted"]
     assert out.count(REMARK) == 1
-    assert kgen(capsys, "render")[1] == "3 rendered, 0 changed, 0 pruned\n"
-    assert kgen(capsys, "render", "--check") == (0, "3 checked, 0 differ, 0 orphaned, 0 edited\n", "")
+    assert kgen(capsys, "render")[1] == "3 files rendered, 0 changed, 0 deleted\n"
+    assert kgen(capsys, "render", "--check") == (0, "3 files checked, 0 differ, 0 orphaned, 0 edited\n", "")
     assert kgen(capsys, "render", "causal")[1].count("no kernels for Hopper") == 0
 
 
@@ -68,8 +68,8 @@ def test_compile_shows_spills(
     assert [line.split()[-2] for line in out.splitlines()[1:-1]] == ["yes", "spills", "spills", "no"]
     assert out.splitlines()[-1] == "3 compiled, 1 failed, 2 with spills"
     assert err.splitlines() == [
-        "spills: sample triton _dq plain sm_90: 1456 bytes for each thread",
-        "spills: sample triton _dq plain sm_90: 8 bytes for each thread",
+        "spills: sample triton _dq plain sm_90: 1456 bytes per thread",
+        "spills: sample triton _dq plain sm_90: 8 bytes per thread",
     ]
     data = json.loads(kgen(capsys, "compile", "--format", "json")[1])
     assert [row["ok"] for row in data] == [True, True, True, False]
@@ -121,7 +121,7 @@ def test_facts_have_the_fields_that_are_documented(name: str, capsys: pytest.Cap
 
 
 def test_facts_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers, flags and lists, and no sentence that somebody would have to parse."""
+    """Facts are numbers, flags and lists. No program has to parse sentences."""
     path = str(ROOT / "specs" / "longformer.yaml")
     facts = json.loads(kgen(capsys, "explain", path, "--length", "1024", "--format", "json")[1])
     assert facts["expressions"]["mask_mod"]["written"].startswith("abs(q_idx - kv_idx) <= window")

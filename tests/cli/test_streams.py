@@ -1,4 +1,4 @@
-"""Streams that take nothing, or not every character; paths that no system opens; usage errors as JSON."""
+"""Streams that accept no data or lack characters; paths that the system cannot open; usage errors as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONG = "a" * 5000
 
 
 def run(folder: Path, shell: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-    """A line of the shell in a folder, with `kgen` for the command."""
+    """Run a shell command in a folder. The word `kgen` stands for the command."""
     kgen = f'"{sys.executable}" -m kgen'
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     line = ["bash", "-c", f"set -o pipefail; {shell.replace('kgen', kgen)}"]
@@ -62,10 +62,10 @@ def test_no_file_takes_the_place_of_a_closed_stdout(folder: Path) -> None:
 
 
 def test_characters_that_stdout_lacks(folder: Path) -> None:
-    """People see escapes; the text of a file is UTF-8, as the file is."""
+    """Output for people has escapes. The text of a file is UTF-8, like the file itself."""
     result = run(folder, "kgen list && kgen render --stdout", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
-    listed, _, source = result.stdout.partition(b"1 specs\n")
+    listed, _, source = result.stdout.partition(b"1 spec\n")
     assert rb"Gr\xf6\xdfe \u2713" in listed
     run(folder, "kgen render --single -o single")
     assert source == (folder / "single" / "sample.py").read_bytes()
@@ -120,11 +120,11 @@ def test_a_loop_of_links(words: str, folder: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("arguments", [["render", "-o", ""], ["explain", ""], ["new", ""], ["render", ""]])
 def test_an_empty_word(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a path it is the working directory, whose files `render` would take for its own."""
+    """An empty path means the working directory, and `render` would treat its files as its own."""
     with pytest.raises(SystemExit) as ended:
         app(arguments, prog_name="kgen")
     assert ended.value.code == 2
-    assert "an argument is empty" in capsys.readouterr().err
+    assert "expected a value, got an empty argument" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["specs"]
 
 
@@ -146,5 +146,5 @@ def test_what_the_system_refuses_is_no_bug(capsys: pytest.CaptureFixture[str]) -
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "templates/x.j2")
 
     assert terminal.guarded(refuse, Format.TEXT) == 2
-    assert "the system refused: Read-only file system\n --> generated/x.py" in capsys.readouterr().err
+    assert "operating system error: Read-only file system\n --> generated/x.py" in capsys.readouterr().err
     assert terminal.guarded(forget, Format.TEXT) == 70

@@ -1,4 +1,4 @@
-"""Resolves every name in a template against the annotations of the dataclass that it prints, without rendering."""
+"""Static check of templates: resolve every name against the annotations of the template's dataclass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kgen.targets.template import Template, names_of
 LOOP = {"index", "index0", "first", "last", "length", "previtem", "nextitem"}
 TEXTS = (str, int, float, bool, Code, Statement, Template)
 TEXT = str
-"""The type of what a macro, a caller or a filter gives."""
+"""Type of the result of a macro, a caller or a filter."""
 
 Scope = dict[str, Any]
 
 
 @dataclass
 class Resolver:
-    """Collects what is wrong with the names of a template, and which fields of its dataclass it names."""
+    """Collect the problems of the names in a template, and the fields that it uses."""
 
     env: Environment
     problems: list[str] = field(default_factory=list)
@@ -31,10 +31,10 @@ class Resolver:
     within: list[str] = field(default_factory=list)
     macros: dict[str, tuple[str, nodes.Macro]] = field(default_factory=dict)
     there: frozenset[str] = frozenset()
-    """The names, dotted ones too, that an `if` around has found to be there."""
+    """Names, also dotted ones, that an enclosing `if` has tested."""
 
     def resolve(self, cls: type[Template]) -> list[str]:
-        """Every problem of a dataclass and its template, each as `template:line: what`."""
+        """Return every problem of a dataclass and its template as `template:line: problem`."""
         root = fields_of(cls)
         self.template(cls.template, root)
         unused = sorted(set(root) - self.used)
@@ -49,7 +49,7 @@ class Resolver:
         self.within.pop()
 
     def _define(self, name: str, body: Sequence[nodes.Node]) -> None:
-        """The macros of a template, and of those that it imports."""
+        """Collect the macros of a template and of its imports."""
         for node in body:
             if isinstance(node, nodes.Macro):
                 self.macros[node.name] = name, node
@@ -114,7 +114,7 @@ class Resolver:
             self._problem(node, f"prints {_words(found)}")
 
     def _type(self, node: nodes.Node, scope: Scope) -> Any:
-        """The type of an expression; None where it has a problem, which is noted."""
+        """Return the type of an expression, or None after recording a problem."""
         match node:
             case nodes.Const():
                 return type(node.value)
@@ -137,7 +137,7 @@ class Resolver:
         return self._problem(node, f"{type(node).__name__} is not resolved")
 
     def _narrowed(self, node: nodes.Expr, of: Any) -> Any:
-        """A type without None where an `if` around has looked."""
+        """Return a type without None if an enclosing `if` has tested the expression."""
         if _path(node) not in self.there or of is None or of is LOOP:
             return of
         return typing.Union[_without_none(of)]  # noqa: UP007
@@ -179,12 +179,12 @@ class Resolver:
 
 
 def _path(node: nodes.Node) -> str:
-    """A name, or names with dots between them."""
+    """Return a name or a dotted name."""
     return f"{_path(node.node)}.{node.attr}" if isinstance(node, nodes.Getattr) else getattr(node, "name", "")
 
 
 def fields_of(cls: Any) -> Scope:
-    """The types of what a template may name of a dataclass, by name."""
+    """Return the types of the names that a template may use from a dataclass."""
     hints = typing.get_type_hints(cls)
     return {name: hints[name] if name in hints else _returned(cls, name) for name in names_of(cls)}
 
@@ -198,14 +198,14 @@ def _has_fields(of: Any) -> bool:
 
 
 def _without_none(of: Any) -> tuple[Any, ...]:
-    """The members of a union but None; a type alone where it is none."""
+    """Return the members of a union without None, or a tuple of the type itself."""
     if typing.get_origin(of) in (typing.Union, types.UnionType):
         return tuple(one for one in typing.get_args(of) if one is not type(None))
     return (of,)
 
 
 def element_of(of: Any) -> Any:
-    """The type of what a loop runs over; None for what is no list or tuple of one type."""
+    """Return the element type of a list or tuple; None for any other type."""
     found = []
     for one in _without_none(of):
         origin, args = typing.get_origin(one), typing.get_args(one)
@@ -218,7 +218,7 @@ def element_of(of: Any) -> Any:
 
 
 def printable(of: Any) -> bool:
-    """True for texts, numbers, trees, templates and lists of them, which have lines to themselves or a filter."""
+    """True for text, numbers, trees, templates, and lists of them that stand on their own lines or use a filter."""
     for one in _without_none(of):
         element = one if isinstance(one, type) and issubclass(one, TEXTS) else element_of(one)
         if element is None or (element is not one and not printable(element)):
@@ -231,7 +231,7 @@ def _words(of: Any) -> str:
 
 
 def subclasses(cls: type[Template]) -> Iterator[type[Template]]:
-    """Every dataclass that has a template of its own."""
+    """Yield every dataclass with its own template."""
     for one in cls.__subclasses__():
         if "template" in vars(one):
             yield one

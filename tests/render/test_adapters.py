@@ -1,4 +1,4 @@
-"""`adapters` of a spec: what `kgen adapt` writes, kept by `kgen render` beside the kernels."""
+"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Folder:
         (root / "specs").mkdir()
 
     def kgen(self, *arguments: str, spec: str | None = None) -> tuple[int, list[str]]:
-        """The exit code of the command, and the lines that it says."""
+        """Run the command. Return its exit code and its output lines."""
         if spec is not None:
             (self.root / "specs/own.yaml").write_text(spec)
         with pytest.raises(SystemExit) as caught:
@@ -84,8 +84,8 @@ def test_what_a_repository_starts_with_is_the_users(folder: Folder) -> None:
 def test_what_is_listed_no_more_is_pruned(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", spec=BOTH.replace(", hub", ""))
-    pruned = "pruned: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
-    assert pruned in lines
+    deleted = "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
+    assert deleted in lines
     assert code == 0
     left = {name for name in folder.tree("generated") if name.startswith("own_hub")}
     (adapted,) = adapt_all([folder.root / "specs/own.yaml"], ["hub"])
@@ -96,7 +96,7 @@ def test_where_some_targets_are_asked_for_they_stay(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     before = folder.tree("generated")
     code, lines = folder.kgen("render", "--target", "triton", spec=BOTH.replace("fp16", "bf16"))
-    assert (code, lines[-1][-9:]) == (0, " 0 pruned")
+    assert (code, lines[-1][-10:]) == (0, " 0 deleted")
     after = folder.tree("generated")
     assert {name.partition("/")[0] for name in before if after.get(name) != before[name]} == {"own"}
     assert folder.kgen("render", "--single", "-o", "single")[0] == 0

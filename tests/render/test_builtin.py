@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def written(name: str) -> str:
-    """Render a spec into `generated/`; what its manifest calls it."""
+    """Render a spec into `generated/` and return its name in the manifest."""
     made = project.render_all(project.find_specs([Path(name)]), Path("generated"))
     outputs = [output for each in made for output in each.outputs]
     writer.apply(writer.compute_changes(outputs, Path("generated")))

@@ -1,4 +1,4 @@
-"""`--check` looks at all that lies in a folder, and verbs that read kernels at what their specs render to."""
+"""`--check` reads all files in a folder. Verbs that read kernels compare them with their specs."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_a_folder_is_checked_in_a_project_without_specs(project: Path) -> None:
 def test_one_file_of_a_stock_spec_is_checked() -> None:
     kgen("render", "--single", "rms_norm", "-o", "src")
     assert kgen("render", "--single", "specs/own.yaml", "-o", "src").exit_code == 0
-    assert "2 checked, 0 differ" in kgen("render", "--single", "--check", "-o", "src").output
+    assert "2 files checked, 0 differ" in kgen("render", "--single", "--check", "-o", "src").output
     edit("src/rms_norm.py")
     assert "1 edited" in kgen("render", "--single", "--check", "-o", "src").output
 
 
 def test_what_only_adapters_made_is_no_rendered_folder() -> None:
-    """A folder of `kgen adapt` names a spec whose kernels were never rendered there."""
+    """A folder of `kgen adapt` names a spec whose kernels were never rendered into it."""
     assert kgen("adapt", "causal_fp32", "--for", "hub", "-o", "adapters").exit_code == 0
     found = kgen("render", "--check", "-o", "adapters")
     assert "new: adapters/own/" in found.output
@@ -121,7 +121,7 @@ def test_files_that_differ_are_said_first(verb: tuple[str, ...]) -> None:
     edit("generated/own/triton.py")
     found = kgen(*verb)
     assert found.exit_code == 1
-    said = "generated/own/triton.py differs from what specs/own.yaml renders to (edited by hand); "
+    said = "generated/own/triton.py does not match specs/own.yaml (edited by hand); "
     first, *more = found.stderr.splitlines()
     assert first.startswith(f"error[differs]: {said}")
     assert "--as-is" in first
@@ -134,9 +134,7 @@ def test_files_that_differ_are_not_recorded(verb: tuple[str, ...]) -> None:
     edit("generated/own/triton.py")
     found = kgen(*verb, "--as-is", "--record")
     assert (found.exit_code, found.output.count("\n")) == (1, 1)
-    assert (
-        "differs from what specs/own.yaml renders to (edited by hand); leave out `--record`" in found.output
-    )
+    assert "does not match specs/own.yaml (edited by hand); leave out `--record`" in found.output
     assert not Path("generated/verified.json").exists()
 
 
@@ -145,9 +143,9 @@ def test_a_spec_that_was_edited_is_said_and_accepted() -> None:
     Path("specs/own.yaml").write_text(SPEC.replace("256", "512"))
     found = kgen("verify", "--device", "cpu")
     assert (found.exit_code, found.output.count("\n")) == (1, 1)
-    assert "generated/own/triton.py differs from what specs/own.yaml renders to" in found.output
+    assert "generated/own/triton.py does not match specs/own.yaml" in found.output
     accepted = kgen("status", "--as-is")
-    assert accepted.stderr.startswith("note: generated/own/triton.py differs from ")
+    assert accepted.stderr.startswith("note: generated/own/triton.py does not match ")
     assert "own   generated/own/triton.py" in accepted.stdout
 
 
@@ -160,7 +158,7 @@ def test_kernels_of_a_spec_without_rendered_files_do_not_differ() -> None:
 def test_a_file_that_is_gone_differs() -> None:
     kgen("render", "causal")
     Path("generated/causal/hopper.py").unlink()
-    assert "hopper.py differs from what" in (said := kgen("verify", "causal").output)
+    assert "hopper.py does not match" in (said := kgen("verify", "causal").output)
     assert "(missing)" in said
 
 

@@ -1,4 +1,4 @@
-"""Docstrings of emitted files: each usage line is a call that the function takes, and each argument is documented."""
+"""Docstrings of emitted files: each usage line is a valid call, and each argument is documented."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ VARIANTS = ATTENTION.replace("bf16", "[bf16, fp16]").replace("64", "[64, 128]")
 
 
 def stock() -> Iterator[tuple[str, str]]:
-    """Each stock spec that has files, and its name."""
+    """Yield the name and the text of each stock spec with files."""
     for path in sorted((ROOT / "specs").glob("*.yaml")):
         yield path.stem, path.read_text(encoding="utf-8")
 
 
 def documented(name: str, files: Mapping[str, str]) -> int:
-    """Check the files that have the function `name`; the number of usage lines among them."""
+    """Check the files that contain the function `name`. Return the number of their usage lines."""
     lines = 0
     for file, text in files.items():
         if not file.endswith(".py"):
@@ -68,7 +68,7 @@ def documented(name: str, files: Mapping[str, str]) -> int:
 
 
 def check_usage(line: str, function: ast.FunctionDef) -> None:
-    """A usage line gives every argument without a default, no other, and takes as many results as there are."""
+    """Check that a usage line passes exactly the required arguments and takes all results."""
     (statement,) = ast.parse(line).body
     assert isinstance(statement, ast.Assign), line
     assert isinstance(statement.value, ast.Call), line
@@ -84,7 +84,7 @@ def check_usage(line: str, function: ast.FunctionDef) -> None:
     ]
     optional = {one.arg for one in (*function.args.args, *after)} - {*needed}
     required = [one for one in given if one not in optional]
-    # Either description of packed sequences has a default, and one of them is needed.
+    # Both descriptions of packed sequences have a default, but a call needs one of them.
     assert required == needed, line
     (target,) = statement.targets
     taken = len(target.elts) if isinstance(target, ast.Tuple) else 1
@@ -92,7 +92,7 @@ def check_usage(line: str, function: ast.FunctionDef) -> None:
 
 
 def results(function: ast.FunctionDef) -> int:
-    """How many tensors it returns, without what a flag asks for on top."""
+    """Return the number of returned tensors, without those that a flag adds."""
     last = [node for node in ast.walk(function) if isinstance(node, ast.Return)][-1].value
     if isinstance(last, ast.IfExp):
         last = last.orelse
@@ -101,7 +101,7 @@ def results(function: ast.FunctionDef) -> int:
 
 @pytest.mark.parametrize(("name", "text"), [*stock()], ids=lambda value: value.split("\n")[0][:30])
 def test_stock_specs(name: str, text: str) -> None:
-    """The files in `generated/`, which `kgen render --check` holds to what is rendered."""
+    """Check the files in `generated/`, which `kgen render --check` compares with their specs."""
     folder = ROOT / "generated" / name
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__")]
     found = [{path.name: path.read_text(encoding="utf-8") for path in one.glob("*.py")} for one in folders]
@@ -114,7 +114,7 @@ def test_other_specs(text: str) -> None:
 
 
 def test_variants_are_documented() -> None:
-    """The folder of variants says whose arguments it shows, and what the others take."""
+    """The folder of variants names the variant whose arguments it shows, and lists the arguments of the others."""
     folders = render_variants(loads_variants(VARIANTS, "sample.yaml"))
     assert len(folders) == 5
     for files in folders.values():
@@ -124,7 +124,7 @@ def test_variants_are_documented() -> None:
 
 
 def test_a_usage_line_that_is_wrong_is_found() -> None:
-    """The check itself: an argument left out, one result for two, a name that is none."""
+    """The check finds a missing argument, a wrong number of results, and an unknown name."""
     (function,) = ast.parse("def f(q, *, table, scale=None):\n    return a, b\n").body
     assert isinstance(function, ast.FunctionDef)
     check_usage("a, b = f(q, table=table)", function)

@@ -1,4 +1,4 @@
-"""A name of a spec that emitted files have themselves gives way, or is refused; which these are is collected."""
+"""Names of a spec that clash with names in emitted files are renamed or refused. The file names are collected."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ SPELLED = {"slopes": ("slopes", "slopes_ptr", "stride_slopes_0"), "reach": ("rea
 
 
 def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
-    """The emitted files, with other names in the spec."""
+    """Return the emitted files of a spec with replaced names."""
     for name, other in (names or {}).items():
         text = text.replace(name, other)
     return render_spec(loads(text, "sample.yaml"))
 
 
 def refused(text: str, names: dict[str, str]) -> list[str]:
-    """Those of the other names that messages refuse."""
+    """Return the replaced names that kgen refuses."""
     try:
         rendered(text, names)
     except KgenError as error:
@@ -69,7 +69,7 @@ def refused(text: str, names: dict[str, str]) -> list[str]:
 
 
 def functions(files: dict[str, str]) -> Iterator[tuple[set[str], set[str]]]:
-    """Arguments, and all names, of each function in Python."""
+    """Yield the arguments and all names of each Python function."""
     for file in (f for f in files if f.endswith(".py")):
         for node in ast.walk(ast.parse(files[file])):
             if isinstance(node, ast.FunctionDef):
@@ -78,7 +78,7 @@ def functions(files: dict[str, str]) -> Iterator[tuple[set[str], set[str]]]:
 
 
 def clashing(files: dict[str, str], name: str) -> list[str]:
-    """What would make of `name` an argument that a function has already."""
+    """Return the replacements of `name` that would clash with an argument of a function."""
     found = set()
     for spelled in SPELLED[name]:
         before, after = spelled.lower().split(name)
@@ -100,7 +100,7 @@ def test_no_name_is_an_argument_too(text: str, every: int) -> None:
     assert slopes
     assert len(reach) > 10
     assert cap
-    # Several at a time, for it to be quick.
+    # Test several names at a time, which is faster.
     groups = [*zip_longest(slopes, reach[::3], reach[1::3], reach[2::3], cap)]
     for others in groups[::every]:
         names = {n: o for n, o in zip(("slopes", "reach", "limit", "edge", "cap"), others, strict=True) if o}
@@ -109,10 +109,10 @@ def test_no_name_is_an_argument_too(text: str, every: int) -> None:
         else:
             told = refused(text, names)
         for name, other in names.items():
-            # What expressions are cut into gets other names by itself: then each function has as many as before.
+            # kgen renames its own intermediate values. The number of names per function must stay the same.
             if other not in told and not refused(text, {name: other}):
                 sizes = [
-                    # What gave way has two names in the function that callers call.
+                    # A renamed argument has two names in the public function.
                     len(all_names) - ({other, "return_lse"} <= arguments and f"{other}_arg" in all_names)
                     for arguments, all_names in functions(rendered(text, {name: other}))
                 ]
@@ -134,7 +134,7 @@ def test_names_of_the_function_and_of_modules_are_taken(name: str, other: str) -
     ],
 )
 def test_names_of_kernels_give_way(name: str, other: str) -> None:
-    """Callers say what the spec says; in the file it is another name, or the same."""
+    """Callers use the names of the spec. The file may use other names inside."""
     (function,) = [
         node
         for node in ast.parse(rendered(ATTENTION, {name: other})["triton.py"]).body
@@ -147,7 +147,7 @@ def test_names_of_kernels_give_way(name: str, other: str) -> None:
 
 
 def test_names_of_functions_without_the_specs_are_free() -> None:
-    # `_tile`, `_scatter` and `_descriptors` have such variables.
+    # `_tile`, `_scatter` and `_descriptors` have variables of these names.
     for other in ("table", "values", "blocks"):
         assert not refused(ATTENTION, {"slopes": other})
 
@@ -187,7 +187,7 @@ def test_names_of_functions_that_are_not_there_are_free() -> None:
 
 
 def test_scopes_are_pythons() -> None:
-    """With what they take from outside, and nothing of strings, attributes and arguments of calls."""
+    """A scope includes the names that it takes from outside. Strings, attributes and keywords of calls do not count."""
     text = """
 import os
 def outer(a, b=1):
@@ -211,7 +211,7 @@ def test_variables_of_comprehensions_are_no_others() -> None:
     (names,) = [scope for scope in scopes(with_own_variables(text)) if "x" in scope]
     assert {"x", "t"} == {
         name for name in names if "__" not in name
-    }  # the last `t` is none of a comprehension
+    }  # the last `t` is outside of a comprehension
 
 
 def test_two_names_of_a_spec_do_not_meet() -> None:
@@ -231,7 +231,7 @@ QUICK = ("causal_alibi", "decode_paged", "by_distance", "rms_norm", "norm_modifi
     "every", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "all"]
 )
 def test_own_names_are_as_collected(family: str, every: bool) -> None:
-    """`scripts/update` writes them anew. A name may be missing only until then."""
+    """`scripts/update` regenerates the recorded names. No collected name may be missing."""
     path = KERNELS / family / FILE
     specs = [one for one in specs_of(family) if every or one.path.stem in QUICK]
     found = collected(specs) | {"trees": in_trees(family)}
@@ -250,14 +250,14 @@ def test_own_names_are_as_collected(family: str, every: bool) -> None:
 
 def test_names_in_cuda() -> None:
     assert not refused(NORM, {"slopes": "asm"})
-    assert not refused(NORM, {"slopes": "t"})  # a comprehension's in the launcher
-    # Names give way in kernels, of which callers see none.
+    assert not refused(NORM, {"slopes": "t"})  # a variable of a comprehension in the launcher
+    # kgen may rename names inside of kernels, because callers do not see them.
     cuda = NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}")
     assert "next_rstd__ptr" in rendered(cuda, {"slopes": "next_rstd"})["cuda.cu"]
     both = rendered(cuda, {"slopes": "a_1", "reach": "a1"})["cuda.cu"]
     assert "using A1Slots" in both
     assert "int a1_," in both
-    # Functions keep theirs: `forward_kernels` would be a function and what it is in.
+    # Functions are not renamed: `forward_kernels` would name a function and its namespace.
     assert refused(cuda, {"sample": "forward"}) == ["forward"]
 
 
@@ -288,7 +288,7 @@ ARGUMENTS = (
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_keep_away_from_names_beside_any_kind(name: str) -> None:
-    """Also from those that no spec of the repository has beside a constant."""
+    """Also avoid names that no spec of the repository has next to a constant."""
     text = rendered(ATTENTION, {"cap": name})["triton.py"]
     assert f"{name.upper()}_ARG = tl.constexpr(30.0)" in text
 

@@ -1,4 +1,4 @@
-"""What emitted files open with: a sentence, whatever the summary."""
+"""Opening of emitted files: one sentence, for any summary."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SPECS = {
 
 
 def sentences(kernel: str, summary: str) -> set[str]:
-    """The first line of every file, and of the docstring of every function called as the spec."""
+    """Yield the first line of every file, and of the docstring of every function with the name of the spec."""
     text = f"kernel: {kernel}\nname: sample\ndtype: bf16\n{summary}{SPECS[kernel]}"
     found = set()
     for name, source in render_spec(loads(text, "sample.yaml")).items():
         if name == FILENAME:
-            continue  # the same in every folder, for all specs
+            continue  # this file is the same in all folders
         if not name.endswith(".py"):
             _, _, body = source.partition("// body: ")
             found.add(next(line for line in body.splitlines()[1:] if line).removeprefix("// "))

@@ -1,4 +1,4 @@
-"""Templates print what was prepared: they loop over a list, test one name, call a macro, and nothing else."""
+"""Templates only print prepared values: they loop over a list, test one name, or call a macro."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = (
 
 
 def logic_in(source: str, env: Environment | None = None) -> list[str]:
-    """What a template does that a template may not do, as `line: what`."""
+    """Return the forbidden constructs of a template as `line: construct`."""
     tree = (env or environment(TEMPLATES)).parse(source)
     macros = _macros(tree)
     return [f"{node.lineno}: {problem}" for node in _walk(tree) if (problem := _problem(node, macros))]
@@ -53,7 +53,7 @@ def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _macros(tree: nodes.Template) -> set[str]:
-    """Every name that a call may start with: macros defined here, and those and the modules imported."""
+    """Return the names that a call may start with: own and imported macros, and imported modules."""
     names = {"caller", "super"}
     for node in _walk(tree):
         if isinstance(node, nodes.Macro):
@@ -92,7 +92,7 @@ def _problem(node: nodes.Node, macros: set[str]) -> str | None:
 
 
 def _allowed_by_parent(node: nodes.Node) -> bool:
-    """`not` belongs to an `if`, a tuple to the target of a `for`; both are looked at there."""
+    """True for nodes that their parent checks: `not` in an `if`, and a tuple as target of a `for`."""
     if isinstance(node, nodes.Tuple):
         return node.ctx == "store"
     return isinstance(node, nodes.Not) and _is_field(node.node)
@@ -104,7 +104,7 @@ def templates() -> list[str]:
 
 @pytest.mark.parametrize("name", templates())
 def test_what_a_template_names_is_found(name: str) -> None:
-    """As jinja finds it, which also says that no name is computed."""
+    """Jinja finds the names, which also shows that no name is computed."""
     text = (TEMPLATES / name).read_text(encoding="utf-8")
     assert referenced(text) == [*find_referenced_templates(environment(TEMPLATES).parse(text))]
 
@@ -170,7 +170,7 @@ def test_what_a_template_may_not_do(source: str) -> None:
 
 @pytest.mark.parametrize("name", templates())
 def test_templates_of_a_family_know_no_other(name: str) -> None:
-    """A folder of a family's name is its own; what families share is beside them, and knows none."""
+    """A template in a family's folder uses templates of its own or of shared folders. Shared ones use no family."""
     own, _, _ = name.partition("/")
     used = {text.partition("/")[0] for text in template_texts(environment(TEMPLATES), name)}
     assert used & {*NAMES} <= {own}
@@ -190,7 +190,7 @@ SAMPLE += ("rms_norm", "layer_norm", "relative_bias")
 
 
 def loose(value: object, path: str) -> Iterator[str]:
-    """Texts that begin or end with what stands between operands: it belongs to the template, or its filters."""
+    """Yield texts that begin or end with a separator. Separators belong to templates and filters."""
     if isinstance(value, Code | Statement):
         value = printed(value)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Every name in a template is a field of the dataclass that it prints, found without rendering."""
+"""Every name in a template is a field of its dataclass, checked without rendering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = Path(kgen.__file__).parent
 
 
 def typed() -> list[type[Template]]:
-    """Every dataclass of kgen that a template prints."""
+    """Return every dataclass of kgen with a template."""
     for path in PACKAGE.rglob("*.py"):
         if "    template: ClassVar[str]" in path.read_text(encoding="utf-8"):
             importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
@@ -54,7 +54,7 @@ class Whole(Template):
 
 
 def resolved(text: str, **more: str) -> list[str]:
-    """The problems of a text, but for fields that it does not name."""
+    """Return the problems of a text, except for unused fields."""
     env = environment(template_root()).overlay(loader=DictLoader({"whole.j2": text, **more}))
     return [p.partition(": ")[2] for p in Resolver(env).resolve(Whole) if "never names" not in p]
 

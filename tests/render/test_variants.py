@@ -1,4 +1,4 @@
-"""Specs that list several values of a field: a folder for each combination, and one function that chooses."""
+"""Specs with several values of a field: a folder per combination, and one function that dispatches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOLDERS = ["bf16_d16", "bf16_d32_16", "fp16_d16", "fp16_d32_16"]
 
 
 def rendered(folder: Path, text: str) -> Path:
-    """Where the kernels of a spec are."""
+    """Render a spec and return its folder."""
     (folder / "specs").mkdir(exist_ok=True)
     spec, generated = folder / "specs" / "many.yaml", folder / "generated"
     spec.write_text(text)
@@ -81,7 +81,7 @@ def test_a_variant_is_what_the_spec_of_its_values_is(tmp_path: Path) -> None:
 
 
 def called(folder: str) -> list[str]:
-    """What comes of calls of each variant, and of one that there is not."""
+    """Call each variant, and one that does not exist. Return the dtypes and messages."""
     import torch
 
     sys.path.insert(0, folder)
@@ -132,7 +132,7 @@ def test_verbs_take_each_variant(tmp_path: Path) -> None:
     rows = [row for row in status if "spec" in row] if isinstance(status, list) else status["rows"]
     assert [row["file"] for row in rows] == [f"generated/many/{d}/triton.py" for d in ("bf16", "fp32")]
     assert "many/fp32" in kgen(tmp_path, "list", str(spec)).stdout
-    assert "Of 2 variants, bf16." in kgen(tmp_path, "explain", str(spec)).stdout
+    assert "Variant bf16, one of 2." in kgen(tmp_path, "explain", str(spec)).stdout
     alone = kgen(tmp_path, "render", "--single", "--stdout", str(spec))
     assert alone.returncode == 2
     assert "many/bf16" in alone.stderr

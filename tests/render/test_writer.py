@@ -1,4 +1,4 @@
-"""What rendering does to the disk: drift, edits, orphans, and never half a thing."""
+"""Changes on disk: drift, edits, orphans, and never a partial result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def output(generated: Path, name: str = "a", *, spec: str | None = None, **bodie
 
 
 def write(generated: Path, *outputs: Output, force: bool = False) -> dict[str, str]:
-    """Apply, and give the state of each path."""
+    """Apply the changes and return the state of each path."""
     changes = writer.compute_changes(outputs, generated)
     writer.apply(changes, force=force)
     return {change.path.relative_to(generated).as_posix(): change.state for change in changes}

@@ -238,10 +238,13 @@ def test_formats(form: str, begins: str, capsys: pytest.CaptureFixture[str], tmp
     [
         ([NORM, "--format", "svg"], "error[no-picture]: kernel `norm` has no tiles to draw"),
         ([NORM, "--length", "64"], "error[no-picture]: kernel `norm` has no tiles to draw"),
-        ([ALIBI, "--set", "window"], "error[usage]: `--set` takes a name and a value, not `window`"),
+        ([ALIBI, "--set", "window"], "error[usage]: `--set`: expected NAME=VALUE, got `window`"),
         ([ALIBI, "--set", "window=8"], "error[usage]: `causal_alibi` has no run-time parameter `window`"),
-        ([ALIBI, "--flex", "--format", "html"], "error[usage]: --flex goes with no picture and no page"),
-        ([ALIBI, "-o", ALIBI], "error[usage]: the output is the spec itself"),
+        (
+            [ALIBI, "--flex", "--format", "html"],
+            "error[usage]: `--flex` cannot be combined with a drawing or a page",
+        ),
+        ([ALIBI, "-o", ALIBI], "error[usage]: `--output` is the file of the spec"),
     ],
 )
 def test_usage(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

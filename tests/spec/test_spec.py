@@ -1,4 +1,4 @@
-"""Specs: the stock ones load, wrong ones get exactly the message that is checked in, positions are exact."""
+"""Specs: the stock ones load, wrong ones raise exactly the checked-in message, and positions are exact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failure(text: str) -> tuple[Diagnostic, ...]:
 def test_bad_spec_says_what_is_wrong(path: Path) -> None:
     name = f"bad_specs/{path.name}"
     with pytest.raises(KgenError) as caught:
-        # What a name means in emitted files is known when there are some.
+        # Rendering finds clashes of names with emitted files.
         render_spec(loads(decode(path.read_bytes(), name), name))
     assert all(d.hint for d in caught.value.diagnostics)
     text = "\n\n".join(map(show, caught.value.diagnostics)) + "\n"
@@ -166,7 +166,7 @@ def test_schema_is_up_to_date() -> None:
 
 
 def test_schema_asks_for_the_family_first_and_then_for_its_keys() -> None:
-    """What editors offer: until there is a `kernel` that alone, then the keys of that family."""
+    """An editor first offers only `kernel`, then the keys of that family."""
     made = schema.json_schema()
     assert made["required"] == [*made["properties"]] == ["kernel"]
     assert made["properties"]["kernel"]["enum"] == [*NAMES]
@@ -181,7 +181,7 @@ def test_schema_asks_for_the_family_first_and_then_for_its_keys() -> None:
 
 @pytest.mark.parametrize("first", NAMES)
 def test_schema_is_the_same_whichever_family_is_read_first(first: str) -> None:
-    """Typing keeps `Literal["a", "b"] | None` for `Literal["b", "a"] | None` too: families list words in one order."""
+    """typing caches `Literal["a", "b"] | None` also for `Literal["b", "a"] | None`. So all families use one order."""
     code = (
         "from kgen.family import family; from kgen.spec import schema; "
         f"family({first!r}).model.get(); print(schema.text(), end='')"

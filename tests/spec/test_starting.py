@@ -1,4 +1,4 @@
-"""A new spec renders as it is written, keeps what it was copied from, and overwrites nothing."""
+"""A new spec renders unchanged, keeps the text of its source, and overwrites no file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nothing_is_overwritten(folder: Path, capsys: pytest.CaptureFixture[str]
         Path("specs/mine.yaml").write_text("own")
         Path("specs/kgen.schema.json").write_text(text)
         assert kgen("new", "mine") == 2
-        assert "there is such a file already" in capsys.readouterr().err
+        assert "the file exists" in capsys.readouterr().err
         assert Path("specs/mine.yaml").read_text() == "own"
         assert Path("specs/kgen.schema.json").read_text() == text
 
@@ -103,7 +103,7 @@ def test_a_copy_has_its_comments_and_another_name(tmp_path: Path) -> None:
         (["../up"], "not a lower_snake_case name"),
         (["lambda"], "is a name of Python"),
         (["q"], "already has a meaning in kernels"),
-        (["mine", "--from", "causal", "--kernel", "norm"], "does not go with"),
+        (["mine", "--from", "causal", "--kernel", "norm"], "cannot be combined with"),
         (["mine", "--from", "causal_aliby"], "did you mean `causal_alibi`?"),
         (["mine", "--from", "wrong.yaml"], "wrong.yaml:1:9"),
         (["mine", "--kernel", "nonsense"], "nonsense"),

@@ -1,4 +1,4 @@
-"""What a user wrote changes docstrings and comments of emitted files, and not one token of their code."""
+"""User text changes docstrings and comments of emitted files, but no token of their code."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ EXPRESSIONS = {
 
 
 def sample(family: str, comment: str = "", file: str = "sample.yaml", summary: str = "") -> Loaded:
-    """A spec with the comment in each of its expressions: on a line of its own, and behind others."""
+    """Return a spec with the comment in each of its expressions, on separate lines and after code."""
     texts = {
         field: f"# {comment}\n# {comment}\n{text}  # {comment}" for field, text in EXPRESSIONS[family].items()
     }
     lines = [f"{field}: {json.dumps(text)}\n" for field, text in texts.items()]
     head = f"kernel: {family}\nname: sample\n{FAMILIES[family]}{''.join(lines)}"
     loaded = loads(head, file)
-    # A summary is refused where it is worse than this; what is printed is safe without that.
+    # The model refuses worse summaries. The printed text must be safe without this check.
     spec = loaded.spec.model_copy(update={"summary": UserText(summary), "license": UserText(f"X{summary}")})
     return replace(loaded, spec=spec)
 
 
 def code(name: str, text: str) -> str:
-    """A file without comments and docstrings."""
+    """Return a file without comments and docstrings."""
     if name.endswith(".cu"):
-        # What a compiler does first: an escaped line end, in a comment too, joins two lines.
+        # A compiler first joins lines with an escaped line end, also in comments.
         text = re.sub(r"(\\|\?\?/)[ \t]*\n", "", text)
         return re.sub(r"//[^\n\r]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     tree = ast.parse(text)
@@ -133,7 +133,7 @@ def test_it_cannot_be_printed_without_saying_where() -> None:
 
 
 def _texts(model: type[BaseModel]) -> Iterator[tuple[str, typing.Any]]:
-    """Every field of a model, and of the models in it, that takes any `str` or `UserText`."""
+    """Yield the fields of a model, and of nested models, that take any `str` or `UserText`."""
     for name, field in model.model_fields.items():
         yield from ((f"{model.__name__}.{name}", part) for part in _parts(field.annotation, field.metadata))
 
@@ -155,7 +155,7 @@ def _parts(annotation: typing.Any, metadata: list[typing.Any]) -> Iterator[typin
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_free_text_of_a_spec_is_user_text(name: str) -> None:
-    """A name is snake_case, and one of a list of words is one of kgen's own."""
+    """Names are snake_case, and fields with a fixed list of words are safe."""
     texts = list(_texts(family(name).model.get()))
     assert {"name", UserText} <= {kind for _, kind in texts}
     assert [field for field, kind in texts if kind is str] == []

@@ -144,7 +144,7 @@ def test_the_verb(tmp_path: Path) -> None:
     into = str(tmp_path / "into.json")
     run = CliRunner().invoke(app, ["ledger", "merge", *paths, "--into", into])
     assert run.exit_code == 0, run.output
-    assert run.output.startswith("8 merged, 5 records of 2 files in ")
+    assert run.output.startswith("8 ledgers merged: 5 records of 2 files in ")
     assert json.loads(Path(into).read_text())["files"] == union(LEDGERS)
     Path(paths[3]).write_text("{")
     run = CliRunner().invoke(app, ["ledger", "merge", *paths, "--into", into])

@@ -1,1 +1,1 @@
-"""Parts of the documentation that are made from code, specs and figures."""
+"""Parts of the documentation that are generated from code, specs and figures."""

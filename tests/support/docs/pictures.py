@@ -1,4 +1,4 @@
-"""The pictures of the README, drawn from the spec, the emitted file and the figures that they show."""
+"""Pictures of the README, drawn from the spec, the emitted file and the figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
 def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
-    """A picture on white, which is read on dark pages too."""
+    """Return an SVG on white, which is also readable on dark pages."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="{SANS}"'
         f' font-size="12" fill="{INK}">',
@@ -48,7 +48,7 @@ SHOWN_LINES = ("qk = ", "s = qk", "m_new = ", "p = ", "l_i = ")
 
 
 def flow() -> str:
-    """A spec, what is made of it, and where that goes."""
+    """Draw a spec, the files that kgen renders from it, and their destination."""
     spec = (ROOT / "specs/causal_alibi.yaml").read_text(encoding="utf-8").splitlines()
     own = [line for line in spec if line.startswith(SHOWN_KEYS)]
     emitted = (ROOT / "generated/causal_alibi/triton.py").read_text(encoding="utf-8").splitlines()
@@ -115,7 +115,7 @@ PEERS = (
 
 
 def speed() -> str:
-    """TFLOP/s of each spec of the first table of performance beside those of its peers."""
+    """Draw the TFLOP/s of each spec in the first table of performance, and of its peers."""
     reports, condition = speed_tables.race()
     head = "TFLOP/s of attention on one {device}, and how many times faster than FlexAttention"
     most, panel, left, top, row = 800, 330, 132, 88, 27
@@ -152,7 +152,7 @@ def _legend(x: float, y: float) -> list[str]:
 
 
 def _bars(rows: speed_tables.Peers, x: float, y: float, unit: float) -> Sequence[str]:
-    """The bars of one spec and pass, one below the other; behind the first, its lead over the second."""
+    """Draw the bars of one spec and pass, one below the other. After the first, print its lead over the second."""
     ratio, end = rows["flex"]["ratio"], x + rows["kgen"]["tflops"] * unit
     lead = f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
     parts = [_text(round(end + 5, 1), y + 8, lead, font_size="10", fill=ACCENT)]

@@ -1,4 +1,4 @@
-"""Tables of speed, from the figures in `benchmarks`."""
+"""Tables of speed, from the reports in `benchmarks`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _reports(name: str) -> list[dict[str, Any]]:
 
 
 def _rows(report: dict[str, Any], *keys: str) -> Rows:
-    """Of a report: by the values of some keys, then by peer."""
+    """Return the rows of a report by the values of `keys`, then by peer."""
     found: Rows = {}
     for row in report["rows"]:
         if row["error"] is None:
@@ -55,8 +55,10 @@ def _times(rows: dict[str, dict[str, Any]], *peers: str) -> str:
 
 
 def race(name: str = "attention.json") -> tuple[list[tuple[str, dict[str, Peers]]], dict[str, Any]]:
-    """Each spec of a race with its rows by pass and by peer, and the condition that all were measured in. Packed
-    sequences have as many tokens as the batch of the others, in a batch of one."""
+    """Return the specs of a race with their rows by pass and peer, and the common condition.
+
+    Packed sequences have one batch entry with as many tokens as the batch of the other specs.
+    """
     reports = _reports(name)
     (condition,) = {_condition(report) for report in reports}
     shape = reports[0]["workload"]["shape"]
@@ -71,14 +73,14 @@ def _condition(report: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def attention(name: str = "attention.json") -> str:
-    """Each spec beside FlexAttention, what PyTorch has of its own, and kgen's Triton kernels for every chip."""
+    """Return the table of kgen against FlexAttention, PyTorch's operators, and kgen's portable Triton kernels."""
     _, condition = race(name)
     peers = {"Flex": ("flex",), "PyTorch": ("sdpa", "varlen"), "Triton": ("kgen-triton",)}
     return f"{HEAD.format(**condition)}\n\n{_variants(_reports(name), peers)}"
 
 
 def forms(tuned: str = "attention-autotune.json", flash: str = "attention-flash.json") -> str:
-    """How many times slower FlexAttention's other forms are, each raced by itself."""
+    """Return the table of FlexAttention's other forms. Each form was raced in its own run."""
     columns = [
         (pass_, peer, {report["spec"]: _rows(report, "pass") for report in _reports(name)})
         for pass_ in PASSES
@@ -94,12 +96,12 @@ def forms(tuned: str = "attention-autotune.json", flash: str = "attention-flash.
 
 
 def others(name: str = "attention-others.json") -> str:
-    """The specs that are not in the first table, in less detail."""
+    """Return the table of the specs that are not in the first table."""
     return _variants(_reports(name), {"Flex": ("flex",), "PyTorch": ("sdpa",)})
 
 
 def _variants(reports: list[dict[str, Any]], peers: dict[str, tuple[str, ...]]) -> str:
-    """A line for each spec: for each pass TFLOP/s, and how many times slower peers are."""
+    """Return a line per spec: for each pass the TFLOP/s, and the factors by which peers are slower."""
     heads = [text for pass_ in PASSES for text in (pass_, *peers)]
     lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for report in reports:
@@ -113,7 +115,7 @@ def _variants(reports: list[dict[str, Any]], peers: dict[str, tuple[str, ...]]) 
 
 
 def decoding(name: str = "attention-others.json") -> str:
-    """One query over caches of several lengths: the share of a copy's rate, and how many times slower peers are."""
+    """Return the table of decoding at several cache lengths: the share of a copy's rate, and the factors of peers."""
     by_spec = {report["spec"]: _rows(report, "pass") for report in _reports(name)}
     by_spec = {
         spec: {
@@ -135,8 +137,10 @@ def decoding(name: str = "attention-others.json") -> str:
 
 
 def lengths(name: str = "attention-shapes.json") -> str:
-    """Specs at several lengths: TFLOP/s, and how many times faster than FlexAttention, by default and, where that was
-    raced, with max-autotune."""
+    """Return the table of specs at several lengths: the TFLOP/s, and the speedup over FlexAttention.
+
+    A second speedup is over max-autotune, if that was raced.
+    """
     by_spec: dict[str, Rows] = {}
     for report in _reports(name):
         by_spec.setdefault(report["spec"], {}).update(_rows(report, "shape", "pass"))
@@ -161,8 +165,10 @@ def _by_length(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def norms(file: str, name: str = "norm.json") -> str:
-    """The norms of one of the emitted files as shares of a copy, at each width, beside the best of what others wrote:
-    its share, and its time over that of the file."""
+    """Return the table of norms of one emitted file by width, as shares of the speed of a copy.
+
+    The best peer stands next to it, with its share and its time divided by the time of the file.
+    """
     lines = [
         f"| width | {' | '.join(f'{norm} {pass_} | best peer' for norm in ('rms', 'layer') for pass_ in PASSES)} |",
         "|---|---|---|---|---|---|---|---|---|",

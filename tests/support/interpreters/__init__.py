@@ -1,1 +1,1 @@
-"""Emitted kernels, run in the interpreters."""
+"""Runs of emitted kernels in the interpreters."""

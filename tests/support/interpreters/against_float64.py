@@ -1,4 +1,4 @@
-"""Emitted kernels against float64 in Triton's interpreter."""
+"""Comparison of emitted kernels with float64 in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from support.interpreters.own_process import verified
 
 ROOT = Path(__file__).resolve().parents[3]
 CORNERS = sorted((ROOT / "tests/specs").glob("*.yaml"))
-"""Specs of what none of the stock specs has, of every family."""
+"""Specs of all families with features that no stock spec has."""
 
 
 def of_family(family: str, paths: list[Path]) -> list[Path]:
-    """Those of the specs that are of a family."""
+    """Return the specs that belong to a family."""
     return [path for path in paths if f"kernel: {family}\n" in path.read_text()]
 
 
 def assert_right(path: Path, folder: Path, verdict: Any, step: int = 1) -> None:
-    """What a spec emits is right in one of so many of its cases, unless that is on record."""
+    """Verify a sample of the cases of a spec, unless the verdict is on record."""
     loaded = load(path)
     (folder / loaded.spec.name).mkdir()
     for name, text in render_spec(loaded).items():

@@ -1,4 +1,4 @@
-"""How often the loops of emitted kernels turn, counted in the interpreters over all quick cases and checks."""
+"""Iterations of the loops of emitted kernels, counted in the interpreters over all quick cases and checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from support.interpreters.own_process import interpreted
 
 ROOT = Path(__file__).resolve().parents[3]
 Turns = dict[str, set[int]]
-"""By the function and the header of a loop: 0, 1 and 2 for several, as often as it was seen to turn."""
+"""Observed iteration counts (0, 1, or 2 for several), by the function and header of the loop."""
 
 
 class _Counted(ast.NodeTransformer):
-    """Every loop of a kernel tells how often it turned each time that it was come to."""
+    """Rewrite the loops of kernels so that they report their number of iterations."""
 
     def __init__(self) -> None:
         self.kernel = ""
@@ -62,14 +62,15 @@ class _Counted(ast.NodeTransformer):
 
 
 def counted(text: str) -> tuple[str, list[str]]:
-    """A file whose kernels count, and their loops."""
+    """Return the file with counting loops, and the names of the loops."""
     rewriter = _Counted()
     tree = ast.fix_missing_locations(rewriter.visit(ast.parse(text)))
     return ast.unparse(tree), rewriter.loops
 
 
 def turns(spec: str, folder: Path, file: str = "triton.py") -> Turns:
-    """How often the loops in a file of a stock spec turn: `triton.py`, or `hopper.py` in the interpreter of Gluon."""
+    """Return the iteration counts of the loops in a file of a stock spec. `hopper.py` runs in the interpreter of
+    Gluon."""
     package = folder / spec
     shutil.copytree(ROOT / "generated" / spec, package)
     text, loops = counted((package / file).read_text())
@@ -117,14 +118,14 @@ def _run_hopper(spec: str, path: Path) -> Turns:
 
 
 class _Found:
-    """What kernels tell. Partitions of a program are threads."""
+    """Iteration counts that kernels report. Partitions of a program are threads."""
 
     def __init__(self) -> None:
         self.turns_of: dict[str, set[int]] = defaultdict(set)
         self.under_way = threading.local()
 
     def hear(self, module: Any) -> None:
-        """Have the kernels of a file tell."""
+        """Install the counters in a file."""
         for name in ("turns", "begin", "turn", "end"):
             setattr(module, f"_kgen_{name}", getattr(self, name))
 

@@ -1,4 +1,4 @@
-"""Calls in a process of its own, where Triton is imported for its interpreter."""
+"""Calls in a separate process, which imports Triton for its interpreter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kgen.verify.worker import Job
 
 T = TypeVar("T")
 LIMIT = 280.0
-"""Seconds, less than pytest gives a test."""
-# The processes are forked from one that has imported these, of which torch and its checks of operators take seconds.
+"""Time limit in seconds. It is below the limit of pytest for a test."""
+# All processes are forked from one that has imported these modules. torch and its operator checks take seconds.
 IMPORTED = [
     "triton",
     "torch.testing._internal.optests",
@@ -32,9 +32,9 @@ IMPORTED = [
 
 
 def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMIT) -> T:
-    """`function(*args)`, in a process that ends with it; what it raises is raised here.
+    """Return `function(*args)`, computed in a separate process. Raise its exception here.
 
-    Raises `multiprocessing.TimeoutError` after some seconds, also where the process died.
+    Raise `multiprocessing.TimeoutError` after `seconds`, also if the process died.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
@@ -45,7 +45,7 @@ def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMI
 def verified(
     loaded: Sequence[Any], generated: Path, device: str = "auto", hear: Listener = ignore, **options: Any
 ) -> list[dict[str, Any]]:
-    """`verify_specs`, whose workers run in such processes; `options` are those of `VerifyOptions`."""
+    """Run `verify_specs` with workers in separate processes. `options` are fields of `VerifyOptions`."""
     with mock.patch("kgen.verify.verifying.messages", _messages):
         return verify_specs(loaded, generated, VerifyOptions(device, **options), hear=hear)
 
@@ -58,7 +58,7 @@ def _messages(
 
 
 def _said(module: str, job: object) -> list[dict[str, Any]]:
-    """What a worker says, line by line."""
+    """Return the messages of a worker."""
     lines = io.StringIO()
     importlib.import_module(module).main(job, lines)
     return [json.loads(line) for line in lines.getvalue().splitlines()]

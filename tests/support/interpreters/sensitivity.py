@@ -1,4 +1,4 @@
-"""Factors of 1.01 in one product or result of a stock spec's kernels, and which quick cases find them."""
+"""Factors of 1.01 in one product or result of a stock spec's kernels, and the quick cases that find them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ EMPTY = dict.fromkeys(("no-keys", "no-queries", "no-tokens", "no-sequences"), NO
 
 @dataclass(frozen=True)
 class Planted:
-    """A factor in the kernels of a spec: `right` becomes `wrong` wherever it is.
+    """A factor in the kernels of a spec: replace every `right` by `wrong`.
 
-    `unseen` has the cases of the pass that cannot find it, with the reason.
+    `unseen` lists the cases of the pass that cannot find the factor, with the reason.
     """
 
     spec: str
@@ -30,16 +30,16 @@ class Planted:
     wrong: str
     unseen: Mapping[str, str] = field(default_factory=dict)
     sample: tuple[str, ...] = ()
-    """The cases that every run of the tests takes."""
+    """The cases that run at every change."""
 
     def text(self) -> str:
-        """The file with the factor in it."""
+        """Return the text of the file with the factor."""
         text = (ROOT / "generated" / self.spec / "triton.py").read_text()
         assert self.right in text, f"no {self.right!r} in {self.spec}"
         return text.replace(self.right, self.wrong)
 
     def found(self, folder: Path, cases: Iterable[str] = ()) -> dict[str, list[str]]:
-        """The messages of each case; of all quick cases by default."""
+        """Return the messages of each case. The default is all quick cases."""
         path = folder / "triton.py"
         shutil.copyfile(ROOT / "generated" / self.spec / "_launch.py", folder / "_launch.py")
         path.write_text(self.text())

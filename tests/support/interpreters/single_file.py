@@ -1,4 +1,4 @@
-"""The one file of a spec that does without others: its kernels for Hopper among the rest."""
+"""Self-contained file of a spec, including its kernels for Hopper."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from kgen.spec.load import Loaded, load
 
 
 def single(spec: Loaded | Path) -> str:
-    """Its text."""
+    """Return the text of the file."""
     (text,) = render_spec(load(spec) if isinstance(spec, Path) else spec, ["triton"], single=True).values()
     return text

@@ -1,4 +1,4 @@
-"""Some cases of a spec that is written in a test: in Triton's interpreter, or in the one for Hopper's kernels."""
+"""Cases of a spec in a test, run in Triton's interpreter or in the one for Hopper's kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.interpreters.single_file import single
 
 
 def emitted(text: str, folder: Path) -> Path:
-    """The one file of a spec."""
+    """Return the self-contained file of a spec."""
     loaded = loads(text, "spec.yaml")
     path = folder / f"{loaded.spec.name}.py"
     path.write_text(single(loaded))
@@ -25,7 +25,7 @@ def emitted(text: str, folder: Path) -> Path:
 
 
 def failures(text: str, path: Path, cases: Sequence[Case | str], hopper: bool = False) -> list[str]:
-    """The wrong outputs and gradients in some cases, which are drawn, or names of those that `kgen verify` has."""
+    """Return the wrong outputs and gradients. A case is drawn, or the name of a case of `kgen verify`."""
     from kgen.kernels.attention.verify import cases as verification
     from kgen.verify import interpreter
     from kgen.verify.families import Subject

@@ -1,4 +1,4 @@
-"""Emitted files whose tiles are loaded by TMA wherever tensors allow it, as only some chips have them."""
+"""Emitted files that load tiles by TMA on any chip, if the tensors allow it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ _LAST_RESORT = re.compile(r"^( +\(\(\), dict\(.*)TMA=False\)\),$", re.MULTILINE)
 
 
 def by_tma(text: str) -> str:
-    """The text of a `triton.py`, with a row for TMA ahead of the last of each tile table, which is for every chip."""
+    """Return the text of a `triton.py` with a TMA row before the last row of each tile table."""
     return _LAST_RESORT.sub(r"\1TMA=True)),\n\g<0>", text)

@@ -1,4 +1,4 @@
-"""Offsets of packed sequences that are wrong, for so many tokens."""
+"""Wrong offsets of packed sequences, for a number of tokens."""
 
 TOKENS = 70
 FAR = 2**31 - 1

@@ -1,1 +1,1 @@
-"""Packages as `kgen build` makes them, and C and CUDA, without a GPU."""
+"""Packages of `kgen build`, and C and CUDA code, without a GPU."""

@@ -1,7 +1,7 @@
-"""Packages as `kgen build --c` makes them, of machine code that is none: `build_on_paper.py OUT [ARCH...] SPEC...`.
+"""Packages as `kgen build --c` writes them, with fake machine code: `build_on_paper.py OUT [ARCH...] SPEC...`.
 
-All that a compiler has to say of a kernel is what it was asked for: its arguments, as Triton specialises them, and
-options. That is what a launch is made of, and it takes no compiler.
+The fake compiler only returns its input: the arguments as Triton specializes them, and the options. A launch depends
+on nothing else.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ROOT = Path(__file__).resolve().parents[3]
 ARCHS = ("sm_80", "sm_90a")
 SIZES = {"gqa": (1, 2, 4), "batch": (1, 2), "width": (512, 1024, 16384), "heads": (8,)}
 TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}
-"""Numbers of cuda.h."""
+"""Constants of cuda.h."""
 
 
 def image_of(name: str) -> bytes:
-    """What begins as a file of machine code does, and is one of its own."""
+    """Return fake machine code: a valid header and a hash of `name`."""
     content = hashlib.sha256(name.encode()).digest()
     size = 64 + len(content)
     return struct.pack("<32xQQ6x4H2x", 0, size, 0, 0, 0, 0) + content
 
 
 def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
-    """In place of `triton.compile`."""
+    """Replace `triton.compile`."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     name = source.fn.__name__
@@ -70,7 +70,7 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
 
 
 def worker(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
-    """In place of the process that compiles."""
+    """Replace the process that compiles."""
     from kgen.build import compile_triton
 
     rows: list[Any] = []
@@ -97,7 +97,7 @@ def worker(module: str, build: Any, timeout: float, environment: Mapping[str, An
 
 
 def forms_of(kernel: Any) -> list[str]:
-    """Of each parameter."""
+    """Return the `struct` format of each parameter of a kernel."""
     from kgen.build.runtime import triton as runtime
 
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
@@ -105,7 +105,7 @@ def forms_of(kernel: Any) -> list[str]:
 
 
 def build(out: Path, specs: list[str], archs: Sequence[str] = ARCHS) -> None:
-    """Packages of specs, by name or path."""
+    """Build packages of specs, by name or path."""
     from kgen.build.package import BuildOptions, build_specs
 
     for name in specs:

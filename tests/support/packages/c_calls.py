@@ -1,4 +1,4 @@
-"""Calls of emitted launchers and of the functions of C with the same tensors, whose launches are compared."""
+"""Calls of emitted launchers and of C functions with the same tensors, to compare their launches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Launches = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes, how tensors lie, and what is asked for."""
+    """Sizes, memory layout and options of a call."""
 
     batch: int = 2
     heads: int = 2
@@ -44,27 +44,27 @@ class Case:
     multiprocessors: int = 7
     deterministic: bool = False
     spare: int = 0
-    """Chunks that no sequence has."""
+    """Number of chunks that belong to no sequence."""
 
 
 def laid_out(case: Case, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor [.., H, S, D] (or [T, H, D]) as the layout has it in memory."""
+    """Return a zero tensor [.., H, S, D] (or [T, H, D]) in the memory layout of the case."""
     *before, s, d = sizes
     match case.layout:
         case "bshd":
             return torch.zeros(*before[:-1], s, *before[-1:], d, dtype=dtype).transpose(-2, -3)
-        case "guarded":  # rows that TMA cannot load
+        case "guarded":  # TMA cannot load these rows
             return torch.zeros(*before, s, d + 1, dtype=dtype)[..., :d]
         case "columns":
             return torch.zeros(*before, d, s, dtype=dtype).transpose(-1, -2)
-        case "offset":  # begins where no vector does
+        case "offset":  # the start is not aligned for vectors
             whole = torch.zeros(1 + torch.Size(sizes).numel(), dtype=dtype)
             return whole[1:].view(sizes)
     return torch.zeros(sizes, dtype=dtype)
 
 
 def attention_tensors(loaded: Any, case: Case) -> Tensors:
-    """What both sides are given, by the names of kernels."""
+    """Return the tensors of a call of attention, by their names in kernels."""
     spec, problem = loaded.spec, problem_of(loaded)
     assert isinstance(problem, Problem)
     dtype, group = DTYPES[spec.dtype], case.group if spec.gqa == "any" else spec.gqa
@@ -81,7 +81,7 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     found: Tensors = {
         "q": laid_out(case, (*q, spec.head_dim.qk), dtype),
         "k": laid_out(case, (*k, spec.head_dim.qk), dtype),
-        # Beside tensors of other strides.
+        # The strides of v differ from the strides of q and k.
         "v": laid_out(
             replace(case, layout="bhsd") if case.layout == "bshd" else case, (*k, spec.head_dim.v), dtype
         ),
@@ -90,7 +90,7 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     if spec.paged_kv is not None:
         found |= pages(case, spec, hkv, dtype)
         sizes["SK"] = found["block_table"].shape[1] * spec.paged_kv.page_size
-    # Lengths of a cache are among those of the plan.
+    # The buffers of the plan include the lengths of a cache.
     for name, buffer in plan_attention(loaded).spec.buffers.items():
         shape = [n if isinstance(n, int) else sizes[n] for n in buffer.shape]
         found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
@@ -109,7 +109,7 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
 
 
 def learned_tensors(loaded: Any, given: Tensors) -> Tensors:
-    """What C writes gradients of buffers to, by the names of the struct."""
+    """Return the buffers for gradients that C writes, by the names of the struct."""
     plan, packed = plan_attention(loaded), loaded.spec.varlen
     heads, queries, keys = (given[x].shape[:-1] for x in ("q", "q", "k"))
     found: Tensors = {}
@@ -130,7 +130,7 @@ def learned_tensors(loaded: Any, given: Tensors) -> Tensors:
 
 
 def pages(case: Case, spec: Any, heads: int, dtype: torch.dtype) -> Tensors:
-    """Keys and values in pages, of which each sequence has as many as it needs at most."""
+    """Return paged keys and values, with the maximum number of pages for each sequence."""
     size = spec.paged_kv.page_size
     count = -(-case.sk // size)
     sizes = (1 + case.batch * count, size, heads)
@@ -143,7 +143,7 @@ def pages(case: Case, spec: Any, heads: int, dtype: torch.dtype) -> Tensors:
 
 
 def block_lists(plan: Any, sizes: dict[str, int]) -> Tensors:
-    """What a block mask has for each block of queries, and for each of keys."""
+    """Return the lists of a block mask, for each block of queries and of keys."""
     mask, blocks = plan.block_mask, {x: -(-sizes[n] // 128) for x, n in (("q", "SQ"), ("kv", "SK"))}
     if mask is None:
         return {}
@@ -159,7 +159,7 @@ def block_lists(plan: Any, sizes: dict[str, int]) -> Tensors:
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """Of Python and of C, by pass: without log-sum-exp, with it, and backward."""
+    """Return the launches of Python and of C by pass: without log-sum-exp, with it, and backward."""
     given = attention_tensors(loaded, case)
     names = list(inspect.signature(launcher._forward).parameters)[:-1]
     passed = [given[name] for name in names]
@@ -226,7 +226,11 @@ def attention_launches(
 def norm_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """The same of norms: `sq` rows, of `sk` elements; `heads` where it has some. CPUs have four multiprocessors."""
+    """Return the launches of Python and of C for norms: `sq` rows of `sk` elements, with `heads` if the spec has
+    heads.
+
+    The CPU counts as a device with four multiprocessors.
+    """
     spec = loaded.spec
     rows = (case.sq, *([case.heads] if spec.heads is not None else []))
     paper.device(arch, case.multiprocessors)
@@ -296,8 +300,10 @@ def norm_launches(
 
 
 def chunk_tensors(loaded: Any, case: Case) -> Tensors:
-    """What both sides are given of chunk_output, by the names of Python: `batch` rows of `sq` tokens; or so many packed
-    sequences, the last one of `sk`."""
+    """Return the tensors of a call of chunk_output, by their names in Python.
+
+    The call has `batch` rows of `sq` tokens, or that many packed sequences, of which the last has `sk` tokens.
+    """
     packed, heads = loaded.spec.varlen, loaded.spec.heads
     lengths = (*[case.sq] * (case.batch - 1), case.sk) if packed else (case.sq,)
     layout = {"bhsd": "contiguous"}.get(case.layout, case.layout)
@@ -324,13 +330,14 @@ def chunk_tensors(loaded: Any, case: Case) -> Tensors:
 def chunk_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """The same of chunk_output: the chunks of packed sequences are found by the call, and given."""
+    """Return the launches of Python and of C for chunk_output: with computed and with passed chunks of packed
+    sequences."""
     given = chunk_tensors(loaded, case)
     names = [argument.name for argument in launcher._forward_op._schema.arguments]
     want: Launches = {}
     got: Launches = {}
     paper.device(arch, case.multiprocessors)
-    # A list of no chunks is NULL, as one that is not given.
+    # C passes NULL both for an empty list of chunks and for a missing one.
     for given_too in (False, True)[: 1 + bool(given.get("chunk_indices", torch.empty(0)).numel())]:
         passed = given if given_too else given | {"chunk_indices": None}
         known = {name: x for name, x in passed.items() if isinstance(x, torch.Tensor)}
@@ -356,14 +363,14 @@ def chunk_launches(
             got[pass_ + words] = paper.launched
             assert paper.crowded(room, library.workspace) == []
         if "dg" in called:
-            # Kernels write the parts that a chip has, and none of them runs here; the rest is zeros.
+            # No kernel runs here, so the parts of this chip keep their ones. The launcher fills the rest with zeros.
             assert called["dg"][:parts].all()
             assert not called["dg"][parts:].any()
     return want, got
 
 
 def parts_of_dg(launcher: ModuleType, arch: int) -> tuple[int, int]:
-    """How many shares of a gate's gradient a chip leaves, and the one that leaves most."""
+    """Return the number of partial gradients of a gate on a chip, and the maximum over all chips."""
     width, table = launcher.K.value, launcher._DQDK_TILES
     own = launcher._tile(table, arch)["BLOCK_K"]
     return width // own, max(width // tile["BLOCK_K"] for _, tile in table)

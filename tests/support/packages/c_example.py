@@ -1,6 +1,7 @@
-"""The example of a package, on a device on paper: `python tests/support/packages/c_example.py PACKAGE`.
+"""Example of a package on a simulated device: `python tests/support/packages/c_example.py PACKAGE`.
 
-Triton's interpreter runs what it launches, and it compares the numbers with its own. The exit status is the example's.
+Triton's interpreter runs the launches of the example. The example compares the results with its own and sets the exit
+status.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ARCH, MULTIPROCESSORS = 80, 4
 
 
 def example(package: Path) -> int:
-    """Compile and run it here, where the driver on paper is loaded."""
+    """Compile and run the example in this process, with the simulated driver loaded."""
     (source,), target = package.glob("c/*.c"), package / "example.so"
     includes = [package / "c" / "example.cpp", source]
     options = [*STRICT[:-1], "-O1", "-shared", "-fPIC", "-Dmain=example_main", "-o", target]

@@ -1,4 +1,4 @@
-"""Calls of a package from C, and what the package for Python launches for the same tensors, by a driver on paper."""
+"""Launches of a package from C and from Python for the same tensors, recorded by a simulated driver."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Tensor(ctypes.Structure):
-    """`kgen_tensor`."""
+    """C struct `kgen_tensor`."""
 
     _fields_ = [("data", ctypes.c_void_p), ("sizes", ctypes.c_int64 * 5), ("strides", ctypes.c_int64 * 5)]
 
 
 def tensor(x: torch.Tensor | None) -> Tensor:
-    """A tensor as C has it; no tensor is NULL."""
+    """Return a tensor as a C struct, with a NULL pointer for None."""
     found = Tensor()
     if x is not None:
         found.data = x.data_ptr()
@@ -48,7 +48,7 @@ def tensor(x: torch.Tensor | None) -> Tensor:
 
 
 class Copy(ctypes.Structure):
-    """What a copy of rows is asked for."""
+    """Arguments of a two-dimensional copy (CUDA_MEMCPY2D)."""
 
     _fields_ = [
         *[(n, ctypes.c_size_t) for n in ("from_x", "from_y")],
@@ -63,14 +63,14 @@ class Copy(ctypes.Structure):
 
 
 def compiled(command: Sequence[str | Path]) -> None:
-    """Run a compiler, whose words are those of what it raises."""
+    """Run a compiler. Raise with its output if it fails."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """The library, of which a process has one: what is called so is then found by everything."""
+    """Return the library of the simulated driver. A process loads it once, and every lookup of libcuda finds it."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "libcuda.so.1"
         compiled(["gcc", *STRICT, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
@@ -80,7 +80,7 @@ def driver() -> ctypes.CDLL:
 
 
 class Paper:
-    """The driver. `launched` has a row for each launch, as `launch_of` makes it; `events` has copies and zeros, too."""
+    """Simulated driver. `launched` has a row for each launch (`launch_of`); `events` also has copies and fills."""
 
     def __init__(self, package: Path, run: Callable[[Any, int, dict[str, Any]], None] | None = None) -> None:
         self.driver = driver()
@@ -97,17 +97,17 @@ class Paper:
         self.driver.paper_calls(*self.calls)
 
     def device(self, arch: int, multiprocessors: int) -> None:
-        """What calls find from now on."""
+        """Set the device for the following calls."""
         self.driver.paper_device(arch, multiprocessors)
 
     def begin(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Forget what was launched. Addresses in tensors are known by their names, others by when they came."""
+        """Clear the records. Addresses inside `tensors` are known by name, others by their order of appearance."""
         self.launched, self.events, self.others = [], [], []
         there = {name: x for name, x in tensors.items() if x is not None and x.numel()}
         self.known = [(name, x.data_ptr(), _end(x)) for name, x in there.items()]
 
     def place(self, address: int) -> tuple[str | int, int]:
-        """Where an address is: a tensor and an offset, or how many other addresses came before."""
+        """Return the tensor and offset of an address, or the order of appearance of an unknown address."""
         for name, begin, end in self.known:
             if begin <= address < end:
                 return name, address - begin
@@ -116,11 +116,11 @@ class Paper:
         return self.others.index(address), 0
 
     def rooms(self) -> list[int]:
-        """Bytes of the tensors at other addresses, as Python has them."""
+        """Return the sizes in bytes of the tensors at unknown addresses, as in the Python call."""
         return [self.bytes_of.get(address, 0) for address in self.others]
 
     def crowded(self, rooms: Sequence[int], workspace: torch.Tensor) -> list[str]:
-        """Of what a call from C has in its workspace, what has no such rooms of its own there."""
+        """Return the tensors in the C workspace that overlap or exceed it. `rooms` has their sizes in Python."""
         begin, size = workspace.data_ptr(), workspace.numel()
         ranges = sorted((at - begin, room) for at, room in zip(self.others, rooms, strict=False))
         ranges = [(at, room) for at, room in ranges if 0 <= at <= size and room]
@@ -131,7 +131,7 @@ class Paper:
 
     def _load(self, module: Any, image: int) -> int:
         self.loads += 1
-        # What is behind the image is not read: rows of one length and content are one image.
+        # Compare only the bytes of the image. Rows with the same bytes share one image.
         size = _size_of(image)
         content = ctypes.string_at(image, size)
         numbers = [i for i, (_, known) in enumerate(self.images) if known[:size] == content]
@@ -141,7 +141,7 @@ class Paper:
     def _launch(self, config: int, function: int, parameters: Any) -> int:
         numbers = struct.unpack("<7I", ctypes.string_at(config, 28))
         stream, attributes, count = struct.unpack("<QQI", ctypes.string_at(config + 32, 20))
-        # Several rows may share an image; they differ in what they ask of arguments alone.
+        # Rows that share an image differ only in their conditions on arguments.
         row, _ = self.images[function - 1]
         found: dict[str, Any] = {}
         sizes, at = [size for _, size in row["parameters"]], 0
@@ -196,7 +196,7 @@ class Paper:
 
     @contextlib.contextmanager
     def under_python(self, launcher: ModuleType, arch: int, multiprocessors: int) -> Iterator[None]:
-        """What the package launches from Python on this chip comes here."""
+        """Record the launches of the package from Python on this chip."""
 
         launch = runtime.Cubin.launch
 
@@ -237,7 +237,7 @@ class Paper:
 
 
 def _size_of(image: int) -> int:
-    """Of a file of machine code, by its own header."""
+    """Return the size of a machine code file, from its header."""
     head = ctypes.string_at(image, 64)
     (programs, sections) = struct.unpack("<QQ", head[32:48])
     (program_size, program_count, section_size, section_count) = struct.unpack("<4H", head[54:62])
@@ -250,18 +250,18 @@ def _end(x: torch.Tensor) -> int:
 
 
 def loaded_package(folder: Path, name: str) -> ModuleType:
-    """The launcher of a package, as Python has it."""
+    """Return the Python launcher of a package."""
     return package_of(name, folder).load("triton")
 
 
 def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
-    """Packages of specs, by name or path, under a folder; in a process of its own."""
+    """Build packages of specs, by name or path, in a separate process."""
     done = python(["tests/support/packages/build_on_paper.py", str(out), *specs], {"TRITON_INTERPRET": None})
     assert done.returncode == 0, done.stderr
 
 
 def packages_of(specs: Mapping[str, str], out: Path, archs: Sequence[str] = ()) -> Path:
-    """The folder, with the texts of specs and their packages on paper."""
+    """Write the texts of specs and build their packages. Return the folder."""
     for name, text in specs.items():
         (out / f"{name}.yaml").write_text(text)
     packages_on_paper(out, [*archs, *(str(out / f"{name}.yaml") for name in specs)])
@@ -269,14 +269,14 @@ def packages_of(specs: Mapping[str, str], out: Path, archs: Sequence[str] = ()) 
 
 
 def run_example(package: Path) -> subprocess.CompletedProcess[str]:
-    """The example of a package, whose kernels Triton's interpreter runs."""
+    """Run the example of a package, with its kernels in Triton's interpreter."""
     from kgen.verify.interpreter import ENVIRONMENT
 
     return python(["tests/support/packages/c_example.py", str(package)], ENVIRONMENT)
 
 
 def python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
-    """A process of its own from the project's root, with some variables set or, by None, not."""
+    """Run Python in a separate process in the project's root. A variable that is None is unset."""
     environment = {name: value for name, value in (os.environ | more).items() if value is not None}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, *command]
@@ -284,7 +284,7 @@ def python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess
 
 
 class Library:
-    """A package's functions of C."""
+    """C functions of a package."""
 
     def __init__(self, package: Path, name: str, *, cpp: bool = False) -> None:
         source, self.name = package / "c" / f"{name}.c", name
@@ -303,7 +303,7 @@ class Library:
         getattr(self.library, f"{name}_error").restype = ctypes.c_char_p
 
     def made(self, given: Mapping[str, Any]) -> ctypes.Structure:
-        """The struct of arguments; what is not given is zero."""
+        """Return the struct of arguments. Missing fields are zero."""
         found = self.arguments()
         for name, value in given.items():
             is_tensor = value is None or isinstance(value, torch.Tensor)
@@ -311,17 +311,17 @@ class Library:
         return found
 
     def query(self, pass_: str, given: Mapping[str, Any]) -> int:
-        """Bytes of workspace; -1 where that fails."""
+        """Return the bytes of workspace, or -1 on failure."""
         function = getattr(self.library, f"{self.name}_{pass_}_workspace")
         size = function(ctypes.byref(self.made(given)))
         return -1 if size == ctypes.c_size_t(-1).value else int(size)
 
     def call(self, pass_: str, given: Mapping[str, Any], workspace: torch.Tensor | None = None) -> int:
-        """The status of a call, in a workspace of as many bytes as it asks for."""
+        """Return the status of a call, by default with a workspace of the required size."""
         if workspace is None:
             bytes_ = self.query(pass_, given)
             assert bytes_ >= 0, self.error()
-            # As garbage, and as large as it has to be.
+            # Fill the workspace with garbage, and give it exactly the required size.
             workspace = torch.full((bytes_ + 16,), 0x7F, dtype=torch.uint8)
             workspace = workspace[-workspace.data_ptr() % 16 :][:bytes_]
         function = getattr(self.library, f"{self.name}_{pass_}")
@@ -330,13 +330,13 @@ class Library:
         return int(function(ctypes.byref(self.made(given)), pointer, size, ctypes.c_void_p(0)))
 
     def error(self) -> str:
-        """What went wrong last."""
+        """Return the last error message."""
         words: bytes = getattr(self.library, f"{self.name}_error")()
         return words.decode()
 
 
 def _struct(header: Path) -> type[ctypes.Structure]:
-    """The arguments of a package, as its header declares them."""
+    """Return the struct of arguments that the header of a package declares."""
     text = header.read_text(encoding="utf-8")
     body = text.partition("_args {")[2].partition("\n}")[0]
     kinds = {"kgen_tensor": Tensor, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}

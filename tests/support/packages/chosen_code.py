@@ -1,6 +1,8 @@
-"""Which launches a package takes other machine code for than was compiled for them: `chosen_code.py OUT ARCH SPEC...`.
+"""Launches for which a package takes other machine code than was compiled for them: `chosen_code.py OUT ARCH
+SPEC...`.
 
-Packages are built on paper below OUT. Prints JSON of `[spec, kernel, variant]`, and how many launches there were.
+Build packages with fake machine code under OUT. Print JSON with the number of launches and a list of `[spec, kernel,
+variant]`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from support.packages.build_on_paper import SIZES, build, compiled
 
 
 def launches(out: Path, spec: str, arch: str) -> Iterator[tuple[str, str, str, str | None]]:
-    """Kernel, variant, and the hash of the machine code that was compiled for it, and of what the package takes."""
+    """Yield kernel, variant, the hash of the code compiled for the launch, and of the code in the package."""
     build(out, [spec], [arch])
     loaded = load(spec)
     package = runtime.Package(loaded.spec.name, out / loaded.spec.name)
@@ -53,7 +55,7 @@ def _standing_in(x: Any) -> Any:
 
 
 def main(out: str, arch: str, *specs: str) -> None:
-    """Of each spec."""
+    """Print the result for all specs."""
     count, others = 0, []
     for spec in specs:
         for kernel, variant, wanted, taken in launches(Path(out), spec, arch):

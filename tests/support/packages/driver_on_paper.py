@@ -1,4 +1,4 @@
-"""A CUDA driver that launches nothing: it reads a launch as a GPU would, and Triton's interpreter runs the kernel."""
+"""Simulated CUDA driver. It reads a launch as a GPU would, and Triton's interpreter runs the kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 class Driver:
-    """Stands in for libcuda, for tensors on the CPU. `launched` has what was asked for, as manifests have it."""
+    """Replacement of libcuda for tensors on the CPU. `launched` has the launches, in the form of manifests."""
 
     def __init__(self, runtime: ModuleType, package: Any) -> None:
         self.runtime, self.package = runtime, package
@@ -22,7 +22,7 @@ class Driver:
         self.tensors: dict[int, Any] = {}
 
     def cuLaunchKernelEx(self, config: Any, cubin: Any, parameters: Any, extra: Any) -> int:
-        """The kernel, with arguments as they lie in memory."""
+        """Run the kernel with arguments from memory."""
         told, row, at, given = config._obj, cubin.row, iter(parameters), {}
         assert extra is None
         assert (told.grid_y, told.grid_z, told.block_y, told.block_z) == (1, 1, 1, 1)
@@ -43,7 +43,7 @@ class Driver:
 
     @contextlib.contextmanager
     def installed(self, launcher: ModuleType, arch: int) -> Iterator[None]:
-        """What a package launches on this chip comes here."""
+        """Install the driver for the launches of a package on this chip."""
 
         launch = self.runtime.Cubin.launch
 

@@ -1,6 +1,6 @@
-"""What Triton compiles of a call that a package has no machine code for: `falls_to_triton.py PACKAGE GROUP`.
+"""Kernels that Triton compiles for a call without machine code in the package: `falls_to_triton.py PACKAGE GROUP`.
 
-The package is of grouped-query attention, the chip on paper is a Hopper. Prints the kernels, and whose they are.
+The package has grouped-query attention, and the simulated chip is a Hopper. Print the kernels and their class.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// CUDA on a CPU: the threads of a block are fibers that change at barriers and shuffles, and asynchronous copies happen no sooner than they are
-// waited for. Blocks run one after the other.
+// CUDA on a CPU. The threads of a block are fibers that switch at barriers and shuffles. An asynchronous copy happens
+// at its wait, as late as possible. Blocks run one after the other.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -41,7 +41,7 @@ static unsigned short to_bf16(float x) {
     memcpy(&bits, &x, 4);
     return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-// Not e4m3, but eight bits that are as easily told apart: a step of 4.
+// A substitute for e4m3 with distinct values: eight bits in steps of 4.
 static unsigned short to_eight_bits(float x) { return (unsigned char)(lrintf(fmaxf(-448, fminf(448, x)) / 4) + 120); }
 
 struct Copy {
@@ -112,7 +112,7 @@ static void run_fiber() {
     swapcontext(&fibers[threadIdx.x].context, &scheduler);
 }
 
-// `body` as a kernel of `grid` blocks of `threads`, with `shared` bytes of dynamic shared memory, all NaN at first.
+// Run `body` as a kernel of `grid` blocks of `threads`. Its `shared` bytes of dynamic shared memory begin as NaN.
 static void launch(int grid, int threads, size_t shared, std::function<void()> body) {
     kernel = body;
     block = threads;
@@ -131,7 +131,7 @@ static void launch(int grid, int threads, size_t shared, std::function<void()> b
             fiber.context.uc_stack.ss_size = fiber.stack.size();
             makecontext(&fiber.context, run_fiber, 0);
         }
-        // In turn forwards and backwards: an order that nothing may depend on.
+        // Alternate between both orders, because no result may depend on the order.
         bool live = true;
         for (long round = 0; live; ++round) {
             if (round > 1000000) stop("a barrier that not all reach");

@@ -1,4 +1,4 @@
-"""Packages that `kgen build` made, imported as Python finds them."""
+"""Import of packages that `kgen build` wrote."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.build.runtime import triton as runtime
 
 
 def package_of(name: str, folder: Path) -> runtime.Package:
-    """The package in a folder. A plain module stands for it, so that a file that is not there cannot be imported."""
+    """Return the package in a folder. It is a plain module, so that importing a missing file fails."""
     sys.modules[name] = beside = ModuleType(name)
     beside.__path__ = [str(folder)]
     return runtime.Package(name, folder)

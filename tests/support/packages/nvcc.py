@@ -1,4 +1,4 @@
-"""nvcc, where it is installed: a test that needs it is skipped elsewhere."""
+"""Calls of nvcc. Skip a test if it is not installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 
 def versions() -> str:
-    """Of nvcc, and of the compiler of the host that it calls."""
+    """Return the versions of nvcc and of its host compiler."""
     return "".join(_said(compiler, "--version") for compiler in (_nvcc(), "g++"))
 
 
 def symbols(path: Path, folder: Path, *options: str) -> str:
-    """Compile for C++ repositories, warnings being errors; the symbols that there are then."""
+    """Compile a file with warnings as errors, as C++ repositories do. Return the symbols of the object."""
     options = options or ("-arch=sm_90", "-Xptxas", "-O0", "-c")
     command = [_nvcc(), "-std=c++17", "-Werror", "all-warnings", *options]
     done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-/* A CUDA driver that launches nothing: what it is asked for goes to functions of the test. */
+/* Simulated CUDA driver. It launches nothing and passes each call to functions of the test. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,7 +42,7 @@ static struct {
     uintptr_t begin, end;
 } allocations[ALLOCATIONS];
 
-/* Where the memory ends that an address is in; 0 where it is in none. */
+/* Return the end of the allocation that contains an address, or 0. */
 unsigned long long paper_end(unsigned long long address)
 {
     for (int i = 0; i < ALLOCATIONS; i++) {
@@ -177,7 +177,7 @@ int cuMemcpy2DAsync_v2(const void *asked, void *stream)
     return copy(asked, stream);
 }
 
-/* The map is what it was made of, but for its address, which comes first. */
+/* The map holds its arguments, with the address first. */
 int cuTensorMapEncodeTiled(void *map, int type, unsigned int rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *block, const uint32_t *steps, int interleave, int swizzle,
                            int promotion, int fill)

@@ -1,1 +1,1 @@
-"""How tests run: which, how long, and what is kept of them."""
+"""Helpers that run tests and their processes."""

@@ -1,4 +1,4 @@
-"""Tasks for tests of a cluster, which its nodes import."""
+"""Tasks for tests of a cluster. Its nodes import this module."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Waiting:
-    """A task that says in a folder that it has begun, and goes on when `go` is there."""
+    """Job of a task that creates a file in `folder` when it starts, and waits for the file `go`."""
 
     name: str
     folder: Path
 
 
 def waiting(job: Waiting, instead: Callable[..., Any] | None = None) -> Iterator[dict[str, Any]]:
-    """Two rows."""
+    """Yield one row, wait for `go`, and yield a second row."""
     yield {"name": job.name, "row": 1}
     begun = job.folder / f"{job.name}-{os.getpid()}"
     begun.touch()
@@ -28,12 +28,12 @@ def waiting(job: Waiting, instead: Callable[..., Any] | None = None) -> Iterator
 
 
 def read(job: Path, instead: Callable[..., Any] | None = None) -> Iterator[dict[str, Any]]:
-    """What a file says that went along, and what is beside it."""
+    """Yield the content of a file that travelled with the task, and the names in its folder."""
     yield {"text": job.read_text(), "path": str(job), "beside": sorted(p.name for p in job.parent.iterdir())}
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for something."""
+    """Wait until `true()` holds, at most `seconds`."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What a process may say last, for tests of who waits for it: it imports nothing that takes time."""
+"""Last messages of a process, for tests of its parent. The module imports nothing slow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 
 def says(mouth: Connection, *places: str) -> None:
-    """Each place, and a word at the end of some."""
+    """Send each place, then the final message that the last place names."""
     for place in places:
         mouth.send((place, None))
     match places:

@@ -1,4 +1,4 @@
-"""What ruff says of emitted files."""
+"""Findings of ruff in emitted files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 RULES = "F811,F821,F823,F841"
-"""Names that are defined twice, or not, or not yet, or that nothing reads."""
+"""Names that are redefined, undefined, read before they are defined, or never read."""
 
 
 def wrong_names(files: Iterable[Path]) -> str:
-    """Where names are wrong; empty if they are right."""
+    """Return the findings about names; empty if there are none."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--ignore-noqa"]
     done = subprocess.run([*command, "--select", RULES, *files], capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stderr
@@ -21,7 +21,7 @@ def wrong_names(files: Iterable[Path]) -> str:
 
 
 def findings(files: Iterable[Path]) -> str:
-    """What a repository's own ruff would format or find, with every rule but the one on files that leave it out."""
+    """Return the findings of ruff in its default format and with all rules except PGH004 (blanket `noqa`)."""
     ruff, files = [sys.executable, "-m", "ruff"], list(files)
     commands = (
         [*ruff, "format", "--isolated", "--no-cache", "--check", *files],
@@ -32,8 +32,11 @@ def findings(files: Iterable[Path]) -> str:
 
 
 def gone_after_loops(code: str) -> list[str]:
-    """Names of kernels that are first assigned in a loop and read after it, with their lines: Python keeps such a name,
-    Triton does not, for the loop may run no time. Loops over `static_range` are unrolled and keep theirs."""
+    """Return the names of kernels that are first assigned in a loop and read after it, with their lines.
+
+    Python keeps such a name, but Triton does not, because the loop may have no iterations. Loops over `static_range`
+    are unrolled and keep their names.
+    """
     kernels = (
         node
         for node in ast.parse(code).body

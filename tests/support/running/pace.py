@@ -1,4 +1,4 @@
-"""Bounds in seconds, of a machine that counts to ten million in a quarter of one."""
+"""Time limits relative to the speed of this machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 
 
 def pace() -> float:
-    """How many times as long this machine takes just now; 1 for a faster one."""
+    """Return how many times slower this machine is at present than the reference; at least 1."""
     start, seen = time.process_time(), {}
-    for i in range(400_000):  # what trees are made of: numbers, tuples, dictionaries
+    for i in range(400_000):  # the objects of expression trees
         seen[i % 1000, "x"] = (i, seen.get((i % 997, "x")), None)[0]
     return max(1.0, (time.process_time() - start) / 0.075)
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """What takes no more of this process, at the pace that the machine has before it or after."""
+    """Assert that the block takes at most `seconds` of processor time, scaled by the pace before or after it."""
     before, start = pace(), time.process_time()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a part of a run found (`--shard 1/4`), in a file of its own until the parts are put together (`--merge`)."""
+"""Results of a part of a run (`--shard 1/4`), in a file until `--merge` combines the parts."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read_json
 
 JOBS = os.cpu_count() or 1
-Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of worker processes.")]
 Output = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("-o", "--output", help="Where a part is kept. Default: SCRIPT-I-of-N.json."),
+    typer.Option("-o", "--output", help="Output file of a part. Default: SCRIPT-I-of-N.json."),
 ]
 Merge = Annotated[
     Optional[list[Path]],  # noqa: UP045
-    typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
+    typer.Option(metavar="FILE", help="Run nothing; merge the results of these parts. Repeatable."),
 ]
-"""The options of scripts whose work has parts."""
+"""Options of scripts that split their work into parts."""
 HINT = "name what the same script wrote with `--shard`"
 
 
 def write(path: Path, of: str, results: Mapping[str, Any]) -> None:
-    """The results of a part by key; `of` names what they are of, and what they depend on."""
+    """Write the results of a part by key. `of` names the run, with everything that the results depend on."""
     path.write_text(
         json.dumps({"of": of, "results": results}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
     )
 
 
 def merged(paths: Sequence[Path], of: str, is_result: Callable[[str, Any], bool]) -> dict[str, Any]:
-    """The results of some parts, in whatever order they are named; of two for one key the one whose text is greater.
-    `is_result` is asked about each with its key.
+    """Return the results of all parts, independent of their order. Of two results for one key, take the greater text.
 
-    Raises `KgenError` for a file that is none, or of something else.
+    `is_result` checks each key with its result. Raise `KgenError` for a file of another kind or of another run.
     """
     found: dict[str, Any] = {}
     for path in paths:

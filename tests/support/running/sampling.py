@@ -1,5 +1,7 @@
-"""What runs at every change, of tests of many values that take long. The others are marked `thorough`: their verdicts
-are on record, by hash, or `scripts/test --all` runs them."""
+"""Samples of slow tests with many values, which run at every change.
+
+The other values are marked `thorough`: their verdicts are on record by hash, or `scripts/test --all` runs them.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,11 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "test_fuzzing.py::test_what_was_found_stays_mended": "numbers_of_loops, score_of_none",
     }.items()
 }
-"""By file and function, the values that stay, which may be none."""
+"""The values in the sample, by file and function. A sample may be empty."""
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Mark what is in no sample."""
+    """Mark the tests that are not in a sample."""
     for item in items:
         place, _, value = item.nodeid.partition("[")
         sample = SAMPLES.get(place.removeprefix("tests/"))

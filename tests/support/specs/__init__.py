@@ -1,1 +1,1 @@
-"""Specs, trees and stand-ins for them."""
+"""Specs, expression trees, and stand-ins for them."""

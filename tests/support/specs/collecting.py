@@ -1,7 +1,7 @@
-"""Collects the names that the files of a family have themselves, for `kgen/spec/names.py`.
+"""Collect the names that the files of a family define, for `kgen/spec/names.py`.
 
-Specs are rendered with names that nobody has: those of specs and templates have single underscores. Python says which
-names each scope of a file has. Those beside a name of the spec are the file's own.
+Render specs with marked names: names of specs and templates have single underscores. Python lists the names in each
+scope of a file. A name in the scope of a spec's name is the file's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kgen.spec.renaming import renamed
 ROOT = Path(__file__).resolve().parents[3]
 FAMILIES = NAMES
 SAMPLES = {
-    # No spec of the repository has a decay of which a part is computed apart.
+    # No spec of the repository has a decay with a part that is computed separately.
     "chunk_output": """kernel: chunk_output
 name: sample
 dtype: bf16
@@ -34,34 +34,34 @@ passes: [forward, backward]
 targets: {triton: {}}
 """,
 }
-"""More specs that names are collected of."""
+"""Additional specs for the collection."""
 VALUE = KINDS.index("values")
 STEM = "stem"
 
 
 def specs_of(family: str) -> list[Loaded]:
-    """The specs of a family in the repository, and the samples."""
+    """Return the specs of a family in the repository, and the samples."""
     paths = [*sorted(ROOT.glob("specs/*.yaml")), *sorted(ROOT.glob("tests/specs/*.yaml"))]
     found = [one for path in paths for one in load_variants(path) if one.spec.kernel == family]
     return [*found, loads(SAMPLES[family], "sample.yaml")] if family in SAMPLES else found
 
 
 def apart(loaded: Loaded) -> Loaded:
-    """The spec with names that nobody has, which say their place in the spec and their kind."""
+    """Return the spec with marked names that encode their place in the spec and their kind."""
     kinds = kinds_of(loaded)
     other = {name: f"{STEM}__{n}z{KINDS.index(kind)}z" for n, (name, kind) in enumerate(kinds.items())}
     return renamed(loaded, {name: f"{STEM}__{n}z{VALUE}z" for n, name in enumerate(loaded.locals)} | other)
 
 
 def rendered_apart(loaded: Loaded, *, single: bool = False) -> dict[str, str]:
-    """The files of a spec with such names, also of the values that kernels compute apart."""
+    """Render a spec with marked names, including the values that kernels compute separately."""
     make = hoist._Builder._name
     with patch.object(hoist._Builder, "_name", lambda *args: f"{make(*args)}__0z{VALUE}z"):
         return render_spec(apart(loaded), single=single)
 
 
 def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
-    """The content of `names.json` of the family of some specs."""
+    """Return the content of `names.json` for the family of the specs."""
     forms: dict[str, set[str]] = defaultdict(set)
     own: dict[str, set[str]] = defaultdict(set)
     function: set[str] = set()
@@ -79,7 +79,7 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
                     if len(marks) == 1 and marks[0][1] != "values":
                         forms[marks[0][1]].add(_form(word))
     kinds = {kind: {"forms": sorted(forms[kind]), "own": sorted(own[kind])} for kind in KINDS if own[kind]}
-    # A kernel that has a name of some spec may have one of any: all its names count, in whatever file they are.
+    # A kernel with a name of one spec can have any name of another spec. Therefore all its names count, in all files.
     every = {
         name for names in kernels.values() if any(map(_marks, names)) for name in names if "__" not in name
     }
@@ -88,9 +88,9 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
 
 
 def in_trees(family: str) -> list[str]:
-    """The names of the variables that plans of a family put into trees beside those of the spec."""
+    """Return the variables that plans of a family add to the trees of a spec."""
     package = ROOT / "kgen"
-    # Passes over expressions know scores and positions, which are attention's.
+    # Passes over expressions use scores and positions, which only attention has.
     passes = package.glob("expr/*.py") if family == "attention" else ()
     found = set()
     for path in [*passes, *package.glob("targets/**/*.py"), *package.glob(f"kernels/{family}/**/*.py")]:
@@ -109,7 +109,7 @@ def _files(loaded: Loaded) -> Iterator[str]:
 
 
 def _marks(word: str) -> list[tuple[str, str]]:
-    """The place and the kind of each name of the spec that a name is made of."""
+    """Return place and kind of each marked name inside a name."""
     found = []
     for part in word.lower().split("__")[1:]:
         place, kind, *rest = [*part.split("z"), ""]
@@ -119,7 +119,7 @@ def _marks(word: str) -> list[tuple[str, str]]:
 
 
 def _form(word: str) -> str:
-    """What a name is made of: `{name}` stands for the name of the spec."""
+    """Return the pattern of a name: `{name}` stands for the name in the spec."""
     before, after = word.split("__")
     upper = "Z" in after
     rest = after.split("Z" if upper else "z", 2)[2]
@@ -127,11 +127,11 @@ def _form(word: str) -> str:
 
 
 def scopes(text: str) -> Iterator[set[str]]:
-    """The names of each scope of a file, with those that scopes in it take from outside of them."""
+    """Yield the names of each scope of a file, with the names that inner scopes take from outside."""
     found: list[set[str]] = []
 
     def from_outside(table: symtable.SymbolTable) -> set[str]:
-        """What a scope does not define itself. A class defines nothing for the functions in it."""
+        """Return the names that a scope does not define. A class defines no names for its functions."""
         within = set().union(*map(from_outside, table.get_children()))
         own = set(table.get_identifiers())
         found.append(own | within)
@@ -144,7 +144,7 @@ def scopes(text: str) -> Iterator[set[str]]:
 
 
 class _Comprehensions(ast.NodeTransformer):
-    """Renames their variables: they are no others', though since Python 3.12 they have no scope of their own."""
+    """Rename the variables of comprehensions. Since Python 3.12 they have no separate scope."""
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
         self.generic_visit(node)
@@ -160,14 +160,14 @@ class _Comprehensions(ast.NodeTransformer):
 
 
 def with_own_variables(text: str) -> str:
-    """A file whose comprehensions have variables that nobody else has."""
+    """Return a file whose comprehensions have unique variables."""
     return ast.unparse(_Comprehensions().visit(ast.parse(text)))
 
 
 def _of_function(text: str) -> set[str]:
-    """The names of a file that an argument of the spec's would hide, and those that functions with one store.
+    """Return the names of a file that an argument of the spec would hide.
 
-    A module is none of them where no function with an argument of the spec's uses it.
+    Include names that are assigned in functions with such an argument. Ignore a module that no such function uses.
     """
     tree = ast.parse(text)
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
@@ -179,7 +179,7 @@ def _of_function(text: str) -> set[str]:
 
 
 def _of_kernels(text: str) -> Iterator[tuple[str, set[str]]]:
-    """The functions of a file that Triton compiles, and the names in each."""
+    """Yield the functions of a file that Triton compiles, with their names."""
     functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
     for kernel in (f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)):
         arguments = {a.arg for a in ast.walk(kernel.args) if isinstance(a, ast.arg)}
@@ -187,7 +187,7 @@ def _of_kernels(text: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def _has_one(function: ast.FunctionDef, more: Iterable[ast.arg] = ()) -> bool:
-    """True for a function with an argument of the spec's by keyword, or among `more`."""
+    """True for a function with a keyword argument of the spec, or one among `more`."""
     return any(_marks(a.arg) for a in (*function.args.kwonlyargs, *more))
 
 
@@ -196,6 +196,6 @@ def _names(functions: Iterable[ast.FunctionDef]) -> Iterator[ast.Name]:
 
 
 def _modules(tree: ast.Module) -> set[str]:
-    """What a file calls the modules that it imports."""
+    """Return the names of imported modules."""
     imports = (n for n in tree.body if isinstance(n, ast.Import))
     return {(alias.asname or alias.name).partition(".")[0] for n in imports for alias in n.names}

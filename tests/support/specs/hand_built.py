@@ -1,4 +1,4 @@
-"""Hand-built specs for tests of the tools around emitted files: no YAML, no parser."""
+"""Hand-built specs for tests of tools around emitted files, without YAML and parser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMITTED = Path(__file__).parent / "emitted"
 
 
 def call(fn: str, *args: Node | int | float) -> Call:
-    """A typed call; numbers become constants."""
+    """Return a typed call; numbers become constants."""
     nodes = tuple(number(a) if isinstance(a, int | float) else a for a in args)
     return Call(fn, nodes, TABLE[fn].typed(tuple(node.type for node in nodes)))
 
@@ -39,7 +39,7 @@ def buffer(shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted:
 
 
 def loaded(name: str, **changes: Any) -> Any:
-    """What `kgen.spec.load.load` gives, as far as the tools look at it."""
+    """Return a `Loaded` with the attributes that the tools read."""
     trees = {which: changes.pop(which) for which in ("score_mod", "mask_mod") if which in changes}
     fields: dict[str, Any] = {
         "kernel": "attention",
@@ -67,13 +67,13 @@ def loaded(name: str, **changes: Any) -> Any:
 
 @dataclass(frozen=True)
 class Unprinted(Template):
-    """What a stand-in renders: nothing."""
+    """Stand-in for a template; it renders nothing."""
 
     template: ClassVar[str] = ""
 
 
 def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:
-    """A stand-in is never planned: its file is `triton.py`."""
+    """Return `triton.py` for a stand-in, which has no plan."""
     return (
         [Source("triton.py", Unprinted(), rank=1)]
         if isinstance(loaded.spec, SimpleNamespace)
@@ -85,7 +85,7 @@ emitted.sources = _sources
 
 
 def causal_alibi() -> Any:
-    """The spec of `emitted/causal_alibi.py`."""
+    """Return the spec of `emitted/causal_alibi.py`."""
     return loaded(
         "causal_alibi",
         dtype="fp16",
@@ -98,12 +98,12 @@ def causal_alibi() -> Any:
 
 
 def plain() -> Any:
-    """The spec of `emitted/plain.py`."""
+    """Return the spec of `emitted/plain.py`."""
     return loaded("plain", buffers={"lens": buffer(("B",), "int32")}, mask_mod=PADDING)
 
 
 def render(one: Any, generated: Path, **edits: str) -> Path:
-    """Put the emitted file of a stand-in in its place, with some text replaced (old=new pairs)."""
+    """Write the emitted file of a stand-in, with some text replaced (old=new pairs)."""
     text = (EMITTED / f"{one.spec.name}.py").read_text()
     path = generated / one.spec.name / "triton.py"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Hostile specs by class: what somebody may hand to `kgen render` who means no good, or is a program.
+"""Hostile specs by class: input of `kgen render` from an attacker or from a faulty program.
 
-`CASES` are all of them; each is to end in exit code 2 with a file, a line and a column, and to write nothing.
+`CASES` lists all of them. Each must end in exit code 2 with file, line and column, and write nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from kgen.family import families
 
 KERNELS = {family.name: family.model.get() for family in families()}
-"""The models of families."""
+"""The models of all families."""
 MINIMAL = {
     "attention": {"name": "sample", "dtype": "bf16", "head_dim": "64"},
     "norm": {"name": "sample", "norm": "rms", "width": "any", "dtype": "bf16"},
@@ -25,12 +25,12 @@ EXPRESSIONS = {
     "norm": {"input_mod": "x", "output_mod": "y"},
     "chunk_output": {"decay": "g[i]"},
 }
-"""The expressions of a family, and a real number that each may use."""
+"""The expressions of each family, with a real number that each may use."""
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """One spec. `put` writes it into an empty folder and returns its path there."""
+    """One hostile spec. `put` writes it into an empty folder and returns its path."""
 
     kind: str
     number: int
@@ -42,7 +42,7 @@ class Hostile:
 
 
 def spec(family: str, **fields: str | None) -> str:
-    """A spec of a family with some fields replaced by other YAML, or left out."""
+    """Return a spec of a family with some fields replaced by other YAML, or left out."""
     lines = {"kernel": family, **MINIMAL[family], **fields}
     return "".join(f"{key}: {value}\n" for key, value in lines.items() if value is not None)
 
@@ -79,7 +79,7 @@ def _link(target: str) -> Callable[[Path], Path]:
 
 
 def _each(field: str, *values: str) -> list[str]:
-    """The values of a field that every family has."""
+    """Yield values for a field that every family has."""
     return [spec(family, **{field: value}) for family in KERNELS for value in values]
 
 
@@ -88,7 +88,7 @@ def _field(family: str, field: str, *values: str, **others: str) -> list[str]:
 
 
 def _texts(*texts: str, truth: bool = True) -> list[str]:
-    """Expressions, in every field that takes one: `x` is a real number there, and a mask compares with it."""
+    """Yield expressions for every field that takes one. `x` is a real number; a mask compares with it."""
     found = []
     for family, fields in EXPRESSIONS.items():
         for field, real in fields.items():
@@ -240,7 +240,7 @@ def _fields() -> dict[str, list[str | bytes]]:
 
 _CONDITIONS = [("q_idx > {}", "kv_idx > {}")[i % 2].format(i) for i in range(499)]
 _BALANCED = [f"({' and '.join(_CONDITIONS[i : i + 20])})" for i in range(0, 499, 20)]
-"""Few enough to be read, and one chain for each side once they are regrouped."""
+"""Groups of 20 conditions, shallow enough to parse. Regrouping turns them into one chain for each side."""
 
 
 def _expressions() -> dict[str, list[str | bytes]]:
@@ -350,4 +350,4 @@ CASES += _numbered("path_not_utf8", [_file(spec(f), b"\xff\xfe.yaml") for f in K
 CASES += _numbered("path_of_no_file", [_pipe, _link("/dev/zero"), _link("/dev/null")])
 CASES += _numbered("path_of_much", [_sparse])
 FIRST = [case for case in CASES if case.number == 0]
-"""One of each class."""
+"""One case of each class."""

@@ -1,4 +1,4 @@
-"""A random rewriter: expressions in other words, which say the same."""
+"""Random rewriter: different spellings of equal expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def negated(_: random.Random, node: Call) -> Node | None:
 
 
 def stricter(_: random.Random, node: Call) -> Node | None:
-    """a <= b is a < b + 1, and so on."""
+    """Rewrite a <= b as a < b + 1, and the other comparisons accordingly."""
     other = {"le": ("lt", 1), "lt": ("le", -1), "ge": ("gt", -1), "gt": ("ge", 1)}
     if not _compares_integers(node) or node.fn not in other:
         return None
@@ -41,7 +41,7 @@ def stricter(_: random.Random, node: Call) -> Node | None:
 
 
 def moved(rng: random.Random, node: Call) -> Node | None:
-    """Both sides, less what stands on one of them."""
+    """Subtract one side, or a number, from both sides."""
     if not _compares_integers(node):
         return None
     left, right = node.args
@@ -62,7 +62,7 @@ def swapped(_: random.Random, node: Call) -> Node | None:
 
 
 def reversed_distance(_: random.Random, node: Call) -> Node | None:
-    """abs(a - b) is abs(b - a)."""
+    """Rewrite abs(a - b) as abs(b - a)."""
     (inner,) = node.args if node.fn == "abs" else (None,)
     if not isinstance(inner, Call) or inner.fn != "sub" or inner.type not in INTEGERS:
         return None
@@ -70,7 +70,7 @@ def reversed_distance(_: random.Random, node: Call) -> Node | None:
 
 
 def turned(_: random.Random, node: Call) -> Node | None:
-    """x + s * (a - b) is x - s * (b - a), and either summand may come first."""
+    """Rewrite x + s * (a - b) as x - s * (b - a), with the summands in either order."""
     if node.type is not Type.FLOAT or node.fn != "add":
         return None
     left, right = node.args
@@ -84,7 +84,7 @@ def turned(_: random.Random, node: Call) -> Node | None:
 
 
 def split(_: random.Random, node: Call) -> Node | None:
-    """s * (a - b) is s * a - s * b."""
+    """Rewrite s * (a - b) as s * a - s * b."""
     if node.type is not Type.FLOAT or node.fn != "mul":
         return None
     factor, distance = node.args
@@ -100,7 +100,7 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 def rewritten(rng: random.Random, node: Node, rewrites: tuple[Rewrite, ...] = REWRITES) -> Node:
-    """The same in other words, from the leaves up."""
+    """Return another spelling of the expression, rewritten from the leaves up."""
     if not isinstance(node, Call):
         return node
     node = rebuild(node, tuple(rewritten(rng, a, rewrites) for a in node.args))

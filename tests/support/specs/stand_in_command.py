@@ -1,9 +1,9 @@
-"""The `kgen` command over stand-ins for loading and targets: writer and command are tested by themselves.
+"""The `kgen` command with stand-ins for loading and targets, which tests writer and command alone.
 
     python tests/support/specs/stand_in_command.py VERB ...
 
-A spec is `key: value` lines. Target `fake` makes `fake.py` and, when the spec says `cuda: yes`, `fake.cu`;
-the templates are in `templates/` of the current directory.
+A spec consists of `key: value` lines. Target `fake` makes `fake.py`, and `fake.cu` if the spec contains `cuda: yes`.
+The templates are in `templates/` of the current directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TEMPLATES = {
 
 @dataclass(frozen=True)
 class Text(Template):
-    """`fake.py`."""
+    """Template of `fake.py`."""
 
     template: ClassVar[str] = "fake.py.j2"
 
@@ -42,14 +42,14 @@ class Text(Template):
 
 @dataclass(frozen=True)
 class Undefined(Text):
-    """A text whose template names what it has not."""
+    """Template that uses an undefined name."""
 
     template: ClassVar[str] = "undefined.j2"
 
 
 @dataclass(frozen=True)
 class CudaText(Template):
-    """`fake.cu`."""
+    """Template of `fake.cu`."""
 
     template: ClassVar[str] = "fake.cu.j2"
 

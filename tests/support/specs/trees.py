@@ -1,5 +1,4 @@
-"""Trees for tests of the passes: a scope to parse them in, values for its names, and their evaluation at many
-points at once."""
+"""Trees for tests of passes: a scope to parse them in, values for its names, and evaluation at many points at once."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 bounded = settings.get_profile("passes")
-"""The same examples in every run, and not too many of them."""
+"""Settings of hypothesis: the same few examples in every run."""
 
 POSITIVE = frozenset({"window", "dilation", "cap"})
 """Parameters of the scope that are known to be greater than zero."""
@@ -47,27 +46,27 @@ SCOPE = Scope({"score": FLOAT} | dict.fromkeys(INTEGERS, INT) | dict.fromkeys(RE
 
 
 def words(text: str) -> list[str]:
-    """Alternatives of a grammar."""
+    """Return the alternatives of a grammar."""
     return text.split()
 
 
 def score(text: str) -> Node:
-    """The tree of a score_mod."""
+    """Parse a score_mod."""
     return parse_expression(text, SCOPE, FLOAT)
 
 
 def mask(text: str) -> Node:
-    """The tree of a mask_mod."""
+    """Parse a mask_mod."""
     return parse_expression(text, SCOPE, BOOL)
 
 
 def index(text: str) -> Node:
-    """The tree of an integer."""
+    """Parse an integer expression."""
     return parse_expression(text, SCOPE, INT)
 
 
 def divides(text: str) -> bool:
-    """Whether no divisor of an integer is always zero."""
+    """True if no divisor of an integer is always zero."""
     try:
         index(text)
     except ExpressionError as error:
@@ -76,8 +75,7 @@ def divides(text: str) -> bool:
 
 
 def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
-    """The value of a tree in int64 and float64; operands broadcast, and searches of sorted buffers are
-    made."""
+    """Return the value of a tree in int64 and float64. Operands broadcast; searches of sorted buffers are executed."""
     searched: dict[str, Any] = {}
 
     def search(inner: Node) -> Node:
@@ -91,14 +89,14 @@ def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
         searched[name] = torch.searchsorted(row.contiguous(), value.contiguous())
         return Var(name, INT)
 
-    # Python numbers would become float32.
+    # torch would turn Python numbers into float32.
     env = {n: torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for n, v in env.items()}
     node = transform(node, search)
     return walker.evaluate(node, {**env, **searched}, torch)
 
 
 def draw_env(seed: int, sq: int, sk: int, heads: int = 2, batches: int = 2) -> dict[str, Any]:
-    """A value for every name of the scope, except for the score and the indices."""
+    """Draw a value for every name of the scope, except for the score and the indices."""
     make = torch.Generator().manual_seed(seed)
 
     def real(*shape: int) -> torch.Tensor:
@@ -132,5 +130,5 @@ def draw_env(seed: int, sq: int, sk: int, heads: int = 2, batches: int = 2) -> d
 
 
 def grid(sq: int, sk: int) -> dict[str, torch.Tensor]:
-    """Every pair of positions."""
+    """Return every pair of positions."""
     return {"q_idx": torch.arange(sq)[:, None], "kv_idx": torch.arange(sk)[None, :]}
