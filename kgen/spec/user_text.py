@@ -8,6 +8,7 @@ refuse it, so that no template and no target can forget what is here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kgen.diagnostics import escaped
@@ -28,6 +29,14 @@ class UserText:
     def lines(self) -> list[UserText]:
         """Its lines, without blanks around the whole."""
         return [UserText(line) for line in self.written.strip().split("\n")]
+
+    def with_values(self, values: Mapping[str, float]) -> UserText:
+        """A line of an expression with numbers in place of these names; its comment stays."""
+        code, mark, comment = self.written.partition("#")
+        for name, value in values.items():
+            number = f"({value!r})" if value < 0 else repr(value)
+            code = re.sub(rf"(?<![\w.]){name}(?!\w)", number, code)
+        return UserText(code + mark + comment)
 
     def in_docstring(self) -> str:
         """On one line of a Python docstring, whose value then shows what was written."""
