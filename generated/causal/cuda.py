@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3f94824a0ca9597b
-# body: ead362d8694a9d41
+# inputs: 4f9de3044cf97af7
+# body: 77673798bd7a9a54
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -13,7 +13,7 @@
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
 Usage:
 
-    from causal_delta import causal_delta
+    from causal.cuda import causal_delta
     delta = causal_delta(out, dout)
 """
 
@@ -105,7 +105,7 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):

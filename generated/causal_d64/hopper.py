@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f9fe9d61b0daed40
-# body: ce0972a1de69c5fc
+# inputs: 8d4f0498ba0ce9f6
+# body: c0e7dd1d8567da96
 """Attention of every query to the keys up to its own position, heads of 64.
 
-The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
+Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """
 
 import collections
@@ -31,7 +31,7 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 
 # Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-# The layout of four partial sums of each row, over the columns that each of four threads has.
+# Layout of four partial sums per row, one per thread of a quad.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -45,14 +45,14 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
 # TMA load operands into rings of slots in shared memory; the others, the consumers, have 64 rows of a tile each.
-# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
-# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
-# values that a loop over tiles does not change.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
+# over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
-    has released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
+    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
@@ -92,7 +92,7 @@ def _slot(slots, i):
 
 @gluon.jit
 def _producer_acquire(ring, i, nbytes: tl.constexpr):
-    """The full barrier of the i-th tile's slot, which waits for nbytes, as soon as the slot is empty."""
+    """Wait until the slot of tile i is empty, expect nbytes on its full barrier, and return that barrier."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.empty.index(i % SLOTS), (i // SLOTS & 1) ^ 1)
     mbarrier.expect(ring.full.index(i % SLOTS), nbytes)
@@ -143,10 +143,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
-    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
+    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
+    `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -188,14 +189,14 @@ def _consumer_load(ring, i, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """A ring by which the producer tells the consumers of two tiles at a time."""
+    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
     slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Tell the consumers about the i-th tile of this program; one that begins at -1 is the end."""
+    """Send tile i to the consumers. A start of -1 ends their loop."""
     at = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [4], [0]))
     item = gl.full([8], 0, gl.int32, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -207,7 +208,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """The fields that `_publish_tile` told; every thread has all of them."""
+    """Return the fields of tile i in every thread."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -299,7 +300,7 @@ def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
+    """Four partial sums per row, one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -480,8 +481,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-        # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
-        # first sets up.
+        # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
+        # loop reads them.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -571,7 +572,7 @@ def _dkdv_hopper_tiles(
             q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
-        # No product may be in flight where the loop closes: the compiler would wait after each of them.
+        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -666,7 +667,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """A TMA descriptor of a tensor that `_by_tma` was asked about: it is not looked at again at every launch."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -706,8 +708,11 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dk, 
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv))
-    # Each begins while the one before it ends: dk and dv beside delta, for which they wait, dq beside the last of dk and dv.
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (
+        _gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv)
+    )
+    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

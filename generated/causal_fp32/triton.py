@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2df07257aa5c8628
-# body: 56ea7176ddf01988
+# inputs: fc32525928e0a82f
+# body: 79a2064ca19be520
 """Causal attention in fp32, products in three TF32 passes.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
 
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64] -> out [B, HQ, SQ, 64], fp32, any strides
@@ -29,10 +29,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"causal_fp32 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"causal_fp32 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 if not __package__:
-    raise ImportError("causal_fp32 needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "causal_fp32 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
     _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -72,6 +76,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -84,7 +89,7 @@ def _forward_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -183,7 +188,10 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -213,7 +221,11 @@ def _dq_tiles(
     q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+
+    P is recomputed from the log-sum-exp.
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
@@ -225,7 +237,7 @@ def _dq_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -326,6 +338,7 @@ def _dkdv_tiles(
     """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
 
     Tiles are transposed: keys lie along rows.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -464,11 +477,15 @@ def _forward(q, k, v, scale, store_lse):
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, STORE_LSE=store_lse, GROUP=4, enable_fp_fusion=False, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                B, HQ, SQ, SK, scale,
+                STORE_LSE=store_lse, GROUP=4, enable_fp_fusion=False, **tile,
             )
     return out, lse
 
@@ -485,7 +502,9 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "causal_fp32_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -511,28 +530,37 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                out, dout, dlse, delta,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
                 HQ, SQ, HAS_DLSE=dlse is not None, enable_fp_fusion=False, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
         programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
         if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64), (dout, tile["BLOCK_M"], 64))
+            q_desc, k_desc, v_desc, do_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
+                (dout, tile["BLOCK_M"], 64),
+            )
             _launch(
                 _dq_kernel, programs, layouts,
                 q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
                 *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                B, HQ, SQ, SK, scale, GROUP=4, enable_fp_fusion=False, **tile,
+                B, HQ, SQ, SK, scale,
+                GROUP=4, enable_fp_fusion=False, **tile,
             )
         tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
         programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
         if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64), (dout, tile["BLOCK_M"], 64))
+            q_desc, k_desc, v_desc, do_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
+                (dout, tile["BLOCK_M"], 64),
+            )
             _launch(
                 _dkdv_kernel, programs, layouts,
                 q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
                 *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                B, HQ, SQ, SK, scale, GROUP=4, enable_fp_fusion=False, **tile,
+                B, HQ, SQ, SK, scale,
+                GROUP=4, enable_fp_fusion=False, **tile,
             )
     return dq, dk, dv
 
@@ -576,8 +604,9 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], fp32, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
-    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -603,21 +632,27 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
     if max(SQ, SK) > 2**29:
         raise ValueError(f"causal_fp32: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
-        raise ValueError("causal_fp32: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
+        raise ValueError(
+            "causal_fp32: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous",
+        )
     _no_tangents("causal_fp32", q, k, v)
     scale = 64 ** -0.5 if scale is None else _real("causal_fp32", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"causal_fp32: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"causal_fp32: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, (lse * math.log(2)).float()) if return_lse else out
     return _out_op(q, k, v, scale)
 
 
 def causal_fp32_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "portable: " and the reason: the kernels for every chip.
     """
     return {
         "forward": "portable: no kernels for Hopper: its products are of 16 bits, and not of fp32",

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 236800a15fb62ce8
-# body: 31c5c02f193b0019
+# inputs: 7c67b5dd07d8c1be
+# body: 4629accc9b0f9a0b
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx or (image[b, q_idx] != 0 and image[b, q_idx] == image[b, kv_idx])
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
@@ -31,17 +31,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"causal_images needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"causal_images needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 if not __package__:
-    raise ImportError("causal_images needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "causal_images needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -332,7 +337,10 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
         if tl.program_id(0) == 0:
@@ -367,7 +375,10 @@ def _dq_tiles(
     qk_scale, image_b_q, image_b_q_ne_0, image_ptr, stride_image_0, stride_image_1, SQ, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of n_blocks listed blocks, with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of n_blocks listed blocks.
+
+    P is recomputed from the log-sum-exp.
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
@@ -617,14 +628,14 @@ def _descriptors(tile, *blocks):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -648,8 +659,8 @@ def _on_hopper(*tensors):
 class BlockMask(NamedTuple):
     """The blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask leaves, as causal_images_block_mask gives them.
 
-    For each block of queries kv_indices names the blocks of keys: first kv_num_blocks that the mask leaves in part, then
-    full_kv_num_blocks that it leaves whole, then those of which it leaves nothing. Each part ascends.
+    For each block of queries kv_indices names the blocks of keys: first kv_num_blocks that the mask leaves in part,
+    then full_kv_num_blocks that it leaves whole, then those of which it leaves nothing. Each part ascends.
     For each block of keys q_indices names the blocks of queries, in the same way.
     """
 
@@ -679,14 +690,18 @@ def _empty_lists(B, HQ, SQ, SK, device):
 def _block_mask_op(
     image: Tensor, B: int, HQ: int, HKV: int, SQ: int, SK: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices = _empty_lists(B, HQ, SQ, SK, device)
+    kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices = _empty_lists(
+        B, HQ, SQ, SK, device,
+    )
     planes, q_blocks, kv_blocks = B, _blocks(SQ), _blocks(SK)
     block_kinds = torch.empty((planes, q_blocks, kv_blocks), dtype=torch.uint8, device=device)
     n_lists = planes * (q_blocks + kv_blocks)
     with torch.cuda.device_of(block_kinds):
         if block_kinds.numel():
             _block_kinds_kernel[(planes * q_blocks * _cdiv(kv_blocks, 8),)](
-                block_kinds, image, *image.stride(), SQ, SK, GROUP=8, num_warps=8, enable_fp_fusion=True,
+                block_kinds,
+                image, *image.stride(), SQ, SK,
+                GROUP=8, num_warps=8, enable_fp_fusion=True,
             )
         if n_lists:
             _block_lists_kernel[(n_lists,)](
@@ -717,7 +732,9 @@ def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
         raise TypeError(f"causal_images_block_mask: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != image.device:
-        raise ValueError(f"causal_images_block_mask: image must be [{B}, {SQ}] on {image.device}, got {list(image.shape)} on {image.device}")
+        raise ValueError(
+            f"causal_images_block_mask: image must be [{B}, {SQ}] on {image.device}, got {list(image.shape)} on {image.device}",
+        )
     if (SQ - 1) * image.stride(-1) >= 2**31:
         raise ValueError("causal_images_block_mask: a row of image may not span 2**31 elements, make it contiguous")
     lists = _block_mask_op(image, B, HQ, HKV, SQ, SK, torch.device(image.device))
@@ -735,7 +752,9 @@ def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_nu
     HKV, SK = k.shape[1], k.shape[2]
     out = _empty((B, HQ, SQ, 128), q)
     lse = q.new_empty((B, HQ, SQ), dtype=torch.float32) if store_lse else None
-    layouts = _layouts(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, out)
+    layouts = _layouts(
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, out,
+    )
     if _on_hopper(q, k, v):
         _hopper().forward_on_hopper(layouts, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, out, lse, store_lse)
         return out, lse
@@ -743,11 +762,15 @@ def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_nu
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, STORE_LSE=store_lse, GROUP=4, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse, kv_num_blocks, full_kv_num_blocks, kv_indices,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
@@ -757,7 +780,10 @@ def _out_op(
     q: Tensor, k: Tensor, v: Tensor, image: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
     kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> Tensor:
-    return _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, False)[0]
+    return _forward(
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
+        scale, False,
+    )[0]
 
 
 @torch.library.register_fake(_out_op, lib=_LIBRARY)
@@ -770,11 +796,16 @@ def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, image: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
     kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
-    return _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, True)
+    return _forward(
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
+        scale, True,
+    )
 
 
 @torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
@@ -805,7 +836,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, counters, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                out, dout, dlse, delta, counters,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
@@ -814,22 +846,32 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq, kv_num_blocks, full_kv_num_blocks, kv_indices,
+                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq, kv_num_blocks, full_kv_num_blocks,
+                    kv_indices,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, GROUP=4, **tile,
+                    image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                    GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = _cdiv(SK, tile["BLOCK_N"]) * B * HKV
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks, q_indices,
+                    q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv, q_num_blocks, full_q_num_blocks,
+                    q_indices,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, GROUP=4, **tile,
+                    image, *image.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                    GROUP=4, **tile,
                 )
     return dq, dk, dv
 
@@ -875,8 +917,9 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
     block_mask: what causal_images_block_mask gives for these sizes; by default it is built at every call.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -905,11 +948,15 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
     if SQ != SK:
         raise ValueError(f"causal_images: q and k must be equally long, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("causal_images: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "causal_images: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
         raise TypeError(f"causal_images: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != q.device:
-        raise ValueError(f"causal_images: image must be [{B}, {SQ}] on {q.device}, got {list(image.shape)} on {image.device}")
+        raise ValueError(
+            f"causal_images: image must be [{B}, {SQ}] on {q.device}, got {list(image.shape)} on {image.device}",
+        )
     if (SQ - 1) * image.stride(-1) >= 2**31:
         raise ValueError("causal_images: a row of image may not span 2**31 elements, make it contiguous")
     _no_tangents("causal_images", q, k, v)
@@ -924,17 +971,22 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
         )
     scale = 128 ** -0.5 if scale is None else _real("causal_images", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"causal_images: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"causal_images: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, image, *block_mask[1:], scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, image, *block_mask[1:], scale)
 
 
 def causal_images_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "hopper": the kernels for compute capability 9.0;
+    "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cbe4bf880d4167ee
-# body: 64f0e8ba4bb98e57
+# inputs: 0adf91f14db14c85
+# body: f19c647bd2b90639
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx
 
     q [B, HQ, SQ, 128], k [pages, 64, HKV, 128], v [pages, 64, HKV, 128] -> out [B, HQ, SQ, 128], bf16, any strides
@@ -30,15 +30,20 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"decode_paged needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"decode_paged needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("decode_paged needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "decode_paged needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
     _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -274,7 +279,8 @@ _LIBRARY = _library("kgen_3e90631746b0125b", "decode_paged")
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """The fewest splits, `most` at most, that fill the last wave of `at_once` programs nearly as well as any number does."""
+    """Return the fewest splits, at most `most`, that fill the last wave of `at_once` programs nearly as well as any
+    number does."""
 
     def busy(splits):
         waves = programs * splits / at_once
@@ -326,14 +332,14 @@ def _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -399,13 +405,14 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     q [B, HQ, SQ, 128], k [pages, 64, HKV, 128], v [pages, 64, HKV, 128], bf16, any strides; HQ is 4 times HKV.
-    block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages.
-    kv_lens: [B] int32, how many keys each sequence has, at most SK; others are not read.
-    Query i is at position kv_lens[b] - SQ + i: the last query at the last key.
+    block_table: [B, n] int32, the page indices of each sequence in order. They are not checked. SK = 64 * n.
+    kv_lens: [B] int32, number of keys per sequence, at most SK. Keys past it are not read.
+    Query i has position kv_lens[b] - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -424,7 +431,9 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     if not isinstance(block_table, Tensor) or block_table.dtype != torch.int32:
         raise TypeError(f"decode_paged: block_table must be a tensor of int32, got {_dtype(block_table)}")
     if block_table.dim() != 2 or block_table.shape[0] != B or block_table.device != q.device:
-        raise ValueError(f"decode_paged: block_table must be [{B}, n] on {q.device}, got {list(block_table.shape)} on {block_table.device}")
+        raise ValueError(
+            f"decode_paged: block_table must be [{B}, n] on {q.device}, got {list(block_table.shape)} on {block_table.device}"
+        )
     if (block_table.shape[1] - 1) * block_table.stride(1) >= 2**31:
         raise ValueError("decode_paged: a row of block_table may not span 2**31 elements, make it contiguous")
     HKV = k.shape[2]
@@ -436,20 +445,28 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     if HQ != 4 * HKV:
         raise ValueError(f"decode_paged: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
     if max(SQ, block_table.shape[1] * 64) > 2**29:
-        raise ValueError(f"decode_paged: there may be 2**29 queries and as many keys, got {SQ} and {block_table.shape[1] * 64}")
+        raise ValueError(
+            f"decode_paged: there may be 2**29 queries and as many keys, got {SQ} and {block_table.shape[1] * 64}",
+        )
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("decode_paged: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "decode_paged: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
         raise TypeError(f"decode_paged: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
-        raise ValueError(f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}")
+        raise ValueError(
+            f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
+        )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
         raise ValueError("decode_paged: a row of kv_lens may not span 2**31 elements, make it contiguous")
     _no_tangents("decode_paged", q, k, v)
     _no_gradients("decode_paged", "but there is no backward pass:", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_paged", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"decode_paged: scale must be positive, and finite in float32 even times log2(e), got {scale}")
+        raise ValueError(
+            f"decode_paged: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, block_table, kv_lens, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -457,9 +474,10 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
 
 
 def decode_paged_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs; "decode": those for few queries.
+    "hopper": the kernels for compute capability 9.0;
+    "decode": the kernels that split the keys.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

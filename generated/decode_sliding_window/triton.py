@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a617f31288a7e95
-# body: 2711035faeda4db4
+# inputs: ed2787615dc7609d
+# body: d8e134dcb953f0ef
 """Causal attention to the last 1024 positions of a KV cache.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
-    mask_mod = q_idx >= kv_idx and q_idx - kv_idx < window
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
+    mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 1024
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
 
@@ -30,16 +30,21 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"decode_sliding_window needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"decode_sliding_window needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 if not __package__:
-    raise ImportError("decode_sliding_window needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "decode_sliding_window needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
     _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -80,6 +85,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -406,7 +412,8 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """The fewest splits, `most` at most, that fill the last wave of `at_once` programs nearly as well as any number does."""
+    """Return the fewest splits, at most `most`, that fill the last wave of `at_once` programs nearly as well as any
+    number does."""
 
     def busy(splits):
         waves = programs * splits / at_once
@@ -457,14 +464,14 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -507,11 +514,15 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV, STORE_LSE=store_lse, GROUP=4, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
@@ -540,12 +551,13 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
     """Causal attention to the last 1024 positions of a KV cache.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is 4 times HKV.
-    kv_lens: [B] int32, how many keys each sequence has, at most SK; others are not read.
-    Query i is at position kv_lens[b] - SQ + i: the last query at the last key.
+    kv_lens: [B] int32, number of keys per sequence, at most SK. Keys past it are not read.
+    Query i has position kv_lens[b] - SQ + i, so the last query has the position of the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -572,18 +584,24 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
     if max(SQ, SK) > 2**29:
         raise ValueError(f"decode_sliding_window: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("decode_sliding_window: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "decode_sliding_window: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
         raise TypeError(f"decode_sliding_window: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
-        raise ValueError(f"decode_sliding_window: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}")
+        raise ValueError(
+            f"decode_sliding_window: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
+        )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
         raise ValueError("decode_sliding_window: a row of kv_lens may not span 2**31 elements, make it contiguous")
     _no_tangents("decode_sliding_window", q, k, v)
     _no_gradients("decode_sliding_window", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_sliding_window", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"decode_sliding_window: scale must be positive, and finite in float32 even times log2(e), got {scale}")
+        raise ValueError(
+            f"decode_sliding_window: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, kv_lens, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -591,9 +609,11 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
 
 
 def decode_sliding_window_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs; "decode": those for few queries.
+    "hopper": the kernels for compute capability 9.0;
+    "portable: " and the reason: the kernels for every chip;
+    "decode": the kernels that split the keys.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f0139c2151fce6c8
-# body: 56916f00122a511c
+# inputs: 7579d58272abcb94
+# body: 9f8ad69f9ab57716
 """Causal self-attention within each document of a packed sequence.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
@@ -31,17 +31,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"document_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"document_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 if not __package__:
-    raise ImportError("document_causal needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "document_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -106,6 +111,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -222,7 +228,10 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
         if tl.program_id(0) == 0:
@@ -257,7 +266,11 @@ def _dq_tiles(
     qk_scale, doc_q, doc_ptr, stride_doc_0, SQ, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+
+    P is recomputed from the log-sum-exp.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
@@ -371,6 +384,7 @@ def _dkdv_tiles(
     """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
 
     Tiles are transposed: keys lie along rows.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -505,14 +519,14 @@ def _descriptors(tile, *blocks):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -552,11 +566,15 @@ def _forward(q, k, v, doc, scale, store_lse):
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                doc, *doc.stride(), B, HQ, SQ, SK, scale, STORE_LSE=store_lse, GROUP=4, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                doc, *doc.stride(), B, HQ, SQ, SK, scale,
+                STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
@@ -573,7 +591,9 @@ def _(q, k, v, doc, scale):
 
 @_operator(_LIBRARY, "document_causal_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, doc, scale)
@@ -607,7 +627,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, doc, scale):
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, counters, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                out, dout, dlse, delta, counters,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
@@ -616,22 +637,30 @@ def _gradients(dout, dlse, out, lse, q, k, v, doc, scale):
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dq_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    doc, *doc.stride(), B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                    doc, *doc.stride(), B, HQ, SQ, SK, scale,
+                    GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dkdv_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    doc, *doc.stride(), B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                    doc, *doc.stride(), B, HQ, SQ, SK, scale,
+                    GROUP=4, **tile,
                 )
     return dq, dk, dv
 
@@ -675,8 +704,9 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     doc: [SQ] int32, ascending, used by mask_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -705,7 +735,9 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     if SQ != SK:
         raise ValueError(f"document_causal: q and k must be equally long, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("document_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "document_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     if not isinstance(doc, Tensor) or doc.dtype != torch.int32:
         raise TypeError(f"document_causal: doc must be a tensor of int32, got {_dtype(doc)}")
     if doc.shape != (SQ,) or doc.device != q.device:
@@ -715,17 +747,22 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     _no_tangents("document_causal", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("document_causal", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"document_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"document_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, doc, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, doc, scale)
 
 
 def document_causal_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "hopper": the kernels for compute capability 9.0;
+    "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d78853889652e0c1
-# body: f6f11bd4ef0087a3
+# inputs: 0872acec6bfb7f52
+# body: 1d55b1100c0d49f1
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -13,7 +13,7 @@
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
 Usage:
 
-    from full_d64_fp16_delta import full_d64_fp16_delta
+    from full_d64_fp16.cuda import full_d64_fp16_delta
     delta = full_d64_fp16_delta(out, dout)
 """
 
@@ -105,7 +105,7 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):

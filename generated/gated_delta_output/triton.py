@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c6e5945f3b7d4a2
-# body: deffaf2a3a23a4c8
+# inputs: 51554cf7c4dcd3e0
+# body: d924f5074a4fc1f2
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -30,9 +30,13 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"gated_delta_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"gated_delta_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("gated_delta_output needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "gated_delta_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
 )
@@ -240,7 +244,8 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: fl
         with torch.cuda.device_of(q):
             _forward_kernel[(programs,)](
                 q, k, v, h, o, *q.stride(), *k.stride(), *v.stride(), *h.stride(), *o.stride(),
-                g, *g.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return o
 
@@ -268,7 +273,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
         if programs:
             _dvdh_kernel[(programs,)](
                 q, k, do, dv, dh, *q.stride(), *k.stride(), *do.stride(), *dv.stride(), *dh.stride(),
-                g, *g.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
         tile = _tile(_DQDK_TILES, arch)
         blocks = 128 // tile["BLOCK_K"]
@@ -278,7 +284,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
             _dqdk_kernel[(programs,)](
                 q, k, v, h, do, dq, dk, dg, dg.stride(0),
                 *q.stride(), *k.stride(), *v.stride(), *h.stride(), *do.stride(), *dq.stride(), *dk.stride(),
-                g, *g.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     # Each block of columns of q and k has its share.
     return dq, dk, dv, dh, dg.sum(0).to(g.dtype)
@@ -324,7 +331,10 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
     g, = _cast(torch.float32, g)
     for label, x, shape, dtype in (
-        ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
+        ("q", q, 4, torch.bfloat16),
+        ("k", k, 4, torch.bfloat16),
+        ("v", v, 4, torch.bfloat16),
+        ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
             raise TypeError(f"gated_delta_output: {label} must be a tensor with {shape} dimensions")

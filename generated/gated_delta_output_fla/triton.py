@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c1a423ead3374f51
-# body: 05053e93a58ea5eb
+# inputs: d84f529570c28f15
+# body: c7b13b4ee93f461a
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -30,9 +30,13 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"gated_delta_output_fla needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"gated_delta_output_fla needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("gated_delta_output_fla needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "gated_delta_output_fla needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
 )
@@ -305,7 +309,10 @@ def _new(like, NT, shape, dtype=None):
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla")
-def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> Tensor:
+def _forward_op(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor],
+    scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
@@ -320,13 +327,17 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlen
                 chunk_indices = _chunk_indices(cu_seqlens, NT)
             _forward_kernel[(programs,)](
                 q, k, v, h, o, *q.stride(), *k.stride(), *v.stride(), *h.stride(), *o.stride(),
-                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return o
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor],
+    scale: float,
+):
     return q.new_empty(*q.shape[:2], h.shape[2], 128)
 
 
@@ -352,7 +363,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
         if programs:
             _dvdh_kernel[(programs,)](
                 q, k, do, dv, dh, *q.stride(), *k.stride(), *do.stride(), *dv.stride(), *dh.stride(),
-                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
         tile = _tile(_DQDK_TILES, arch)
         blocks = 128 // tile["BLOCK_K"]
@@ -362,7 +374,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
             _dqdk_kernel[(programs,)](
                 q, k, v, h, do, dq, dk, dg, dg.stride(0),
                 *q.stride(), *k.stride(), *v.stride(), *h.stride(), *do.stride(), *dq.stride(), *dk.stride(),
-                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     # Each block of columns of q and k has its share.
     return dq, dk, dv, dh, dg.sum(0).to(g.dtype)
@@ -412,7 +425,10 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
     g, = _cast(torch.float32, g)
     for label, x, shape, dtype in (
-        ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
+        ("q", q, 4, torch.bfloat16),
+        ("k", k, 4, torch.bfloat16),
+        ("v", v, 4, torch.bfloat16),
+        ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
             raise TypeError(f"gated_delta_output_fla: {label} must be a tensor with {shape} dimensions")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df041ab4955ecdcc
-# body: fab6e382c45e8940
+# inputs: b2377e38be30e30c
+# body: a4f9ca32af62b02f
 """Layer norm of rows of 65536.
 
     h = x
@@ -198,7 +198,7 @@ _transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):
@@ -268,7 +268,7 @@ def _once(name, operator, *args):
 
 
 def _real(name, label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
+    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:

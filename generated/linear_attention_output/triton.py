@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 36ce0d703c1ce2b2
-# body: 2de01f5f901ca0c5
+# inputs: 91b4d9e4719a7835
+# body: cea1886133ec900d
 """The output step of chunked linear attention without decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -28,9 +28,13 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"linear_attention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"linear_attention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("linear_attention_output needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "linear_attention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
 )
@@ -220,7 +224,8 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float) -> Ten
         with torch.cuda.device_of(q):
             _forward_kernel[(programs,)](
                 q, k, v, h, o, *q.stride(), *k.stride(), *v.stride(), *h.stride(), *o.stride(),
-                T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return o
 
@@ -248,7 +253,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: 
         if programs:
             _dvdh_kernel[(programs,)](
                 q, k, do, dv, dh, *q.stride(), *k.stride(), *do.stride(), *dv.stride(), *dh.stride(),
-                T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
         tile = _tile(_DQDK_TILES, arch)
         blocks = 128 // tile["BLOCK_K"]
@@ -257,7 +263,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: 
             _dqdk_kernel[(programs,)](
                 q, k, v, h, do, dq, dk,
                 *q.stride(), *k.stride(), *v.stride(), *h.stride(), *do.stride(), *dq.stride(), *dk.stride(),
-                T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return dq, dk, dv, dh
 
@@ -300,7 +307,10 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     _dense("linear_attention_output", "q k v h", q, k, v, h)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
     for label, x, shape, dtype in (
-        ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16)
+        ("q", q, 4, torch.bfloat16),
+        ("k", k, 4, torch.bfloat16),
+        ("v", v, 4, torch.bfloat16),
+        ("h", h, 5, torch.bfloat16),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
             raise TypeError(f"linear_attention_output: {label} must be a tensor with {shape} dimensions")

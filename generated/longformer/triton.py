@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e3a016b9fe8b252
-# body: 4b8fd77ae98c030d
+# inputs: 22b9ee864311159e
+# body: 8f7e539face4dd3c
 """Attention to a symmetric window and to a few global tokens at the front.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
-    mask_mod = abs(q_idx - kv_idx) <= window or kv_idx < global_tokens
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
+    mask_mod = abs(q_idx - kv_idx) <= 256 or kv_idx < 16
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
 
@@ -29,10 +29,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"longformer needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"longformer needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 if not __package__:
-    raise ImportError("longformer needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "longformer needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
     _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -82,6 +86,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -215,7 +220,10 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -245,7 +253,11 @@ def _dq_tiles(
     qk_scale, minus_window, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+
+    P is recomputed from the log-sum-exp.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
@@ -376,6 +388,7 @@ def _dkdv_tiles(
     """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
 
     Tiles are transposed: keys lie along rows.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -524,11 +537,15 @@ def _forward(q, k, v, scale, store_lse):
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, STORE_LSE=store_lse, GROUP=4, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                B, HQ, SQ, SK, scale,
+                STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
@@ -545,7 +562,9 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "longformer_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -575,28 +594,37 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                out, dout, dlse, delta,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
                 HQ, SQ, HAS_DLSE=dlse is not None, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
         programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
         if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+            q_desc, k_desc, v_desc, do_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                (dout, tile["BLOCK_M"], 128),
+            )
             _launch(
                 _dq_kernel, programs, layouts,
                 q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
                 *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
             )
         tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
         programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
         if programs:
-            q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+            q_desc, k_desc, v_desc, do_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                (dout, tile["BLOCK_M"], 128),
+            )
             _launch(
                 _dkdv_kernel, programs, layouts,
                 q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
                 *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                B, HQ, SQ, SK, scale,
+                GROUP=4, **tile,
             )
     return dq, dk, dv
 
@@ -639,8 +667,9 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -666,21 +695,27 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
     if max(SQ, SK) > 2**29:
         raise ValueError(f"longformer: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("longformer: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "longformer: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     _no_tangents("longformer", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("longformer", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"longformer: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"longformer: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, scale)
 
 
 def longformer_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "portable: " and the reason: the kernels for every chip.
     """
     return {
         "forward": "portable: no kernels for Hopper: the mask leaves several ranges of keys",

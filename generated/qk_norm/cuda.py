@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba74e998ac69dcb3
-# body: 7e4a89e1913ad54c
+# inputs: b4c94738ca199460
+# body: 8f874cd0c1b59051
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -198,7 +198,7 @@ _transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):
@@ -268,7 +268,7 @@ def _once(name, operator, *args):
 
 
 def _real(name, label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
+    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 38f8b5b91edb966c
-# body: 8bdb38c081e398cd
+# inputs: eb1cd85540cb8988
+# body: c2daccc5d6daf025
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -28,16 +28,20 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"qk_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"qk_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("qk_norm needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "qk_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
-# pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its
+# warps, pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((), (
         (2048, 2048, 4, 1, 0),
@@ -171,7 +175,8 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """Return the dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight
+    bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -221,7 +226,8 @@ def _backward_op(
             **constants, enable_fp_fusion=True,
         )
         _finalize_kernel[(_cdiv(dweight.numel(), 32),)](
-            dweight_parts, dweight, groups, dweight.numel(), ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True
+            dweight_parts, dweight, groups, dweight.numel(),
+            ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True,
         )
     return dx.to(torch.bfloat16), dweight.to(torch.bfloat16)
 
@@ -277,7 +283,9 @@ def qk_norm(x, weight, *, eps=1e-06):
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"qk_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-2:] or weight.device != x.device:
-        raise ValueError(f"qk_norm: weight must be {list(x.shape[-2:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
+        raise ValueError(
+            f"qk_norm: weight must be {list(x.shape[-2:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+        )
     eps = _real("qk_norm", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"qk_norm: eps must not be negative, got {eps}")

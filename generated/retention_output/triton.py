@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa42534127a38571
-# body: 51c6b45b0b241078
+# inputs: d6d950b52521a971
+# body: b295f843ca86a91a
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -30,9 +30,13 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"retention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"retention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("retention_output needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "retention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
 )
@@ -222,7 +226,9 @@ _LIBRARY = _library("kgen_d612b0a6bc081244", "retention_output")
 
 
 @_operator(_LIBRARY, "retention_output")
-def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float) -> Tensor:
+def _forward_op(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float,
+) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
@@ -235,13 +241,16 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, sca
         with torch.cuda.device_of(q):
             _forward_kernel[(programs,)](
                 q, k, v, h, o, *q.stride(), *k.stride(), *v.stride(), *h.stride(), *o.stride(),
-                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return o
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float):
+def _(
+    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float,
+):
     return q.new_empty(*q.shape[:2], h.shape[2], 256)
 
 
@@ -263,7 +272,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma
         if programs:
             _dvdh_kernel[(programs,)](
                 q, k, do, dv, dh, *q.stride(), *k.stride(), *do.stride(), *dv.stride(), *dh.stride(),
-                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
         tile = _tile(_DQDK_TILES, arch)
         blocks = 128 // tile["BLOCK_K"]
@@ -272,7 +282,8 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma
             _dqdk_kernel[(programs,)](
                 q, k, v, h, do, dq, dk,
                 *q.stride(), *k.stride(), *v.stride(), *h.stride(), *do.stride(), *dq.stride(), *dk.stride(),
-                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV, **tile, enable_fp_fusion=True,
+                g_gamma, *g_gamma.stride(), T, NT, scale, H=H, HV=HV,
+                **tile, enable_fp_fusion=True,
             )
     return dq, dk, dv, dh
 
@@ -311,13 +322,16 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
+    and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires grad.
     """
     _dense("retention_output", "q k v h g_gamma", q, k, v, h, g_gamma)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
     g_gamma, = _cast(torch.float32, g_gamma)
     for label, x, shape, dtype in (
-        ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g_gamma", g_gamma, 1, torch.float32)
+        ("q", q, 4, torch.bfloat16),
+        ("k", k, 4, torch.bfloat16),
+        ("v", v, 4, torch.bfloat16),
+        ("h", h, 5, torch.bfloat16), ("g_gamma", g_gamma, 1, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
             raise TypeError(f"retention_output: {label} must be a tensor with {shape} dimensions")

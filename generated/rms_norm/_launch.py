@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5e91edf63c63d88e
-# body: 6dc788ebffa90162
+# inputs: 918e9403fa3d02a7
+# body: 2ac1527b95402c00
 """Launches, operators and checks of arguments: what depends on no spec. This file is the same in every folder."""
 
 import functools
@@ -14,6 +14,7 @@ import threading
 
 import torch
 from torch import Tensor
+
 
 def _arch_for(name, least=0, why=""):
     """Make `arch(device)`, the row of the tile tables for a device: its compute capability, 90 for 9.0."""
@@ -81,12 +82,12 @@ def _layouts(*tensors):
 
 
 _COMPILED = {}  # compiled kernels and their constants, by kernel, layouts and constants
-_AHEAD = {}  # threads that compile, by the same
+_AHEAD = {}  # compiling threads, by the same key
 _COMPILING = set()  # threads whose launches only compile
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
-    """kernel[(programs,)](*args, **meta). What Triton compiled is kept: to find it takes longer than to launch it."""
+    """Launch kernel[(programs,)](*args, **meta). Triton's own lookup of compiled kernels takes longer than a launch."""
     key = kernel, layouts, *meta.values()
     if _COMPILING and threading.get_ident() in _COMPILING:
         _AHEAD[key] = threading.Thread(target=_warm, args=(torch.cuda.current_device(), kernel, programs, args, meta))
@@ -98,7 +99,7 @@ def _launch(kernel, programs, layouts, *args, **meta):
         return
     if thread := _AHEAD.pop(key, None):
         thread.join()
-    # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
+    # Triton 3.10 needs enable_fp_fusion to fuse multiply-adds. The interpreter returns None.
     if compiled := kernel[(programs,)](*args, **{"enable_fp_fusion": True, **meta}):
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
@@ -106,7 +107,7 @@ def _launch(kernel, programs, layouts, *args, **meta):
 def _warm(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
         compiled = kernel.warmup(*args, grid=(programs,), **{"enable_fp_fusion": True, **meta})
-        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
+        compiled[programs, 1, 1]  # Build the C launcher too; Triton builds it on first access.
 
 
 def _compile_ahead(function, *args):
@@ -139,7 +140,7 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):
@@ -219,7 +220,7 @@ def _once(name, operator, *args):
 
 
 def _real(name, label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
+    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 850e8e1597c3a6bf
-# body: 981bf8630573dfe8
+# inputs: 11967bf21e6f0a8f
+# body: 22663584136577f9
 """RMS norm over the last dimension.
 
     h = x
@@ -28,16 +28,20 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
-# pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its
+# warps, pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
         (2048, 2048, 4, 1, 0),
@@ -242,7 +246,9 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(f"rms_norm: rows of {width} take {parts} programs at once, this device runs {at_once}")
+            raise ValueError(
+                f"rms_norm: rows of {width} take {parts} programs at once, this device runs {at_once}"
+            )
         # They wait for one another. Registers for all of them to run at once, and a launch that fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
         constants["launch_cooperative_grid"] = True
@@ -263,7 +269,8 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """Return the dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight
+    bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -313,7 +320,8 @@ def _backward_op(
             **constants, enable_fp_fusion=True,
         )
         _finalize_kernel[(_cdiv(dweight.numel(), 32),)](
-            dweight_parts, dweight, groups, dweight.numel(), ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True
+            dweight_parts, dweight, groups, dweight.numel(),
+            ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True,
         )
     return dx.to(torch.bfloat16), dweight.to(torch.bfloat16)
 
@@ -369,7 +377,9 @@ def rms_norm(x, weight, *, eps=1e-06):
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
-        raise ValueError(f"rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
+        raise ValueError(
+            f"rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+        )
     eps = _real("rms_norm", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"rms_norm: eps must not be negative, got {eps}")

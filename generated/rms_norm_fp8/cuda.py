@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ae25acfd4c705e9
-# body: 7bc161573a8b8956
+# inputs: 387ffe6aaddd1b83
+# body: 742fb93305673d1e
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -213,7 +213,7 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class _NoDerivative(torch.autograd.Function):
-    """operator(*args), whose derivative raises: without, it would be zero, and nobody would notice."""
+    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
     generate_vmap_rule = True
     @staticmethod
     def forward(name, operator, *args):
@@ -252,7 +252,7 @@ def _no_gradients(name, why, /, **tensors):
 
 
 def _real(name, label, x):
-    """A number for kernels, which have float32. Raises TypeError or ValueError for any other argument."""
+    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45c0acbd45ba6e1c
-# body: 8b918f1cd3650ee0
+# inputs: f6b5907f09760820
+# body: 65334bdbbb497738
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -28,17 +28,21 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 if not __package__:
-    raise ImportError("rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator, _real,
 )
 
 FP8_MAX = tl.constexpr(448.0)
 TINY = tl.constexpr(2.0**-110)
-# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its warps,
-# pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
+# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its
+# warps, pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
         (2048, 2048, 4, 1, 0),
@@ -168,7 +172,9 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(f"rms_norm_fp8: rows of {width} take {parts} programs at once, this device runs {at_once}")
+            raise ValueError(
+                f"rms_norm_fp8: rows of {width} take {parts} programs at once, this device runs {at_once}"
+            )
         # They wait for one another. Registers for all of them to run at once, and a launch that fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
         constants["launch_cooperative_grid"] = True
@@ -189,7 +195,8 @@ def _rows(x):
 
 
 def _stored(dtype, device):
-    """The dtype that a kernel stores: in Triton's interpreter, which does not round to bfloat16 or eight bits, float32."""
+    """Return the dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight
+    bits."""
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -241,7 +248,9 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm_fp8: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
-        raise ValueError(f"rms_norm_fp8: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
+        raise ValueError(
+            f"rms_norm_fp8: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+        )
     eps = _real("rms_norm_fp8", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"rms_norm_fp8: eps must not be negative, got {eps}")

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1df10cea3d5f72e4
-# body: 75426199cc0a1b19
+# inputs: 647be00702d489a3
+# body: 61bb66e192586b84
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
-    score_mod = score
+    out = softmax(scale * q @ k^T) @ v
 
     q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72] -> out [B, HQ, SQ, 72], bf16, any strides
 
@@ -31,17 +30,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"siglip needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"siglip needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 if not __package__:
-    raise ImportError("siglip needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "siglip needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -84,6 +88,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 64)
@@ -99,7 +104,7 @@ def _forward_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -217,7 +222,10 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -255,7 +263,11 @@ def _dq_tiles(
     stride_kd, stride_vs, stride_vd, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+
+    P is recomputed from the log-sum-exp.
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d_0 = tl.arange(0, 64)
     offs_d_1 = 64 + tl.arange(0, 16)
@@ -270,7 +282,7 @@ def _dq_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -394,6 +406,7 @@ def _dkdv_tiles(
     """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
 
     Tiles are transposed: keys lie along rows.
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d_0 = tl.arange(0, 64)
@@ -409,7 +422,7 @@ def _dkdv_tiles(
         if TMA:
             q_start = q_lo + i * BLOCK_M
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             q_start = q_lo + (i + turn) % wrap * BLOCK_M
         q_idx = q_start + offs_m
         if MASKED:
@@ -553,14 +566,14 @@ def _descriptors(tile, *blocks):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -600,11 +613,16 @@ def _forward(q, k, v, scale, store_lse):
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1 = _descriptors(tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64), (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16))
+            q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1 = _descriptors(
+                tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64),
+                (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                B, HQ, SQ, SK, scale, STORE_LSE=store_lse, GROUP=4, **tile,
+                q, k, v, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                B, HQ, SQ, SK, scale,
+                STORE_LSE=store_lse, GROUP=4, **tile,
             )
     return out, lse
 
@@ -621,7 +639,9 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "siglip_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = _empty((*q.shape[:3], 72), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -655,7 +675,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
-                out, dout, dlse, delta, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                out, dout, dlse, delta,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
@@ -664,22 +685,34 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
             if programs:
-                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64), (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16), (dout, tile["BLOCK_M"], 64), (dout, tile["BLOCK_M"], 16))
+                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64),
+                    (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16),
+                    (dout, tile["BLOCK_M"], 64), (dout, tile["BLOCK_M"], 16),
+                )
                 _launch(
                     _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse, delta, dq,
+                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse,
+                    delta, dq,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                    B, HQ, SQ, SK, scale,
+                    GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
             if programs:
-                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64), (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16), (dout, tile["BLOCK_M"], 64), (dout, tile["BLOCK_M"], 16))
+                q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1 = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 64), (q, tile["BLOCK_M"], 16), (k, tile["BLOCK_N"], 64),
+                    (k, tile["BLOCK_N"], 16), (v, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 16),
+                    (dout, tile["BLOCK_M"], 64), (dout, tile["BLOCK_M"], 16),
+                )
                 _launch(
                     _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse, delta, dk, dv,
+                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse,
+                    delta, dk, dv,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    B, HQ, SQ, SK, scale, GROUP=4, **tile,
+                    B, HQ, SQ, SK, scale,
+                    GROUP=4, **tile,
                 )
     return dq, dk, dv
 
@@ -722,8 +755,9 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
     q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72], bf16, any strides; HQ is equal to HKV.
     scale: multiplies q @ k^T, positive; 1 / sqrt(72) by default.
 
-    Returns out [B, HQ, SQ, 72], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [B, HQ, SQ, 72], or (out, lse) with lse [B, HQ, SQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -749,21 +783,28 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
     if max(SQ, SK) > 2**29:
         raise ValueError(f"siglip: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("siglip: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "siglip: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     _no_tangents("siglip", q, k, v)
     scale = 72 ** -0.5 if scale is None else _real("siglip", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"siglip: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"siglip: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, scale)
 
 
 def siglip_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "hopper": the kernels for compute capability 9.0;
+    "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9a8a022bc6da1d18
-# body: 812dac02005527b8
+# inputs: 84e2ec1090405a07
+# body: ff00014dd1333037
 """Causal attention to the last 1024 positions.
 
-The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
+Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """
 
 import collections
@@ -32,7 +32,7 @@ async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy
 
 # Layouts of accumulators [64, width] of a warpgroup.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# The layout of four partial sums of each row, over the columns that each of four threads has.
+# Layout of four partial sums per row, one per thread of a quad.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
@@ -46,14 +46,14 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
 # TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
-# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
-# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
-# values that a loop over tiles does not change.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
+# over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
-    has released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
+    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
@@ -93,7 +93,7 @@ def _slot(slots, i):
 
 @gluon.jit
 def _producer_acquire(ring, i, nbytes: tl.constexpr):
-    """The full barrier of the i-th tile's slot, which waits for nbytes, as soon as the slot is empty."""
+    """Wait until the slot of tile i is empty, expect nbytes on its full barrier, and return that barrier."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.empty.index(i % SLOTS), (i // SLOTS & 1) ^ 1)
     mbarrier.expect(ring.full.index(i % SLOTS), nbytes)
@@ -144,10 +144,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """The full barrier and the slot of the i-th tile of K or V, whose slots are given, as soon as the slot is empty.
-    V may have fewer slots than K. The barrier waits for both; if no tile is wanted, it has that arrival at once."""
+    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
+    `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # The slot was in use in turn i - slots.shape[0], whose release turn `after` of a ring of SLOTS would wait for.
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -189,14 +190,14 @@ def _consumer_load(ring, i, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """A ring by which the producer tells the consumers of two tiles at a time."""
+    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
     slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Tell the consumers about the i-th tile of this program; one that begins at -1 is the end."""
+    """Send tile i to the consumers. A start of -1 ends their loop."""
     at = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [4], [0]))
     item = gl.full([8], 0, gl.int32, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -208,7 +209,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """The fields that `_publish_tile` told; every thread has all of them."""
+    """Return the fields of tile i in every thread."""
     WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -233,7 +234,8 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# For 64 elements of acc of a thread at a time, pairs of two rows in turn, and as many of alpha.
+# PTX for 64 elements of acc per thread. Elements alternate in pairs between two rows, so
+# $128 and $130 are the alphas of both rows. The multiplications are skipped if every alpha of the warp is 1.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -325,7 +327,7 @@ def _hopper_producer(
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four sums of each row, over the columns that each of four threads has: they meet after the last tile."""
+    """Four partial sums per row, one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -347,7 +349,8 @@ def _hopper_softmax(
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
         qk = gl.where(mask, qk, float("-inf"))
-    # Any m_i near the maximum will do: it stays where it is until it is 8 below, so that acc is seldom rescaled.
+    # Lazy rescaling: raise m_i only if the row maximum exceeds it by more than 8. p stays at most 2^8, and acc is
+    # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
     # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
@@ -374,10 +377,10 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             (j < n_last_masked) | (j >= n_tiles - n_first_masked), PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # Once more, for its branch alone: ptxas does not move the wait for the values' product across it, which it
-        # would have ahead of the softmax.
+        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
+        # the branch of this wait.
         _consumer_wait(kv_ring, n_used)
-        # No product may be in flight where the loop closes: the compiler would wait after each of them.
+        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])
@@ -530,7 +533,7 @@ def _dq_hopper_tiles(
             qk_async, dp_async, lse, delta, kv_start, fixed,
             (j < n_last_masked) | (j >= n_tiles - n_first_masked), PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # No product may be in flight where the loop closes: the compiler would wait after each of them.
+        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         n_used += 1
@@ -674,11 +677,12 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         q_full_hi = gl.minimum(kv_start + WINDOW, problem.SQ) // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-        # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
-        # first sets up.
+        # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
+        # loop reads them.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
-        # Keys past the end would add to dq, and not zero.
+        # TMA reads K rows past SK as zeros, but p is 2^(s - lse) there. It can overflow, and inf * 0 is NaN.
+        # Mask every tile if the KV tile is partial.
         n_masked = gl.where(kv_start + BLOCK_N > problem.SK, n_tiles, n_masked)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
         i += 1
@@ -788,7 +792,8 @@ def _backward_hopper_tiles(
             dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
-            # The slot is empty: of each tile a consumer tells after the product of the one before is there.
+            # The slot is free. Both consumers arrived for tile n_used - 1 after their dq product of tile n_used - 2
+            # was complete, and that tile had this slot.
             ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
@@ -797,12 +802,12 @@ def _backward_hopper_tiles(
             if n_used > n_first:
                 _add_to_dq(dq_sum_ptr, before, dq)
             before = head + q_start // BLOCK_M
-        # As in dq, no product may be in flight where the loop closes.
+        # As in dq, wait for all wgmma before the back edge.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # Zero, which the compiler does not know: addresses of K and V that it computed ahead of the loop would be
-        # spilled.
+        # n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the K and V addresses
+        # out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
 
@@ -904,8 +909,8 @@ def _backward_hopper_kernel(
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # No barrier that nobody uses: Triton gives its place to other data, which the GPU loses where it changes
-        # between processes.
+        # Do not allocate an unused mbarrier. Triton reuses its shared memory for other data, and the GPU corrupts that
+        # data at a context switch between processes.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
@@ -949,7 +954,8 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """A TMA descriptor of a tensor that `_by_tma` was asked about: it is not looked at again at every launch."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -985,14 +991,14 @@ def _gluon_rows(x, n):
 
 
 def _in_one_kernel(SK, n_tiles, device):
-    """Whether one kernel has dq, dk and dv: it is ahead of two that run side by side where there is enough to do. It adds to dq
-    by atomics, whose order is another in every run."""
+    """True if one kernel computes dq, dk and dv. It is faster than two concurrent kernels if there is enough work. Its
+    atomic additions to dq are not deterministic."""
     enough = SK >= 2560 and 2 * n_tiles >= 3 * _multiprocessors(device)
     return enough and not torch.are_deterministic_algorithms_enabled()
 
 
 def sums_for_dq(q, k):
-    """Zeros that one kernel of dq, dk and dv adds dq to; None where there are two."""
+    """Return zeros for the dq sums of the fused kernel, or None if there are two kernels."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     if _in_one_kernel(SK, _cdiv(SK, 128) * B * HQ, q.device):
@@ -1005,8 +1011,11 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq_s
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv))
-    # Each begins while the one before it ends: dk and dv beside delta, for which they wait, dq beside the last of dk and dv.
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
+        _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
+    )
+    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     in_one = dq_sum is not None
     _launch(

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70a26999bfc77745
-# body: 96ee0f647ca35483
+# inputs: 631be3867c59da26
+# body: ff9fcb292e92f5a3
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
-The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
+Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """
 
 import collections
@@ -39,14 +39,14 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
 # TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
-# One thread arrives at a barrier for its warpgroup, whose warps Triton has meet before it. Named tuples hand on what
-# functions work with: `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the
-# values that a loop over tiles does not change.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
+# over tiles does not change.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. A full barrier says that the data of its slot is there, an empty one that every consumer
-    has released it. The phase before the first counts as over: all slots are empty to begin with."""
+    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
+    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
 
     slots: object  # of one operand, or of several that share the barriers
     full: object
@@ -88,7 +88,7 @@ def _slot(slots, i):
 
 @gluon.jit
 def _producer_acquire(ring, i, nbytes: tl.constexpr):
-    """The full barrier of the i-th tile's slot, which waits for nbytes, as soon as the slot is empty."""
+    """Wait until the slot of tile i is empty, expect nbytes on its full barrier, and return that barrier."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.empty.index(i % SLOTS), (i // SLOTS & 1) ^ 1)
     mbarrier.expect(ring.full.index(i % SLOTS), nbytes)
@@ -146,14 +146,14 @@ def _consumer_skip(ring, i, n):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """A ring by which the producer tells the consumers of two tiles at a time."""
+    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
     slots = gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Tell the consumers about the i-th tile of this program; one that begins at -1 is the end."""
+    """Send tile i to the consumers. A start of -1 ends their loop."""
     at = gl.arange(0, 16, layout=gl.BlockedLayout([16], [32], [4], [0]))
     item = gl.full([16], 0, gl.int32, layout=gl.BlockedLayout([16], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -165,7 +165,7 @@ def _publish_tile(scheduler, i, tile):
 
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
-    """The fields that `_publish_tile` told; every thread has all of them."""
+    """Return the fields of tile i in every thread."""
     WHOLE: tl.constexpr = gl.BlockedLayout([16], [32], [4], [0])
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
@@ -281,8 +281,8 @@ def _dkdv_hopper_producer(
                 q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # At least one tile, if there is one, counts as masked: ptxas 12.8 reads in the second loop what the
-                # first sets up.
+                # Mask at least one tile. ptxas 12.8 initializes registers in the first loop only, and the second
+                # loop reads them.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -393,7 +393,7 @@ def _dkdv_hopper_tiles(
             q_start + PART, fixed,
             MASKED=MASKED, SCORES=SCORES, BLOCK_M=PART,
         )
-        # No product may be in flight where the loop closes: the compiler would wait after each of them.
+        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
@@ -504,7 +504,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """A TMA descriptor of a tensor that `_by_tma` was asked about: it is not looked at again at every launch."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -521,8 +522,11 @@ def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sca
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
     # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv))
-    # Each begins while the one before it ends: dk and dv beside delta, for which they wait, dq beside the last of dk and dv.
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (
+        _gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv)
+    )
+    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # last tiles of dk and dv.
     programs = min((TK // 128 + B + 1) * HKV, _multiprocessors(q.device))
     _launch(
         _dkdv_hopper_kernel, programs, layouts,

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 43c1a59cf2aa26a5
-# body: 461e024b5559aa34
+# inputs: 769cb28da10ed68b
+# body: d67ef8eee8bdbc73
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
-    out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
+    out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
 
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128] -> out [TQ, HQ, 128], bf16, any strides
@@ -31,17 +31,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(f"varlen_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}")
+    raise ImportError(
+        f"varlen_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 if not __package__:
-    raise ImportError("varlen_causal needs the files beside it: import its folder, or render one file by `kgen render --single`")
+    raise ImportError(
+        "varlen_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental: with other Tritons than these, whose kernels for Hopper were verified, the portable ones serve.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
+# kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -115,6 +120,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -127,7 +133,7 @@ def _forward_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -233,7 +239,10 @@ def _delta_kernel(
     stride_lh: tl.int64, stride_ls: tl.int64,
     cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - dlse, dlse in base 2: what the softmax's Jacobian subtracts from every dP of a row."""
+    """delta = rowsum(dO * O) - log2(e) * dlse.
+
+    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
+    """
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
         if tl.program_id(0) == 0:
@@ -269,7 +278,11 @@ def _dq_tiles(
     stride_vd, qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
+    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+
+    P is recomputed from the log-sum-exp.
+    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
@@ -281,7 +294,7 @@ def _dq_tiles(
         if TMA:
             kv_start = kv_lo + i * BLOCK_N
         else:
-            # Each program begins at another tile: all of them would ask L2 for the same lines at the same time.
+            # Programs start at different tiles. Otherwise all of them request the same lines from L2 at once.
             kv_start = kv_lo + (i + turn) % wrap * BLOCK_N
         kv_idx = kv_start + offs_n
         if MASKED:
@@ -385,6 +398,7 @@ def _dkdv_tiles(
     """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
 
     Tiles are transposed: keys lie along rows.
+    If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -527,14 +541,14 @@ def _descriptors(tile, *blocks):
 
 @functools.cache
 def _hopper():
-    """The kernels for Hopper. They are imported on a device that runs them."""
+    """Import and return the module of the Hopper kernels."""
     from . import hopper
     return hopper
 
 
 @functools.cache
 def _portable_because(device):
-    """Why the portable kernels serve a device; empty where those for Hopper do. Warns where it could be mended."""
+    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -575,11 +589,15 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
     programs = (TQ // tile["BLOCK_M"] + B + 1) * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128))
+            q_desc, k_desc, v_desc = _descriptors(
+                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+            )
             _launch(
                 _forward_kernel, programs, layouts,
-                q, k, v, q_desc, k_desc, v_desc, out, lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
-                cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV, STORE_LSE=store_lse, GROUP=16, **tile,
+                q, k, v, q_desc, k_desc, v_desc, out, lse,
+                *q.stride(), *k.stride(), *v.stride(), *out.stride(),
+                cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+                STORE_LSE=store_lse, GROUP=16, **tile,
             )
     return out, lse
 
@@ -600,7 +618,9 @@ def _(q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    ):
         # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
         out, lse = q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
@@ -635,7 +655,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
         if lse.numel():
             _launch(
                 _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
-                out, dout, dlse, delta, counters, *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0)),
+                out, dout, dlse, delta, counters,
+                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0)),
                 cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
@@ -644,22 +665,30 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             programs = (TQ // tile["BLOCK_M"] + B + 1) * HQ
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dq_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dq,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
-                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV, GROUP=16, **tile,
+                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+                    GROUP=16, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             programs = (TK // tile["BLOCK_N"] + B + 1) * HKV
             if programs:
-                q_desc, k_desc, v_desc, do_desc = _descriptors(tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128), (dout, tile["BLOCK_M"], 128))
+                q_desc, k_desc, v_desc, do_desc = _descriptors(
+                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
+                    (dout, tile["BLOCK_M"], 128),
+                )
                 _launch(
                     _dkdv_kernel, programs, layouts,
                     q, k, v, dout, q_desc, k_desc, v_desc, do_desc, lse, delta, dk, dv,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
-                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV, GROUP=16, **tile,
+                    cu_seqlens_q, cu_seqlens_k, B, HQ, TQ, TK, scale, GQA=HQ // HKV,
+                    GROUP=16, **tile,
                 )
     return dq, dk, dv
 
@@ -700,14 +729,16 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
     """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16, any strides; HQ is a multiple of HKV.
-    cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1] and
-    the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end before TQ and TK: tokens
-    after the last sequence give what a row without a key gives, and gradients of zero. On the device, and not checked: other
-    numbers give results that mean nothing, but read and write nothing outside of the tensors.
+    cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to
+    cu_seqlens_q[i + 1] and the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end
+    before TQ and TK: tokens after the last sequence give what a row without a key gives, and gradients of zero. On the
+    device, and not checked: other numbers give results that mean nothing, but read and write nothing outside of the
+    tensors.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
-    Returns out [TQ, HQ, 128], or (out, lse) with lse [HQ, TQ] float32, the natural log-sum-exp of each row's scores, if
-    return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
+    Returns out [TQ, HQ, 128], or (out, lse) with lse [HQ, TQ] float32, the natural
+    log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
+    Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -736,27 +767,36 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
     if not isinstance(cu_seqlens_k, Tensor) or cu_seqlens_k.dtype != torch.int32:
         raise TypeError(f"varlen_causal: cu_seqlens_k must be a tensor of int32, got {_dtype(cu_seqlens_k)}")
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
-        raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}")
+        raise ValueError(
+            f"varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+        )
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
         raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}")
     if max(TQ, TK) > 2**29:
         raise ValueError(f"varlen_causal: there may be 2**29 queries and as many keys, got {TQ} and {TK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError("varlen_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
+        raise ValueError(
+            "varlen_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
+        )
     _no_tangents("varlen_causal", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("varlen_causal", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(f"varlen_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
+        raise ValueError(
+            f"varlen_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}"
+        )
+    if return_lse or (torch.is_grad_enabled() and (
+        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
+    )):
         out, lse = _out_and_lse_op(q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
 
 
 def varlen_causal_kernels(q, k, v):
-    """The kernels that a call with these tensors uses, by pass.
+    """Return the kernels that a call with these tensors uses, by pass.
 
-    "hopper": those for compute capability 9.0; "portable: " and why: those that every chip runs.
+    "hopper": the kernels for compute capability 9.0;
+    "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"

@@ -77,6 +77,11 @@ def said(message: str, function: str) -> str:
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
+def raised(message: str, error: str, function: str) -> Bracketed:
+    """The statement that raises an error with a message of a function."""
+    return Bracketed(f"raise {error}(", (said(message, function),), ")")
+
+
 def unpacked(names: Sequence[str]) -> str:
     """Join names as targets of an unpacking: a single name gets a trailing comma."""
     return ", ".join(names) + "," * (len(names) == 1)
@@ -146,6 +151,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "parameters": parameters,
     "or": around(" or {}"),
     "plus": around(" + {}"),
+    "raised": raised,
     "said": said,
     "spread": spread,
     "within": within,

@@ -8,6 +8,7 @@ template or a target cannot print it unescaped.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kgen.diagnostics import escaped
@@ -28,6 +29,14 @@ class UserText:
     def lines(self) -> list[UserText]:
         """Return the lines, without leading and trailing blanks of the whole text."""
         return [UserText(line) for line in self.written.strip().split("\n")]
+
+    def with_values(self, values: Mapping[str, float]) -> UserText:
+        """A line of an expression with numbers in place of these names; its comment stays."""
+        code, mark, comment = self.written.partition("#")
+        for name, value in values.items():
+            number = f"({value!r})" if value < 0 else repr(value)
+            code = re.sub(rf"(?<![\w.]){name}(?!\w)", number, code)
+        return UserText(code + mark + comment)
 
     def in_docstring(self) -> str:
         """Escape the text for one line of a Python docstring, whose value is then the text."""

@@ -183,5 +183,5 @@ def _words(refused: Iterable[str], derived: bool) -> str:
     """What a docstring says of derivatives, after the other errors."""
     if not derived:
         return "and RuntimeError where a gradient is asked for: there is only the forward pass."
-    without = ", or if another tensor than those with a gradient requires grad" if refused else ""
+    without = ", or if a tensor without a gradient requires grad" if refused else ""
     return f"and RuntimeError for derivatives of second order and in forward mode{without}."

@@ -223,6 +223,8 @@ class Ranges:
     """The parameters of the loop's function for a range."""
     visited: str
     """The tiles in words."""
+    param_words: list[str]
+    """The docstring's lines on `turn`, `gap_lo` and `gap`."""
     lists: tuple[Param, ...] = ()
     """The lists of a block mask."""
 

@@ -85,6 +85,7 @@ def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapp
         gapped=gapped,
         params=_range_params(loop, gapped),
         visited=_visited(loop),
+        param_words=_param_words(loop, gapped),
         lists=_lists(loop),
     )
 
@@ -105,6 +106,13 @@ def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
     turn = ["turn"] if loop.rotated else []
     gap = ["gap_lo", "gap"] if gapped else []
     return [f"{inner}_lo", f"{inner}_hi", *turn, *gap]
+
+
+def _param_words(loop: TileLoop, gapped: bool) -> list[str]:
+    """The docstring's lines on the parameters that say where the loop starts and what it leaves out."""
+    turn = "Without TMA the loop starts at tile `turn`, modulo their number, and wraps around."
+    gap = "If MASKED, it leaves out [gap_lo, gap_lo + gap)."
+    return [turn] * (loop.rotated and not loop.listed) + [gap] * gapped
 
 
 def _visited(loop: TileLoop) -> str:

@@ -30,7 +30,8 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         needs=Needs(decodes=True, multiprocessors=True),
         branch=Branch("_decode", few, takes_rest=plan.alone, leaves=many if plan.alone else ""),
         choice=Choice(
-            words='"decode": those for few queries',
+            kind="decode",
+            words='"decode": the kernels that split the keys',
             few=f"q.shape[2] <= {MOST_QUERIES}",
             own='"decode"',
             takes_rest=plan.alone,

@@ -299,8 +299,8 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
             held="k_held, v_held",
             held_params="k, v",
             looked_up=False,
-            at_the_end="No product may be in flight where the loop closes: "
-            "the compiler would wait after each of them.",
+            at_the_end="Wait for all wgmma before the back edge. "
+            "With one in flight there, the compiler serializes all of them.",
         )
     held = "kv_ring, at_k" if looked_up else "k, v"
     return KeyProducts(
@@ -311,7 +311,7 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
         held=held,
         held_params=held,
         looked_up=looked_up,
-        at_the_end="As in dq, no product may be in flight where the loop closes.",
+        at_the_end="As in dq, wait for all wgmma before the back edge.",
     )
 
 

@@ -166,21 +166,21 @@ def _branch(kernels: Kernels) -> Branch:
 def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str]) -> Choice:
     """The answer for each pass: found by a call, or why there are no kernels."""
     answers = {
-        name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"')
+        name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"', ("portable",))
         if name in missing
-        else Answer("kernels", by_call=True)
+        else Answer("kernels", ("hopper", "portable"), by_call=True)
         for name in ("forward", "backward")
     }
-    words = '"hopper": those for compute capability 9.0'
+    words = '"hopper": the kernels for compute capability 9.0'
     if kernels is None:
-        return Choice(answers, words)
+        return Choice(answers, "hopper", words)
     asked = {name: name for name in ("q", "k", "v")}
     for stream in kernels.streams:
         name = planned.plan.called.get(stream.buffer, stream.buffer)
         asked[name] = name + stream.tensor.removeprefix(stream.buffer)
     quoted = ", ".join(f'"{name}"' for name in asked)
     lines = WhyPortable(f"zip(({quoted}), ({', '.join(asked.values())}))")
-    return Choice(answers, words, lines=(lines,), streamed=tuple(list(asked)[3:]))
+    return Choice(answers, "hopper", words, lines=(lines,), streamed=tuple(list(asked)[3:]))
 
 
 def _remarks(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:

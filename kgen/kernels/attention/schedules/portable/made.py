@@ -34,7 +34,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         tables=tuple(_tables(planned.plan)),
         needs=Needs(by_tma=many_queries, many_queries=many_queries),
         launches=launches_of(kernels, planned.at),
-        choice=Choice(words='"portable: " and why: those that every chip runs'),
+        choice=Choice(kind="portable", words='"portable: " and the reason: the kernels for every chip'),
     )
 
 

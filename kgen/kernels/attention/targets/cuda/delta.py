@@ -48,6 +48,8 @@ class Module(Template):
 
     template: ClassVar[str] = "attention/cuda/delta.py.j2"
 
+    spec: str
+    """The name of the spec, and of the folder."""
     name: str
     summary: str
     width: int
@@ -78,6 +80,7 @@ def sources(loaded: Loaded) -> list[Source]:
         plan=plan,
     )
     module = Module(
+        spec=spec.name,
         name=name,
         summary=summary,
         width=spec.head_dim.v,

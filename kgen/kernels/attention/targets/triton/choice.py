@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.targets.triton.made import Answer, Branch, Made, Planned
+from kgen.kernels.attention.targets.triton.made import Answer, Branch, Choice, Made, Planned
 from kgen.targets.template import Template
 
 
@@ -60,7 +60,7 @@ class WhichKernels(Template):
     asked: list[str]
     """The tensors on which it depends."""
     words: list[str]
-    """The answers, and when they are given."""
+    """The answers, and the kernels that they stand for."""
     lines: list[Template]
     """The lines that find answers."""
     passes: list[tuple[str, str]]
@@ -69,28 +69,40 @@ class WhichKernels(Template):
 def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     """The function that says which kernels a call takes, by the tensors that it depends on."""
     choices = [of.choice for of in made if of.choice.words]
-    passes = ["forward", *(["backward"] if planned.plan.backward else [])]
+    names = ["forward", *(["backward"] if planned.plan.backward else [])]
+    answers = {name: _answer(name, choices) for name in names}
+    given = {kind for answer in answers.values() for kind in answer.given}
+    shown = [
+        choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
+    ]
+    ends = [";"] * (len(shown) - 1) + ["."]
     return WhichKernels(
         name=planned.plan.spec.name,
         asked=["q", "k", "v", *(name for choice in choices for name in choice.streamed)],
-        words=[choice.words for choice in sorted(choices, key=lambda choice: bool(choice.few))],
+        words=[choice.words + end for choice, end in zip(shown, ends, strict=True)],
         lines=[line for choice in choices for line in choice.lines],
-        passes=[(name, _answer(name, made).text) for name in passes],
+        passes=[(name, answer.text) for name, answer in answers.items()],
     )
 
 
-def _answer(name: str, made: Sequence[Made]) -> Answer:
+def _answer(name: str, choices: Sequence[Choice]) -> Answer:
     """The answer for a pass: that of the first schedule whose kernels it takes."""
-    found = Answer('"portable"')
-    for of in reversed(made):
-        choice = of.choice
+    found = Answer('"portable"', ("portable",))
+    for choice in reversed(choices):
         found = choice.passes.get(name, found)
         if name != "forward" or not choice.few:
             continue
         if not choice.takes_rest:
-            found = Answer(f"{choice.own} if {choice.few} else {found.text}", by_call=True)
+            text = f"{choice.own} if {choice.few} else {found.text}"
+            found = Answer(text, (choice.kind, *found.given), by_call=True)
         elif found.by_call:
-            found = Answer(f"{choice.own} if {choice.few} or why else {found.text}", by_call=True)
+            text = f"{choice.own} if {choice.few} or why else {found.text}"
+            found = Answer(text, (choice.kind, *_of_chips(found)), by_call=True)
         else:
-            found = Answer(choice.own)
+            found = Answer(choice.own, (choice.kind,))
     return found
+
+
+def _of_chips(answer: Answer) -> list[str]:
+    """The kinds of kernels that an answer may name, but for portable ones."""
+    return [kind for kind in answer.given if kind != "portable"]

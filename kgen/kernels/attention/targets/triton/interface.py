@@ -112,7 +112,8 @@ class Interface:
         words = []
         if spec.paged_kv is not None:
             words.append(
-                "block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages."
+                "block_table: [B, n] int32, the page indices of each sequence in order. They are not checked. "
+                f"SK = {spec.paged_kv.page_size} * n."
             )
         words += self.argument_words(spec.buffers, ())
         if spec.sinks:
@@ -124,7 +125,9 @@ class Interface:
             )
         if spec.aligned_to_end:
             keys = "kv_lens[b]" if spec.per_batch else "SK"
-            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
+            words.append(
+                f"Query i has position {keys} - SQ + i, so the last query has the position of the last key."
+            )
         return words
 
     def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
@@ -133,7 +136,7 @@ class Interface:
         for name in buffers:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
-            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            role = ", number of keys per sequence, at most SK. Keys past it are not read" * (name == KV_LENS)
             role += self._used_by(name) * (name != KV_LENS)
             promised = f"{', ascending' * b.sorted}{f', within {b.within} of zero' * (b.within is not None)}"
             words.append(f"{self.called(name)}: {shape}{promised}{role}.")

@@ -41,6 +41,7 @@ from kgen.targets.arguments import (
     derivatives_of,
     numbers_of,
 )
+from kgen.targets.folding import Bracketed
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -85,6 +86,21 @@ class ForwardLauncher(Template):
     narrow_values: bool
     needs_gradient: str | None
     """When a backward pass may follow; None where there is none."""
+
+    @property
+    def laid_out(self) -> Bracketed:
+        """The line that finds the layouts of tensors."""
+        return Bracketed("layouts = _layouts(", (*self.op.tensors, "out"), ")")
+
+    @property
+    def returned_out(self) -> Bracketed:
+        """What the operator of out returns."""
+        return Bracketed("return _forward(", (*self.op.names, "False"), ")[0]")
+
+    @property
+    def returned_both(self) -> Bracketed:
+        """What the operator of out and its log-sum-exp returns."""
+        return Bracketed("return _forward(", (*self.op.names, "True"), ")")
 
 
 @dataclass(frozen=True)
@@ -181,7 +197,7 @@ class Function(Template):
     block_mask: BlockMaskLauncher | None
     default_scale: str
     needs_lse: str | None
-    """When the log-sum-exp is wanted though the caller does not ask for it."""
+    """When a gradient may be asked for, which the log-sum-exp is for; None without a backward pass."""
     given: list[str]
     """The arguments of the operators."""
 
@@ -331,9 +347,7 @@ class Launcher:
             derivatives=self.derivatives,
             block_mask=self.mask,
             default_scale=f"{spec.head_dim.qk} ** -0.5",
-            needs_lse=f"(torch.is_grad_enabled() and ({self.needs_gradient}))"
-            if self.plan.backward
-            else None,
+            needs_lse=self.needs_gradient if self.plan.backward else None,
             given=[*self.op.passed, *of_mask, *self.op.scalars],
         )
 

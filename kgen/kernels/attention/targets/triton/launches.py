@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.kernels.attention.lowered.model import KernelParams, Operands
+from kgen.targets.folding import Bracketed
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,12 @@ class Launch:
     programs: str
     params: KernelParams
     operands: Operands
+
+    @property
+    def described(self) -> Bracketed:
+        """The line that makes descriptors."""
+        names = ", ".join(self.operands.descs)
+        return Bracketed(f"{names} = _descriptors(", ("tile", *self.operands.blocks), ")")
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,8 @@ class Answer:
     """An expression that says which kernels a pass takes."""
 
     text: str
+    given: tuple[str, ...]
+    """The kinds of kernels that it may name."""
     by_call: bool = False
     """True if the expression depends on the call."""
 
@@ -133,6 +135,8 @@ class Choice:
 
     passes: Mapping[str, Answer] = field(default_factory=dict)
     """The answers for the passes that no earlier schedule serves."""
+    kind: str = ""
+    """Its kernels, as answers name them."""
     words: str = ""
     """The answer that stands for its kernels, and their calls."""
     few: str = ""

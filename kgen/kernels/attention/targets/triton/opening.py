@@ -27,7 +27,10 @@ class Opening(Template):
 
     name: str
     summary: str
+    computed: str
+    """The formula of out."""
     formula: str
+    """The expressions that it names."""
     at: Placement
     width_qk: int
     width_v: int
@@ -91,16 +94,26 @@ class Prelude(Template):
     helpers: list[str]
 
 
+def computed_of(spec: AttentionSpec) -> str:
+    """The formula of out."""
+    scores = "scale * q @ k^T"
+    if spec.score_mod is not None:
+        scores = f"score_mod({scores})"
+    return f"softmax({scores}) @ v" + ", over the keys that mask_mod allows" * (spec.mask_mod is not None)
+
+
 def formula_of(spec: AttentionSpec) -> str:
-    lines = []
+    """The expressions that the formula of out names, with compile-time parameters as numbers."""
+    values = {name: param.value for name, param in spec.params.items() if param.value is not None}
+    lines: list[str] = []
     for label in ("score_mod", "mask_mod"):
         text = getattr(spec, label)
         if text is not None:
-            first, *rest = (line.in_docstring() for line in text.lines())
+            first, *rest = (line.with_values(values).in_docstring() for line in text.lines())
             lines += [f"{label} = {first}", *(" " * (len(label) + 3) + line for line in rest)]
     if spec.sinks:
         lines.append("softmax: exp(sinks[h]) is one more term of each row's sum, without a value")
-    return "\n".join(lines) or "score_mod = score"
+    return "\n".join(lines)
 
 
 def table_of(

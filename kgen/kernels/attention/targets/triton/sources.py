@@ -16,7 +16,7 @@ from kgen.kernels.attention.targets.triton.choice import which_kernels
 from kgen.kernels.attention.targets.triton.interface import Interface, operator_of
 from kgen.kernels.attention.targets.triton.launcher import Launcher
 from kgen.kernels.attention.targets.triton.made import InFile, Made, Planned
-from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Prelude, formula_of
+from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Prelude, computed_of, formula_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
@@ -123,6 +123,7 @@ class _File:
         return Opening(
             name=spec.name,
             summary=opening(spec),
+            computed=computed_of(spec),
             formula=formula_of(spec),
             at=self.at,
             width_qk=spec.head_dim.qk,
