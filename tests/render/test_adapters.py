@@ -84,7 +84,9 @@ def test_what_a_repository_starts_with_is_the_users(folder: Folder) -> None:
 def test_what_is_listed_no_more_is_pruned(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", spec=BOTH.replace(", hub", ""))
-    deleted = "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
+    deleted = (
+        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
+    )
     assert deleted in lines
     assert code == 0
     left = {name for name in folder.tree("generated") if name.startswith("own_hub")}
