@@ -71,7 +71,7 @@ def run(commands: str, folder: Path) -> str:
     process = subprocess.run(
         ["sh", "-e", "-c", commands],
         cwd=folder,
-        env={**os.environ, **names, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env={**os.environ, **names, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -90,7 +90,7 @@ def follow(folder: Path, slow: bool) -> str:
 
     def step(match: re.Match[str]) -> str:
         commands = match["commands"]
-        if commands.startswith(". ") or (match["slow"] and not slow):
+        if "path/to/" in commands or (match["slow"] and not slow):
             return match[0]
         output = run(commands, folder)
         if match["output"] is None:
