@@ -1,4 +1,4 @@
-"""One spec through every stage, in the forms that each stage has of it: what `docs/walkthrough.md` shows."""
+"""The blocks of `docs/walkthrough.md`: the form of one spec after every stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPELLED_OTHERWISE = {
     "q_idx >= kv_idx": "not (kv_idx > q_idx)",
 }
 WITHOUT_KERNELS = ("gpt_oss", "longformer", "causal_fp32")
-"""Specs of which some pass has no kernels for Hopper."""
+"""Specs with a pass that has no kernels for Hopper."""
 
 
 @cache
@@ -88,7 +88,7 @@ def softmax() -> Iterable[str]:
 
 
 def program() -> Iterable[str]:
-    """Where what is computed."""
+    """The place of each value."""
     loop = plan().forward
     for binding in loop.program.bindings:
         place = binding.place
@@ -100,14 +100,14 @@ def program() -> Iterable[str]:
 
 
 def spans() -> Iterable[str]:
-    """Which keys a tile of queries visits."""
+    """The keys that a tile of queries visits."""
     for span in plan().forward.spans:
         yield f"visited:      [{show(span.lo)}, {show(span.hi)})"
         yield f"without mask: [{show(span.full_lo)}, {show(span.full_hi)})"
 
 
 def gradients() -> Iterable[str]:
-    """What the backward kernels multiply P * (dP - delta) by."""
+    """The factors of P * (dP - delta) in the backward kernels."""
     for name, loop in (("dq", plan().dq), ("dk and dv", plan().dkdv)):
         assert loop is not None
         yield f"{name + ':':10} {show(loop.dscore)} in the loop, scale and {show(loop.dscore_factor)} after it"
@@ -121,7 +121,7 @@ def hopper_plan() -> HopperPlan:
 
 
 def reasons() -> Iterable[str]:
-    """Which passes have kernels for Hopper, and why others have not."""
+    """The passes with kernels for Hopper, and the reasons of the others."""
     for name in (SPEC.stem, *WITHOUT_KERNELS):
         missing = without_kernels(plan_attention(load(SPEC.with_stem(name))))
         for pass_ in ("forward", "backward"):
@@ -129,7 +129,7 @@ def reasons() -> Iterable[str]:
 
 
 def hopper() -> Iterable[str]:
-    """What the kernels for Hopper are."""
+    """The plan of the kernels for Hopper."""
     found = hopper_plan()
     tiles = {"forward": found.forward, "dq": found.dq, "dk and dv": found.dkdv, "all three": found.fused}
     for name, tile in tiles.items():
