@@ -66,15 +66,15 @@ def test_a_mod_gives_what_python_gives(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a loop": ("", "sum(k == cu[i] for i in range(len(cu))) > 0", "cannot be told"),
-    "a function ahead of the mod": ("n = min(len(cu), 9)\n", "k < cu[0] + n", "cannot be told"),
-    "a reduction ahead of the mod": ("n = max((len(cu), 9))\n", "k < cu[0] + n", "cannot be told"),
-    "a sum ahead of the mod": ("n = sum([len(cu), 9])\n", "k < cu[0] + n", "cannot be told"),
-    "a conversion ahead of the mod": ("n = abs(len(cu) - 9)\n", "k < cu[0] + n", "cannot be told"),
-    "a branch": ("n = 3 if len(cu) > 4 else 5\n", "k < cu[0] + n", "cannot be told"),
-    "a test of what it is": ("n = len(cu) is None\n", "(k < cu[0]) & n", "cannot be told"),
+    "a loop": ("", "sum(k == cu[i] for i in range(len(cu))) > 0", "cannot be determined"),
+    "a function ahead of the mod": ("n = min(len(cu), 9)\n", "k < cu[0] + n", "cannot be determined"),
+    "a reduction ahead of the mod": ("n = max((len(cu), 9))\n", "k < cu[0] + n", "cannot be determined"),
+    "a sum ahead of the mod": ("n = sum([len(cu), 9])\n", "k < cu[0] + n", "cannot be determined"),
+    "a conversion ahead of the mod": ("n = abs(len(cu) - 9)\n", "k < cu[0] + n", "cannot be determined"),
+    "a branch": ("n = 3 if len(cu) > 4 else 5\n", "k < cu[0] + n", "cannot be determined"),
+    "a test of what it is": ("n = len(cu) is None\n", "(k < cu[0]) & n", "cannot be determined"),
     "an axis": ("", "k < cu[0] + cu.size(1)", "no dimension 1"),
-    "a length of no element": ("x = torch.load('x.pt')\n", "k < x.shape[0]", "cannot be told"),
+    "a length of no element": ("x = torch.load('x.pt')\n", "k < x.shape[0]", "cannot be determined"),
 }
 
 
