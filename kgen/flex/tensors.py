@@ -493,7 +493,7 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
 def origin(place: Place) -> str:
     name = place.source.name
     return (
-        f"as {name} says"
+        f"stated in {name}"
         if name.startswith("--")
         else f"created in line {place.line} of {PurePath(name).name}"
     )

@@ -83,7 +83,8 @@ class Spec:
         spec["passes"] = _flow(["forward", "backward"])
         spec["targets"] = YAML().load("{triton: {}}")
         said = [_comment(f"Imported from {self.origin}"), *map(_comment, self.notes)]
-        assumed = f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa} are options of the import, not of the source"
+        options = f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa}"
+        assumed = f"{options} are options of the import, not of the source"
         spec.yaml_set_start_comment("\n".join([*said, assumed]))
         out = io.StringIO()
         yaml = YAML()

@@ -118,7 +118,12 @@ REFUSED = {
         2,
         "an assertion of the source fails here: too small",
     ),
-    "an assertion of a mod": ("w = 4", "assert w > 5\nreturn q - k < w", 3, "an assertion of the source fails"),
+    "an assertion of a mod": (
+        "w = 4",
+        "assert w > 5\nreturn q - k < w",
+        3,
+        "an assertion of the source fails",
+    ),
     "an exception": (
         "def f(w):\n    if w < 5:\n        raise ValueError('too small')\n    return w\nw = f(4)",
         "return q - k < w",

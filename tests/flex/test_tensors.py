@@ -253,7 +253,11 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
             "for x in q:\n    k = k + x\nreturn q > k",
             "a loop runs over a value of the pair",
         ),
-        ("t = torch.load('t.pt')\nn = 1 if isinstance(t, dict) else 2", "return q - k < n", "type of this element"),
+        (
+            "t = torch.load('t.pt')\nn = 1 if isinstance(t, dict) else 2",
+            "return q - k < n",
+            "type of this element",
+        ),
         ("t = torch.load('t.pt')['n']", "return q - k < t", "`t` is a whole tensor here"),
         (
             "t = torch.ones(3)\na = t[0] * 1\nt[0] = 7",
@@ -270,7 +274,11 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
             "return q - k < a",
             "`t` is changed after this element",
         ),
-        ("t = torch.zeros(3)\nlo, hi = torch.load('x').split(3)", "return lo[q] > hi[k]", "the number of parts"),
+        (
+            "t = torch.zeros(3)\nlo, hi = torch.load('x').split(3)",
+            "return lo[q] > hi[k]",
+            "the number of parts",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused(made: str, body: str, said: str, folder: Path) -> None:

@@ -164,7 +164,7 @@ def _require_names(loaded: Loaded) -> None:
     names = {spec.name: "own", **dict.fromkeys((*spec.buffers, *spec.params), "given")}
     for name, kind in names.items():
         if name in _names(kind):
-            message = f"`{name}` conflicts with a name in the package for several ranks"
+            message = f"`{name}` is already a name in the package for several ranks"
             path = loaded.path.as_posix()
             raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
 
