@@ -330,7 +330,7 @@ def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Ext
     return (max(math.ceil((stop - start) / step), 0) if step else None,)
 
 
-# --- tensors that are computed ahead of the mods ------------------------
+# --- tensors that are computed before the mods ------------------------
 
 
 def computed(
