@@ -4,7 +4,8 @@
     python examples/paged_decoding.py
 
 On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. Sequences have different lengths, and
-their pages are in random order. For each step the script prints the largest difference to attention over contiguous keys.
+their pages are in random order. For each step the script prints the largest difference to attention over contiguous
+keys.
 """
 
 import argparse

@@ -28,7 +28,10 @@ NO_REDUCTION = "a mod computes one pair: compute the sum beforehand, and index t
 
 
 def applied(ev: Reader, fn: str, args: tuple[Any, ...], place: Place) -> Any:
-    """Apply a pointwise operation. Return a term inside a mod, or a tensor for whole tensors before the mods."""
+    """Apply a pointwise operation.
+
+    Return a term inside a mod, or a tensor for whole tensors before the mods.
+    """
     if ev.of_a_pair or any(isinstance(a, Term) for a in args):
         args = tuple(tensors.scalar(a, place) for a in args)
     if any(isinstance(a, Tensor) for a in args):

@@ -14,7 +14,10 @@ from kgen.flex.values import External, Frame, Scope, Unknown
 
 
 def found(ev: Reader, node: ast.expr, frame: Scope, source: Source) -> Any:
-    """Return the value of an expression. If it cannot be read, it and everything that it could change are unknown."""
+    """Return the value of an expression.
+
+    If it cannot be read, it and everything that it could change are unknown.
+    """
     place = Place(source, node)
     ev.step(place)
     read = _READ.get(type(node))

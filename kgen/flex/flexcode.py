@@ -55,7 +55,10 @@ HOST: dict[str, Spelling] = {
 
 
 def flex_code(loaded: Loaded) -> str:
-    """Return the source of functions for `flex_attention`. Raise `KgenError` if the kernel is not attention."""
+    """Return the source of functions for `flex_attention`.
+
+    Raise `KgenError` if the kernel is not attention.
+    """
     if not hasattr(loaded.spec, "score_mod"):
         message = "only attention specs have FlexAttention code"
         raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))

@@ -1,4 +1,7 @@
-"""Lowering of torch terms to trees of the language, with torch's type rules. Unsupported terms are refused."""
+"""Lowering of torch terms to trees of the language, with torch's type rules.
+
+Unsupported terms are refused.
+"""
 
 from __future__ import annotations
 

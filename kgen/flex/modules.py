@@ -324,7 +324,10 @@ NOWHERE = _Nowhere()
 
 
 def load(path: Path, library: Library) -> Module:
-    """Return a file as a module whose statements are not read yet. Raise `KgenError` if it cannot be parsed."""
+    """Return a file as a module whose statements are not read yet.
+
+    Raise `KgenError` if it cannot be parsed.
+    """
     return Module(source.read(path), library, path)
 
 

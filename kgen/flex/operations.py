@@ -17,7 +17,10 @@ HALVES = {"bf16", "fp16"}
 
 
 class Operations:
-    """Builder of trees of operations. Equal trees are one object. The method `_name` builds torch's `name`."""
+    """Builder of trees of operations.
+
+    Equal trees are one object. The method `_name` builds torch's `name`.
+    """
 
     place: Place
     """The place of the current operation in the source."""

@@ -1,4 +1,7 @@
-"""Reading of module statements in order. If a statement cannot be read, the names that it could bind are unknown."""
+"""Reading of module statements in order.
+
+If a statement cannot be read, the names that it could bind are unknown.
+"""
 
 from __future__ import annotations
 

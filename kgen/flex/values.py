@@ -118,7 +118,10 @@ def changes_in_place(name: str) -> bool:
 
 @dataclass(frozen=True)
 class External:
-    """A name of another package, such as `torch.tanh`, a dtype or a device. Equal names are the same object."""
+    """A name of another package, such as `torch.tanh`, a dtype or a device.
+
+    Equal names are the same object.
+    """
 
     path: str
 

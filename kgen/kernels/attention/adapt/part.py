@@ -1,9 +1,9 @@
 """The spec of a part: attention between some queries and some keys of a longer sequence.
 
 Query i has position `q_start` + i of `q_length`, key j has position `kv_start` + j of `kv_length`. For packed
-sequences these are tensors with one number per sequence. A part receives the slice of a buffer with
-an element for each query or key, and two slices if both sides read it. Other buffers are passed whole. Sinks are added when
-parts are merged.
+sequences these are tensors with one number per sequence. A part receives the slice of a buffer
+with an element for each query or key, and two slices if both sides read it. Other buffers are passed whole. Sinks
+are added when parts are merged.
 """
 
 from __future__ import annotations
