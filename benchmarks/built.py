@@ -1,12 +1,18 @@
-"""Packages of machine code beside the files they were built from: `python benchmarks/built.py BUILT SPEC...`.
+"""Compare packages of machine code with their source files.
 
-BUILT is a folder of packages of `kgen build`. Three things are measured. The first call in a fresh process, forward
-and with the backward pass, of the package (with Triton made unimportable), of the emitted file, of FlexAttention and of
-a process that imports torch and draws the same inputs, whose time is subtracted. The time of later calls on the GPU,
-package and file in turns, with a cold L2 cache, for each file that was built. The time that the CPU takes for a call,
-of inputs so small that the GPU waits, beside that of an operator which launches nothing, and of PyTorch's own
-attention; with gradients also without the threads of autograd. First calls are of the first spec, and the CPU's time of
-attention alone. Writes `benchmarks/<device>/built.json`, in which `--only` leaves the rest as it was.
+Usage: `python benchmarks/built.py BUILT SPEC...`.
+
+BUILT is a folder of packages of `kgen build`. The script measures:
+
+- First calls in a fresh process, forward and with backward. The contenders are the package (without
+  Triton), the emitted file and FlexAttention. The time of a process that only imports torch and
+  creates the inputs is subtracted. First spec only.
+- Later calls on the GPU: package and file in turns, L2 flushed, for each file of the package.
+- CPU time of a call on inputs so small that the GPU waits. An operator that launches nothing and
+  PyTorch's own attention are measured too, and calls with gradients also without autograd's
+  threads. Attention only.
+
+Writes `benchmarks/<device>/built.json`. `--only` keeps the other results of this file.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ from kgen.verify.toolchain import describe, import_file, versions  # noqa: E402
 
 CALLS, QUICK = 24, 300
 SHAPES = {"attention": "2x16x8192", "norm": "32768x4096", "chunk_output": "32768"}
-"""By family: what later calls are of, as `kgen bench --shape` has it."""
+"""Size of later calls by family, as in `kgen bench --shape`."""
 _LIBRARY = torch.library.Library("kgen_bare", "FRAGMENT")
 _NEEDS = "q, k, v = (x.requires_grad_() for x in (q, k, v))\n"
 _BLOCKED = 'sys.modules["triton"] = None\n'
@@ -55,7 +61,7 @@ _ENDS = {
 
 
 def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int) -> Iterator[dict[str, Any]]:
-    """Seconds of the first call in a fresh process, beyond those of one that makes none."""
+    """Yield the seconds of first calls, minus a process that makes none."""
     workload = draw_workload(problem, 2, 16, 8192, "cuda")
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "inputs.pt"
@@ -96,7 +102,10 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int)
 
 
 def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None) -> Iterator[dict[str, Any]]:
-    """Milliseconds on the GPU, in turns, of each file of a package, or of those of targets."""
+    """Yield the GPU milliseconds of each file of a package, package and source in turns.
+
+    `targets` restrict the files.
+    """
     bench = family(problem.kernel).bench
     assert bench is not None, "all families have one"
     shape = bench.shape.get().Shape.parse(SHAPES[problem.kernel])
@@ -107,7 +116,7 @@ def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None
         modules = {
             side: import_file(place / f"{stem}.py", f"{side}_{spec}_{stem}") for side, place in places.items()
         }
-        if not hasattr(modules["source"], problem.name):  # a file of one kernel, which others launch
+        if not hasattr(modules["source"], problem.name):  # a file with one kernel, which other files launch
             continue
         functions = {side: getattr(module, problem.name) for side, module in modules.items()}
         job = BenchJob(problem, {}, tuple(functions), shape, "cuda", rounds=CALLS)
@@ -118,7 +127,7 @@ def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None
             if "peer" in row:
                 found.setdefault(row["pass"], {})[row["peer"]] = row["milliseconds"]
         for name, medians in found.items():
-            if not {*functions} <= {*medians}:  # a race's own, of no emitted function
+            if not {*functions} <= {*medians}:  # a row of the race without an emitted function
                 continue
             yield {
                 "spec": spec,
@@ -133,8 +142,10 @@ def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None
 
 @functools.cache
 def bare_operator() -> Callable[..., Any]:
-    """An operator of PyTorch's, registered as those of emitted files are, that makes what they return and launches
-    nothing: no call through Python takes the CPU less."""
+    """Return an operator that allocates the outputs and launches nothing: the floor of CPU time.
+
+    It is registered like the operators of emitted files.
+    """
     operators = {}
     for name, returned, made in (
         ("out", "Tensor", lambda q, k, v: torch.empty_like(q)),
@@ -162,7 +173,7 @@ def bare_operator() -> Callable[..., Any]:
 
 
 def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Microseconds until a call returns, of 128 tokens and one head for each KV head."""
+    """Yield the microseconds until a call returns, with 128 tokens and one KV head."""
     w = draw_workload(problem, 1, problem.gqa if isinstance(problem.gqa, int) else 1, 128, "cuda")
     dout = torch.randn_like(w.q)
     q, k, v = (x.detach().clone().requires_grad_() for x in (w.q, w.k, w.v))
@@ -224,11 +235,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("built", type=Path)
-    parser.add_argument("specs", nargs="+", metavar="SPEC")
-    parser.add_argument("--only", choices=("first call", "later calls", "CPU"), help="Measure this alone.")
-    parser.add_argument("--target", action="append", help="Later calls of the files of this one. Repeatable.")
-    parser.add_argument("--rounds", type=int, default=3, help="Processes for each first call.")
+    parser.add_argument("built", type=Path, metavar="BUILT", help="Folder of packages of `kgen build`.")
+    parser.add_argument("specs", nargs="+", metavar="SPEC", help="Names of stock specs.")
+    parser.add_argument("--only", choices=("first call", "later calls", "CPU"), help="Measure only this.")
+    parser.add_argument("--target", action="append", help="Restrict later calls to this target. Repeatable.")
+    parser.add_argument("--rounds", type=int, default=3, help="Number of processes per first call.")
     asked = parser.parse_args()
     facts: dict[str, Any] = {**describe("cuda"), "versions": versions()}
     rows: list[dict[str, Any]] = []

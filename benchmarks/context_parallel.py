@@ -1,16 +1,27 @@
-"""Attention over several GPUs against one: `torchrun --nproc-per-node 2 benchmarks/context_parallel.py [RUN...]`.
+"""Compare attention over several GPUs with one.
 
-Of each run, forward and backward together: on one GPU the emitted function for the whole sequence, over all of them
-the emitted package for context parallel, and for causal masks PyTorch's own context_parallel with
-scaled_dot_product_attention. All take turns in one process group, as often as `--calls` says, each with several calls
-in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. Clocks of a
-GPU that is short of power swing by a fifth in the second after it was idle, so none is idle ahead of what is timed:
-`milliseconds` are of calls behind others like them, as the CPUs launch them, `graph` of calls that were captured in a
-CUDA graph, behind others, `ahead` of calls that the CPUs have launched while the GPUs were busy with one GPU's graph,
-as in a model whose other layers keep them busy. `alone` are times of a call that the GPUs had to wait for. Prints
-medians, efficiency (time on one / ranks x time over ranks), how far gradients over ranks are from those of one GPU, and
-the bytes that ranks took of each other; writes it to `benchmarks/<device>/context_parallel.json`.
-`--device cpu` is a dry run of short sequences in Triton's interpreter. `--plot FILE` draws what was measured before.
+Usage: `torchrun --nproc-per-node 2 benchmarks/context_parallel.py [RUN...]`.
+
+The contenders of a run compute forward and backward:
+
+- the emitted function on one GPU, for the whole sequence
+- the emitted context parallel package on all GPUs
+- for causal masks, PyTorch's context_parallel with scaled_dot_product_attention
+
+All take turns in one process group, `--calls` times. Each turn makes several calls in a row, like
+the layers of a model. A time is the time of one call on the slowest rank. The clock of a GPU with
+little power budget varies by a fifth in the second after an idle phase. The GPUs are therefore kept
+busy before a timing.
+
+- `milliseconds`: calls after similar calls, as the CPUs launch them
+- `graph`: calls captured in a CUDA graph
+- `ahead`: calls that the CPUs launch while the GPUs are busy with another graph
+- `alone`: a call for which the GPUs waited
+
+The script prints medians, the distance of the gradients from one GPU, and the
+bytes that ranks received. Efficiency is time on one / (ranks x time on ranks). It writes all to
+`benchmarks/<device>/context_parallel.json`. `--device cpu` is a dry run of short sequences in
+Triton's interpreter. `--plot FILE` draws an earlier result.
 """
 
 from __future__ import annotations
@@ -33,15 +44,16 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 HEADS = {"gpt_oss": 64}
-"""By spec, where they are not 16."""
+"""Query heads by spec; 16 for all others."""
 IN_A_ROW = 4
-"""Calls that are timed, at least."""
+"""Least number of timed calls."""
 ROW, SETTLED = 500, 2000
-"""Milliseconds that calls in a row are timed for, and that GPUs are busy before."""
+"""Milliseconds of timed calls, and milliseconds that the GPUs are busy before."""
 AT_ONCE = 8
-"""Calls that CPUs launch ahead: more than a thousand kernels would have to wait for room in a stream."""
+"""Calls that the CPUs launch in advance. More than a thousand kernels would not fit in a
+stream's queue."""
 OFF = 0.01
-"""Of gradients over ranks from those of one GPU, as a share of these: both are bf16."""
+"""Largest relative distance of gradients from one GPU's. Both are bf16."""
 WINDOW_4096 = """kernel: attention
 name: window_4096
 dtype: bf16
@@ -60,24 +72,24 @@ RUNS = {
     "gemma2-64k": ("gemma2", 65536),
     "gpt_oss-128k": ("gpt_oss", 131072),
 }
-"""By name: a spec, and the length of its sequences."""
+"""Spec and sequence length by run."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--calls", type=int, default=10)
-    parser.add_argument(
-        "--trace", type=Path, metavar="FOLDER", help="Where traces of calls are put, by rank."
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"Runs. Default: all of {', '.join(RUNS)}.")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="Default: cuda.")
+    parser.add_argument("--calls", type=int, default=10, help="Turns per contender. Default: 10.")
+    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="Write a trace per rank to this folder.")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="A context_parallel.json: draw it, run nothing."
+        "--output", type=Path, default=ROOT / "benchmarks", help="Folder of results. Default: benchmarks/."
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="Draw this context_parallel.json and exit.")
     options = parser.parse_args()
     if unknown := [name for name in options.runs if name not in RUNS]:
-        parser.error(f"no such run: {', '.join(unknown)}")
+        parser.error(f"unknown run {', '.join(unknown)}")
     if options.plot:
         plot(options.plot)
         return
@@ -104,7 +116,7 @@ def main() -> None:
 
 
 def write(rows: list[dict[str, Any]], output: Path) -> None:
-    """Rows of runs that were not made now stay as they are."""
+    """Write the rows. Rows of other runs are kept."""
     import torch
 
     device = torch.cuda.get_device_name()
@@ -119,7 +131,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
 
 
 def plot(path: Path) -> None:
-    """How many times as fast as one GPU ranks are, by run, beside the figures."""
+    """Draw the speedup over one GPU by run, next to the JSON file."""
     from kgen.bench.plotting import bars, pyplot, save
 
     found = json.loads(path.read_text())
@@ -155,7 +167,7 @@ def plot(path: Path) -> None:
 
 
 def shared_folder() -> Path:
-    """A folder of this host, whose name the first rank chooses."""
+    """Return a folder of this host, whose name rank 0 chooses."""
     import torch.distributed as dist
 
     name = [tempfile.mkdtemp(prefix="kgen-") if dist.get_rank() == 0 else None]
@@ -164,7 +176,8 @@ def shared_folder() -> Path:
 
 
 def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
-    """The spec, its function for one GPU, and its package for several, which the first rank writes."""
+    """Return the spec, its function for one GPU, and its context parallel package, which rank 0
+    writes."""
     import torch.distributed as dist
 
     from kgen.kernels.attention.adapt.context_parallel import adapter
@@ -186,7 +199,7 @@ def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
 
 
 def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict[str, Any]:
-    """One run: milliseconds of each contender."""
+    """Return the row of one run: milliseconds of each contender."""
     with ExitStack() as within:
         return _run(within, name, spec, length, options, adapters)
 
@@ -236,7 +249,7 @@ def _run(
                 F.scaled_dot_product_attention(*leaves, is_causal=True), leaves, local[3]
             )
 
-        # Whatever calls scaled_dot_product_attention within is what PyTorch spreads over the ranks.
+        # PyTorch distributes the calls of scaled_dot_product_attention inside this context.
         within.enter_context(
             context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local})
         )
@@ -245,7 +258,7 @@ def _run(
     for contender in [*contenders][2:]:
         try:
             contenders[contender]()
-        except Exception as error:  # PyTorch's, which refuses some versions and backends on all ranks alike
+        except Exception as error:  # PyTorch's own refuses some versions and backends, on all ranks alike
             failed[contender] = f"{type(error).__name__}: {error}"[:300]
             del contenders[contender]
     one, over_ranks = contenders["one"](), contenders["ranks"]()
@@ -308,7 +321,7 @@ def _run(
 
 
 def _off(got: Any, want: Any) -> float:
-    """How far a tensor is from another, by the norm of that; of all ranks the farthest."""
+    """Return the relative distance of two tensors, the maximum over all ranks."""
     import torch.distributed as dist
 
     found = (got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30)
@@ -317,7 +330,10 @@ def _off(got: Any, want: Any) -> float:
 
 
 class Captured:
-    """A call in a CUDA graph: calling it replays that. NCCL ends no group that a graph is of: `end` lets go of it."""
+    """A call in a CUDA graph; calling the object replays it.
+
+    NCCL cannot end a group that a graph uses. `end` releases the graph.
+    """
 
     def __init__(self, call: Callable[[], Any]) -> None:
         import torch
@@ -329,7 +345,7 @@ class Captured:
                 call()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        # Threads of NCCL look at events meanwhile.
+        # NCCL's threads query events during the capture.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.result = call()
 
@@ -342,7 +358,7 @@ class Captured:
 
 
 def traced(call: Callable[[], Any], path: Path) -> None:
-    """What a rank and its GPU do in three calls that follow each other, for Perfetto or chrome://tracing."""
+    """Write a trace of three consecutive calls on this rank, for Perfetto or chrome://tracing."""
     import torch
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -355,7 +371,7 @@ def traced(call: Callable[[], Any], path: Path) -> None:
 
 
 def timed_alone(call: Callable[[], Any], device: str) -> float:
-    """Milliseconds of a call that nothing is ahead of, until the last rank is done."""
+    """Return the milliseconds of one call on idle GPUs, until the last rank is done."""
     import torch
     import torch.distributed as dist
 
@@ -374,10 +390,11 @@ def timed_alone(call: Callable[[], Any], device: str) -> float:
 def timed(
     call: Callable[[], Any], before: Callable[[], Any], took: float, before_took: float, at_once: int = 0
 ) -> float:
-    """Milliseconds of a call, of several in a row, of the last rank, behind calls `before` that keep GPUs busy.
+    """Return the milliseconds per call, on the slowest rank, of several calls in a row.
 
-    They take about so many milliseconds each. With `at_once` there are so many calls, all launched while GPUs are
-    still busy with those before: infinity where they were not.
+    `before` keeps the GPUs busy first. `took` and `before_took` are the approximate milliseconds of
+    both. With `at_once`, that number of calls is launched while the GPUs are still busy with
+    `before`. The result is infinity if they were not.
     """
     import torch
     import torch.distributed as dist
@@ -389,7 +406,7 @@ def timed(
     for _ in range(math.ceil(SETTLED / before_took)):
         before()
     if at_once:
-        dist.all_reduce(torch.zeros(1, device="cuda"))  # so that ranks begin together
+        dist.all_reduce(torch.zeros(1, device="cuda"))  # ranks begin together
     begin.record()
     for _ in range(times):
         call()

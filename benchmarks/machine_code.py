@@ -1,9 +1,10 @@
-"""What packages of machine code weigh: `python benchmarks/machine_code.py BUILT`.
+"""Tabulate the sizes of packages of machine code.
 
-BUILT is a folder of packages of `kgen build`. Of each, for each architecture: how many kernels with their sets of
-constants, their bytes, the most registers of one and how many kernels spill how much at most, by the manifests.
-Writes `benchmarks/machine_code.json`, and the table of `docs/performance/machine-code.md`; what was measured of other
-packages stays.
+Usage: `python benchmarks/machine_code.py BUILT`.
+
+BUILT is a folder of packages of `kgen build`. The manifests give the kernels per architecture,
+their bytes, the largest number of registers, and the spills. Writes `benchmarks/machine_code.json`
+and the table of `docs/performance/machine-code.md`. Results of other packages are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MARK = "<!-- sizes -->\n"
 
 
 def rows(built: Path) -> Iterator[dict[str, Any]]:
-    """A row for each package and architecture."""
+    """Yield a row per package and architecture."""
     for path in sorted(built.glob("*/manifest.json")):
         manifest = json.loads(path.read_text(encoding="utf-8"))
         for arch in sorted(manifest["archs"]):
@@ -40,7 +41,7 @@ def rows(built: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """A line for each package, with its architectures beside each other."""
+    """Return a Markdown table with one line per package."""
     archs = sorted({row["arch"] for row in found})
     heads = [f"{arch}: {what}" for arch in archs for what in ("kernels", "KiB", "registers", "spilling")]
     lines = [f"| spec | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]

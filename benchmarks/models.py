@@ -1,11 +1,16 @@
-"""Steps of transformers' models through an emitted adapter: `python benchmarks/models.py [MODEL...]`.
+"""Time steps of transformers models with an emitted adapter.
 
-A model of a few layers in the shape of a published one, with random weights, takes training steps (loss, forward and
-backward, no optimizer), prefills and generates, with a cache that grows and with a static one, for which transformers
-compiles the model; `attn_implementation` is the adapter's, and what transformers brings.
-All of one model are called in turns in one process, which of them first changing from call to call. Prints medians,
-the ratio of medians, and how far the loss and the gradients are apart; writes all of it to
-`benchmarks/<device>/models.json`. `--device cpu` is a dry run of small models in Triton's interpreter.
+Usage: `python benchmarks/models.py [MODEL...]`.
+
+A model has a few layers with the shapes of a published model, and random weights. The passes are
+training steps, prefill, and generation with a growing and a static cache. A training step is loss,
+forward and backward, without an optimizer. With a static cache transformers compiles the model. The
+implementations are the adapter and those of transformers.
+
+All implementations of a model take turns in one process, in rotating order. The script prints
+medians, their ratios, and the distance of the loss and the gradients. It writes them to
+`benchmarks/<device>/models.json`. `--device cpu` is a dry run of small models in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -78,13 +83,16 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
         ("flex_attention",),
     ),
 }
-"""By name: the spec, the config in the shape of Llama 3 8B, Gemma 2 2B and GPT-OSS 20B (with few experts), and what of
-transformers computes the same."""
+"""By name: the spec, the class and fields of the config, and the implementations of transformers to
+compare.
+
+The configs have the shapes of Llama 3 8B, Gemma 2 2B and GPT-OSS 20B (with few experts).
+"""
 SMALL = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
 def model_of(name: str, device: str) -> Any:
-    """The model in bf16, with eager's attention."""
+    """Return the model in bf16 with eager attention."""
     import torch
     import transformers
 
@@ -102,7 +110,7 @@ def model_of(name: str, device: str) -> Any:
 
 
 def register(spec: str, folder: Path) -> None:
-    """Write the adapter of a spec and import it, which makes its name an `attn_implementation`."""
+    """Write and import the adapter of a spec, which registers its `attn_implementation`."""
     import importlib
 
     from kgen.kernels.attention.adapt.transformers import adapter
@@ -117,7 +125,7 @@ def register(spec: str, folder: Path) -> None:
 
 
 def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[str, Callable[[], Any]]:
-    """By name what is timed, once the model has the attention in question."""
+    """Return the timed functions by name."""
     import torch
 
     batch, length, prompt, tokens = sizes
@@ -152,7 +160,7 @@ def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[st
 
 
 def timed(run: Callable[[], Any], device: str) -> float:
-    """Milliseconds of a call, by the wall clock: what a step costs has Python in it."""
+    """Return the milliseconds of a call by wall clock, since a step includes Python."""
     import torch
 
     if device == "cuda":
@@ -165,11 +173,11 @@ def timed(run: Callable[[], Any], device: str) -> float:
 
 
 def raced(name: str, folder: Path, device: str, chosen: list[str]) -> Iterator[dict[str, Any]]:
-    """A row for each pass and implementation."""
+    """Yield a row per pass and implementation."""
     import torch
 
     spec, _, _, others = MODELS[name]
-    # Models of one process count as one model that is compiled again and again, and then no more.
+    # torch.compile counts all models of a process as one, and stops compiling after some.
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = 64
     register(spec, folder)
@@ -223,10 +231,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--passes", nargs="+", help="Beginnings of their names. Default: all.")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"Default: {', '.join(MODELS)}.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Default: cuda.")
+    parser.add_argument("--passes", nargs="+", help="Prefixes of pass names. Default: all.")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks", help="Folder of results. Default: benchmarks/."
+    )
     asked = parser.parse_args()
     if asked.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
@@ -247,7 +257,7 @@ def main() -> None:
 
 
 def write(output: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Rows of passes of models that were not run now stay as they are."""
+    """Write the rows. Rows of other models and passes are kept."""
     path = output / facts["device"].lower().replace(" ", "-") / "models.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(path.read_text())["rows"] if path.exists() else []

@@ -1,9 +1,12 @@
-"""Emitted attention before and after a change of text: `python benchmarks/texts.py BEFORE AFTER SPEC...`.
+"""Compare emitted attention before and after a change of text.
 
-BEFORE and AFTER are folders of emitted files, as `generated`. Both files of a spec are loaded into one process and
-called in turns with a cold L2 cache, which of them first changing from call to call: forward, backward, and that with
-deterministic algorithms. Prints medians, the ratio of medians, and how far results are apart, relative to their norm
-(gradients that are summed by atomics differ by rounding); writes all of it to `benchmarks/<device>/texts.json`.
+Usage: `python benchmarks/texts.py BEFORE AFTER SPEC...`.
+
+BEFORE and AFTER are folders of emitted files, like `generated`. One process loads both files of a
+spec and calls them in turns, in rotating order, with L2 flushed. It measures forward, backward, and
+backward with deterministic algorithms. The script prints medians, their ratio, and the relative
+distance of the results. Gradients that atomics sum differ by rounding. It writes all to
+`benchmarks/<device>/texts.json`.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from kgen.verify.families import problem_of  # noqa: E402
 from kgen.verify.toolchain import describe, import_file  # noqa: E402
 
 BATCH, HEADS, CALLS = 2, 16, 24
-# Keys, and whether algorithms are to be deterministic.
+# Keys, and True for deterministic algorithms.
 SETTINGS = ((8192, False), (8192, True), (2048, False), (1024, False))
 
 
@@ -39,7 +42,7 @@ def flattened(result: Any) -> torch.Tensor:
 
 
 def raced(spec: str, folders: dict[str, Path], flush: torch.Tensor) -> Iterator[dict[str, Any]]:
-    """A row for each setting and pass of `spec`."""
+    """Yield a row per setting and pass of `spec`."""
     problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
     files = {name: folder / spec / "triton.py" for name, folder in folders.items()}
     functions = {name: getattr(import_file(path, f"{name}_{spec}"), spec) for name, path in files.items()}

@@ -1,10 +1,13 @@
-"""Emitted attention under several Tritons, interleaved: `python benchmarks/tritons.py SPEC... --triton DIR...`.
+"""Time emitted attention under several Tritons, interleaved.
 
-Each DIR holds an unpacked Triton wheel; `-` is the one that is installed. Variables of its environment may follow:
-`DIR,PTXAS_OPTIONS=--regAllocOptLevel=4`. A Triton has a process of its own, and they take turns: in each round every
-one times a few calls of a pass with a cold L2 cache, in an order that rotates. Prints TFLOP/s by spec, pass and
-Triton, the ratio of medians to the first Triton, and how far results are from its, relative to their norm; writes all
-of it to `benchmarks/<device>/tritons.json`.
+Usage: `python benchmarks/tritons.py SPEC... --triton DIR...`.
+
+Each DIR holds an unpacked Triton wheel. `-` is the installed Triton. Environment variables may
+follow: `DIR,PTXAS_OPTIONS=--regAllocOptLevel=4`. Each Triton has its own process. In each round
+every process times a few calls of a pass, with L2 flushed, in rotating order.
+
+The script prints TFLOP/s by spec, pass and Triton. It also prints the ratio of medians to the first
+Triton, and the relative distance of results. It writes all to `benchmarks/<device>/tritons.json`.
 """
 
 from __future__ import annotations
@@ -52,9 +55,9 @@ class Worker:
 
 
 def serve() -> None:
-    """Answer questions, one line each: what is installed, a spec to prepare, a pass to time."""
+    """Answer questions, one line each: the versions, a spec to prepare, a pass to time."""
     lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # nothing that is printed elsewhere may be taken for an answer
+    os.dup2(2, 1)  # other prints must not look like answers
     import torch
     import triton
 
@@ -90,7 +93,7 @@ def serve() -> None:
                     raise RuntimeError(str(failed))
                 runs[name] = found[0].run
                 result = found[0].run()
-                # A fixed sample of the results stands for them where Tritons are compared.
+                # Tritons are compared on a fixed sample of the results.
                 sample = [
                     x.detach().flatten()[:: max(1, x.numel() // 4096)].double() for x in _tensors(result)
                 ]
@@ -107,7 +110,7 @@ def _tensors(result: Any) -> tuple[Any, ...]:
 
 
 def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
-    """Every spec under every Triton."""
+    """Return the report of every spec under every Triton."""
     workers = [Worker(triton) for triton in tritons]
     facts = [worker.answer() for worker in workers]
     names = [" ".join([one["triton"], *of.split(",")[1:]]) for one, of in zip(facts, tritons, strict=True)]
@@ -150,9 +153,21 @@ def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("specs", nargs="*")
-    parser.add_argument("--triton", nargs="+", default=["-"], metavar="DIR[,VARIABLE=VALUE...]")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="Names of stock specs.")
+    parser.add_argument(
+        "--triton",
+        nargs="+",
+        default=["-"],
+        metavar="DIR[,VARIABLE=VALUE...]",
+        help="Unpacked Triton wheels. `-` is the installed Triton.",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=ROOT / "benchmarks",
+        help="Folder of results. Default: benchmarks/.",
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,4 +1,4 @@
-"""`kgen tune`: which tiles are the fastest, as each family tries them (`kgen.family.Family.tune`)."""
+"""`kgen tune`: find the fastest tiles with each family's tuner (`kgen.family.Family.tune`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kgen.verify.farm.tasks import Hands
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The tiles to try, and if the result is entered in the table."""
+    """Options of `kgen tune`."""
 
     shape: str | None = None
-    """Text that the family reads; None for its default."""
+    """Size as text, for example `2x16x8192`; None for the family's default."""
     timeout: float = 60.0
     """Seconds that one trial may take."""
     write: bool = True
-    """True to enter the winners in the tables of families."""
+    """True to write the winners to the tables of the families."""
     shard: Shard = WHOLE
-    """The part of the specs that is tried."""
+    """The part of the specs to tune."""
 
 
 DEFAULT = TuneOptions()
@@ -37,11 +37,11 @@ def tune_specs(
     hands: Hands | None = None,
     hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
-    """Time the candidates of every kernel of some specs.
+    """Time the candidate tiles of every kernel of some specs.
 
-    Returns rows of spec, kernel, tile, milliseconds, chosen and error; a spec of a family without a table is a row with
-    an error. `hands` try, each spec on one device; by default that is one process here. `hear` gets an event for each
-    spec that is timed.
+    Return rows of spec, kernel, tile, milliseconds, chosen and error. A spec of a family without a
+    table gives one row with an error. `hands` run the trials, each spec on one device; the default
+    is one process on this machine. `hear` receives an event per timed spec.
     """
     rows: list[dict[str, Any]] = []
     loaded = options.shard.of(loaded, lambda one: one.folder)
@@ -55,12 +55,12 @@ def tune_specs(
 
 
 def untuned(spec: str) -> dict[str, Any]:
-    """The row of a spec without a kernel whose tiles are in a table."""
+    """Return the row of a spec whose kernels have no tile table."""
     return {
         "spec": spec,
         "kernel": "-",
         "tile": "-",
         "milliseconds": None,
         "chosen": False,
-        "error": "has no such kernel",
+        "error": "has no kernel with a tile table",
     }

@@ -1,4 +1,5 @@
-"""Hooks of mkdocs: the README is the first page, and files that pages link to are part of the site."""
+"""mkdocs hooks: the README is the first page, and linked files outside of `docs/` are part of the
+site."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "files"
-"""The folder of the site for what lies outside of `docs/`."""
+"""The folder of the site for files outside of `docs/`."""
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^()\s#]+)(#[^()\s]*)?(?=\))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the README, and what pages link to."""
+    """Add the README and the files that pages link to."""
     files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
     pages = [page for page in files if page.is_documentation_page()]
     for page in pages:
@@ -30,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Let links lead to where things are in the site; one to a folder is its name alone."""
+    """Rewrite links to the places in the site. A link to a folder becomes plain text."""
     here = os.path.dirname(page.file.src_uri)
 
     def moved(link: re.Match[str]) -> str:
@@ -41,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def _in_site(path: str) -> str:
-    """Where a path of the repository is in the site; nowhere for a folder without a page."""
+    """Return the place of a repository path in the site; empty for a folder without a page."""
     if (ROOT / path).is_dir():
         path += "/README.md"
         if not (ROOT / path).is_file():
@@ -52,7 +53,7 @@ def _in_site(path: str) -> str:
 
 
 def _target(page: str, link: str) -> str:
-    """The path in the repository that a link of a page means."""
+    """Return the repository path of a link in a page."""
     own = "README.md" if page == "index.md" else page.removeprefix(f"{FILES}/")
     own = own if own != page or page == "index.md" else f"docs/{page}"
     return os.path.normpath(os.path.join(os.path.dirname(own), link)).replace(os.sep, "/")

@@ -332,8 +332,8 @@ def loaded_by(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
-OF_FILES = {f"kgen.render.{name}" for name in ("header", "manifest", "writer")}
-"""Where names of files and lines of headers are looked at."""
+OF_FILES = {f"kgen.render.{name}" for name in ("header", "manifest", "program", "writer")}
+"""These read names of files, lines of headers, and finished files."""
 
 
 PRINTING = [m for m in MACHINERY if stage(m) in ("targets", "render")]

@@ -40,7 +40,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"<!-- (spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
     r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
@@ -192,6 +192,7 @@ MAKERS = {
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
     "lengths": lambda _: speed_tables.lengths(),
+    "summary": lambda _: speed_tables.summary(),
     "forms": lambda _: speed_tables.forms(),
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
@@ -290,14 +291,40 @@ def test_named_files_exist(page: Path) -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_every_decision_is_in_the_index() -> None:
+NUMBERED = sorted(DECISIONS.glob("[0-9]*.md"))
+KEPT_NAMES = {"parts-of-sums.md", "registers-on-other-chips.md", "rows-kept-in-l2.md"}
+"""Pages that emitted CUDA files name. Each links to a numbered page."""
+
+
+def test_decisions_are_numbered_and_listed_in_the_index() -> None:
+    names = [page.name for page in NUMBERED]
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
     index = (DECISIONS / "README.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| \[.+\]\(([\w.-]+)\) \| (\S[^|]*) \|$", index, re.MULTILINE)
-    assert sorted(name for name, _ in listed) == sorted(
-        p.name for p in DECISIONS.glob("*.md") if p.name != "README.md"
-    )
-    for name, state in listed:
-        assert re.match(r"in force( |;|$)|replaced by \[|to be questioned: \w", state), (name, state)
+    listed = re.findall(r"^\| \[(.+)\]\(([\w.-]+)\) \| (\S[^|]*) \|$", index, re.MULTILINE)
+    assert [name for _, name, _ in listed] == names
+    for title, name, state in listed:
+        text = (DECISIONS / name).read_text(encoding="utf-8")
+        assert text.startswith(f"# {title}\n\n**Status:** {state}"), name
+        assert title.startswith(f"{name[:4]}. "), name
+        assert re.fullmatch(r"in force(; review)?|replaced by \[.+", state), (name, state)
+    assert {page.name for page in DECISIONS.glob("*.md")} == {"README.md", *names, *KEPT_NAMES}
+
+
+@pytest.mark.parametrize("page", NUMBERED, ids=lambda page: page.name)
+def test_decisions_have_one_form(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    heads = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert heads == ["Context", "Decision", "Consequences", "Alternatives rejected"]
+    assert len(text.split()) <= 300
+
+
+def test_emitted_files_name_decisions_that_exist() -> None:
+    named = set[str]()
+    for path in ROOT.glob("generated/*/*.cu"):
+        named |= set(re.findall(r"\(([a-z][a-z0-9-]+\.md)\)", path.read_text(encoding="utf-8")))
+    assert named == KEPT_NAMES
+    for name in named:
+        assert re.search(r"\]\(\d{4}-", (DECISIONS / name).read_text(encoding="utf-8")), name
 
 
 def test_every_page_of_the_log_is_in_its_index() -> None:

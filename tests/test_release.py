@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from kgen import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
+FRAGMENTS = ROOT / "changelog.d"
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
@@ -24,15 +25,42 @@ def test_one_version() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    """The newest entry is of this version; before it is released, what is unreleased says that it prepares it."""
+    """The newest entry is the present version's. At a release it has a date, and no fragments are left."""
     text = (ROOT / "CHANGELOG.md").read_text()
-    newest, body = re.findall(r"^## \[([^\]]+)\][^\n]*\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[0]
+    newest, state = re.findall(r"^## \[([^\]]+)\] - (.*)$", text, re.MULTILINE)[0]
+    assert newest == __version__
     if tagged := os.environ.get("KGEN_RELEASE"):
-        assert (newest, tagged) == (__version__, __version__)
-    else:
-        assert newest == __version__ or (
-            newest == "Unreleased" and f"{__version__} is in preparation" in body
-        )
+        assert tagged == __version__
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", state)
+        assert [path.name for path in FRAGMENTS.iterdir()] == ["README.md"]
+
+
+def test_fragments_of_the_changelog_can_be_assembled() -> None:
+    assert "## [" in draft(ROOT)
+
+
+def test_a_fragment_of_each_category_is_assembled(tmp_path: Path) -> None:
+    """The categories of changelog.d/README.md are the ones that towncrier knows; other names are errors."""
+    config = (ROOT / "pyproject.toml").read_text().replace('package = "kgen"', 'version = "1.2.3"')
+    (tmp_path / "pyproject.toml").write_text(config)
+    folder = tmp_path / FRAGMENTS.name
+    folder.mkdir()
+    categories = re.findall(r"^\| `(\w+)` \|", (FRAGMENTS / "README.md").read_text(), re.MULTILINE)
+    for category in categories:
+        (folder / f"+one.{category}.md").write_text(f"Text of {category}.\n")
+    text = draft(tmp_path)
+    assert "## [1.2.3] - " in text
+    assert re.findall(r"^### .*\n\n- Text of (\w+)\.$", text, re.MULTILINE) == categories
+    (folder / "+one.other.md").write_text("Text.\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        draft(tmp_path)
+
+
+def draft(folder: Path) -> str:
+    """Return what `towncrier build --draft` prints for a project."""
+    command = [sys.executable, "-m", "towncrier", "build", "--draft"]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return run.stdout
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

@@ -104,4 +104,3 @@ def test_what_a_user_would_see_is_seen(old: str, new: str) -> None:
 
 def test_the_rules_are_there() -> None:
     assert f"\n## {RULES}\n" in (ROOT / "CONTRIBUTING.md").read_text()
-    assert "\n### Changed signatures\n" in (ROOT / "CHANGELOG.md").read_text()

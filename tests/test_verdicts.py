@@ -75,7 +75,7 @@ def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Ran:
     return run
 
 
-def change(path: Path, old: str = "", new: str = "\n\n") -> None:
+def change(path: Path, old: str = "", new: str = "\n7\n") -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new) if old else text + new)
@@ -111,6 +111,13 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
         "kgen/spec/load.py",  # for type checking alone
     ):
         change(pytester.path / file)
+    assert ran()[0] == 0
+
+
+def test_comments_run_nothing_again(ran: Ran, pytester: pytest.Pytester) -> None:
+    assert ran()[0] == 1
+    for file in ("tests/test_it.py", "tests/near.py", "kgen/verify/compare.py", "emitted.py"):
+        change(pytester.path / file, new="\n# A comment.\n\n")
     assert ran()[0] == 0
 
 
@@ -175,7 +182,7 @@ def test_thorough_verdicts_are_checked_in(ran: Ran, pytester: pytest.Pytester) -
         assert "verdicts: 1 from tests/verdicts.json" in said
     assert ran("--all", "--fresh")[0] == 1
     for file, old, new in (
-        ("emitted.py", "right", "\nright"),
+        ("emitted.py", "right = True", "right = True, 1"),
         ("constraints.txt", "triton==", "triton>="),
     ):
         change(pytester.path / file, old, new)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 9ba2a1c45fbd8fa2
-# body: f26d196868855612
+# body: 33698a6cdeb6c513
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -476,7 +476,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("alibi_inline")
-_LIBRARY = _library("kgen_8e53cee0820b47be", "alibi_inline")
+_LIBRARY = _library("kgen_acaa9fb69acc4fcb", "alibi_inline")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: ffa9f53d3af67199
-# body: f07fbb626eb74b79
+# body: dce0c13a34603b4b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -610,7 +610,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("block_sparse")
-_LIBRARY = _library("kgen_f73632f1a6741a97", "block_sparse")
+_LIBRARY = _library("kgen_234c681a69086598", "block_sparse")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3f94824a0ca9597b
-# body: aa5d997de8884f32
+# body: ead362d8694a9d41
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -143,7 +143,7 @@ def _no_gradients(name, why, /, **tensors):
                 raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-_LIBRARY = _library("kgen_0a72f68a09738fd1", "causal_delta")
+_LIBRARY = _library("kgen_d1ead92eb8ad36d3", "causal_delta")
 
 
 def _cast(dtype, *tensors):

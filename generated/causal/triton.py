@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 9fd5dd25fe22ff41
-# body: 5bbcf8b049694c11
+# body: 3bc556b1c9f05805
 """Attention of every query to the keys up to its own position.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -456,7 +456,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal")
-_LIBRARY = _library("kgen_cf80533a51205e3e", "causal")
+_LIBRARY = _library("kgen_8de36c9bca9a45da", "causal")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: a8ee8177daaf105a
-# body: b5f535a780842f5e
+# body: a3dd2d694e2167f0
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -478,7 +478,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_alibi")
-_LIBRARY = _library("kgen_b47e48e023b635eb", "causal_alibi")
+_LIBRARY = _library("kgen_07c6f63e53b0ad94", "causal_alibi")
 
 
 def _descriptors(tile, *blocks):

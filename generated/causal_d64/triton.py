@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: f6d8bcbfc772df26
-# body: e2bc5a3101a864e4
+# body: 1d749d57007fad85
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -455,7 +455,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_d64")
-_LIBRARY = _library("kgen_095f08e672bbc904", "causal_d64")
+_LIBRARY = _library("kgen_193bc48dc09f089d", "causal_d64")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 2df07257aa5c8628
-# body: 7063032b122303d8
+# body: 56ea7176ddf01988
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -443,7 +443,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_638d89943d74cb6a", "causal_fp32")
+_LIBRARY = _library("kgen_7187579be8cf320c", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 236800a15fb62ce8
-# body: 134b2decbb5f44d6
+# body: 31c5c02f193b0019
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -605,7 +605,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_images")
-_LIBRARY = _library("kgen_72201ca78c511728", "causal_images")
+_LIBRARY = _library("kgen_da735588aaf532ae", "causal_images")
 
 
 def _descriptors(tile, *blocks):

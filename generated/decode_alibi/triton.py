@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: bf66cbf69bad6a04
-# body: 4297b64f9dea4310
+# body: 9f212e83f79be140
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -657,7 +657,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_5d43c1ff64316b2b", "decode_alibi")
+_LIBRARY = _library("kgen_d25d604116ecf2c4", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):

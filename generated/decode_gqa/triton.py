@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: dc28b2906fdecac3
-# body: d392c7e1f7d97e13
+# body: e7d27386cc2ebfba
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -388,7 +388,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_0da9aafb1d33bf65", "decode_gqa")
+_LIBRARY = _library("kgen_41be985cde39bd1a", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):

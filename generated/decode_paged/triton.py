@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: cbe4bf880d4167ee
-# body: 38dee162397e91f0
+# body: 64f0e8ba4bb98e57
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -269,7 +269,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_38684301ac7ea7b9", "decode_paged")
+_LIBRARY = _library("kgen_3e90631746b0125b", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5a617f31288a7e95
-# body: 0d1740bcec02f6fe
+# body: 2711035faeda4db4
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -394,7 +394,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_b895fcd795f50be7", "decode_sliding_window")
+_LIBRARY = _library("kgen_3a622e385b0ca133", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 0f5095a0b947ea79
-# body: 47823663e0749014
+# body: efb164885c507e40
 """Causal attention to every fourth position back from the query.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -447,7 +447,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("dilated")
-_LIBRARY = _library("kgen_baa6134538cac6aa", "dilated")
+_LIBRARY = _library("kgen_67b5ae4916e2f82d", "dilated")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: f0139c2151fce6c8
-# body: f48f938a1cb3f760
+# body: 56916f00122a511c
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -493,7 +493,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("document_causal")
-_LIBRARY = _library("kgen_b344c5f7ab9a9512", "document_causal")
+_LIBRARY = _library("kgen_891eeb5edd38b746", "document_causal")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: cab76e71f3434427
-# body: e271a6f5f6dcd499
+# body: cd5b78823c3a3548
 """Attention of every query to every key.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -452,7 +452,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full")
-_LIBRARY = _library("kgen_bfa233be259889ad", "full")
+_LIBRARY = _library("kgen_eb4b25f93b4c2d40", "full")
 
 
 def _descriptors(tile, *blocks):

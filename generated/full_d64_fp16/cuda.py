@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: d78853889652e0c1
-# body: 4432784ef0cc03f7
+# body: f6f11bd4ef0087a3
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -143,7 +143,7 @@ def _no_gradients(name, why, /, **tensors):
                 raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
 
 
-_LIBRARY = _library("kgen_434021fb86d0bece", "full_d64_fp16_delta")
+_LIBRARY = _library("kgen_df1a02f73da1a4be", "full_d64_fp16_delta")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1c52e156dcddcd6e
-# body: 2bebd9406d6c7f16
+# body: 0a91f89fc25771a4
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -451,7 +451,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full_d64_fp16")
-_LIBRARY = _library("kgen_389e7e0e01a8354d", "full_d64_fp16")
+_LIBRARY = _library("kgen_9411811a5bffc9fd", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):

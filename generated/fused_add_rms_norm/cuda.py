@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: a6196803159caa5d
-# body: 43cb5f06e647a99f
+# body: 54ea9f242db53edd
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -313,7 +313,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_acfde400084195b7", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_7dbd406c488c5495", "fused_add_rms_norm")
 
 
 def _cast(dtype, *tensors):

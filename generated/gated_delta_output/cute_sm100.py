@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 397d0468421346d0
-# body: b37639452ed91a54
+# body: b2069c4a43992375
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -587,7 +587,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_397a6bb13cd8d612", "gated_delta_output")
+_LIBRARY = _library("kgen_e989c0975acdf344", "gated_delta_output")
 
 
 def _cast(dtype, *tensors):

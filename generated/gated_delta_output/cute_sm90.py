@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 78c4605cc837ed09
-# body: 225bb7c8c0a9c137
+# body: e84aa8a655f46e68
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -468,7 +468,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_6fc4dd161464236d", "gated_delta_output")
+_LIBRARY = _library("kgen_362a528ebf8275a2", "gated_delta_output")
 
 
 def _cast(dtype, *tensors):

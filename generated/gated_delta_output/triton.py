@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 4c6e5945f3b7d4a2
-# body: 19444223ed5d7ee4
+# body: deffaf2a3a23a4c8
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -221,7 +221,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output")
-_LIBRARY = _library("kgen_51157351795e87b7", "gated_delta_output")
+_LIBRARY = _library("kgen_4a196be5982bdb51", "gated_delta_output")
 
 
 

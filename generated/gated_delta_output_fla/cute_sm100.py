@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 92b6117867bdf6f9
-# body: e8da5e4522e79177
+# body: 868f147394ca4215
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -650,7 +650,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_37eb0572ea971c15", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_69e4ffd985d6387a", "gated_delta_output_fla")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 990b9e8ba651ba3e
-# body: 2a25e31f07c13850
+# body: 18cf9a77c780e976
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -531,7 +531,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_8a7f6144a30dcd42", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_001d2ca2ae0fe081", "gated_delta_output_fla")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: c1a423ead3374f51
-# body: 6a0dac4ae091480d
+# body: 05053e93a58ea5eb
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -288,7 +288,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_fla")
-_LIBRARY = _library("kgen_da5fbb449a68210a", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_54958dc066f80a93", "gated_delta_output_fla")
 
 
 def _chunk_indices(cu_seqlens, NT):

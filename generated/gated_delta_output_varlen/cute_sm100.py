@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5727cebeb34cbc72
-# body: c50d96335379a3fd
+# body: 80524053b84a964f
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -653,7 +653,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_70d753ffddf92cb9", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_e1a0de25cd1fc354", "gated_delta_output_varlen")
 
 
 def _cast(dtype, *tensors):

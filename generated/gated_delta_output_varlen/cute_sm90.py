@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1d29d2f352184d30
-# body: d9784b07d67d3019
+# body: 57ed423a70f63fde
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -534,7 +534,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_f095e8691f1a9b72", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_4adfdc205eb45d5d", "gated_delta_output_varlen")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 031893653324e54a
-# body: f0fea6fa6963130a
+# body: 46b14081d55d4c9b
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -282,7 +282,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_varlen")
-_LIBRARY = _library("kgen_58b6e57464a36245", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_6eb2ebff7ad12bf4", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):

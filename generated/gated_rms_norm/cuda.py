@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 057b5e2e448e115b
-# body: 89a6d6fa675a9803
+# body: 645a561b91ea313a
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -313,7 +313,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_d3ad41089250bc5f", "gated_rms_norm")
+_LIBRARY = _library("kgen_e3a3cd2709507cb2", "gated_rms_norm")
 
 
 def _cast(dtype, *tensors):

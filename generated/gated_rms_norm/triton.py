@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 6f0c17122843b069
-# body: f423c2a2c49d70a8
+# body: 234127dbf851db96
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -232,7 +232,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("gated_rms_norm")
-_LIBRARY = _library("kgen_852436b90391ca81", "gated_rms_norm")
+_LIBRARY = _library("kgen_42aa4528b5535c9b", "gated_rms_norm")
 
 
 def _schedule(table, x):

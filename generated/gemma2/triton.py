@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 4f8239f8f75866d2
-# body: 14833cd770ab92f3
+# body: c952d20138cb4f49
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -480,7 +480,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gemma2")
-_LIBRARY = _library("kgen_17d31e02081e19d3", "gemma2")
+_LIBRARY = _library("kgen_775b9b6df0c51faa", "gemma2")
 
 
 def _descriptors(tile, *blocks):

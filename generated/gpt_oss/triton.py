@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: bcdb44d03e0dd0ee
-# body: 4dbd3d8d7e287ed4
+# body: 6ff930cffb1abeca
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -468,7 +468,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gpt_oss")
-_LIBRARY = _library("kgen_9ec06a51f763c81f", "gpt_oss")
+_LIBRARY = _library("kgen_2ca844548dbd8b6d", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):

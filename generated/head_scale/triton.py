@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: a5ab9ecb6998bca8
-# body: 8e0e3fe6e6654a58
+# body: acc89cdd877287b0
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -461,7 +461,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("head_scale")
-_LIBRARY = _library("kgen_8fdd439e716b0349", "head_scale")
+_LIBRARY = _library("kgen_e7b870c6df06557f", "head_scale")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 941d8469981d93f2
-# body: 86b153c2a655ca9a
+# body: 30b7b54190601d00
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -313,7 +313,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_898dc0f08da63031", "layer_norm")
+_LIBRARY = _library("kgen_e00e1d9eaa146044", "layer_norm")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: df041ab4955ecdcc
-# body: ddc8332e397c4b24
+# body: fab6e382c45e8940
 """Layer norm of rows of 65536.
 
     h = x
@@ -276,7 +276,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_edc5780b174e5bf9", "layer_norm_wide")
+_LIBRARY = _library("kgen_d3925afa02873479", "layer_norm_wide")
 
 
 def _cast(dtype, *tensors):

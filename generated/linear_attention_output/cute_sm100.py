@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: d2a41ff251580d31
-# body: 683bcfb6d870641b
+# body: acb943ba39ddc699
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -551,7 +551,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_45e34b06a015c538", "linear_attention_output")
+_LIBRARY = _library("kgen_e83cb0f65b8b88e5", "linear_attention_output")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 7deff6a0ef3d6a91
-# body: e1c17bad07e836e9
+# body: 7790d3903530a5b8
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -433,7 +433,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_9ae4e495a9166792", "linear_attention_output")
+_LIBRARY = _library("kgen_8b311e45fac5df5e", "linear_attention_output")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 36ce0d703c1ce2b2
-# body: 9afa11ba3b2d8b1f
+# body: 2de01f5f901ca0c5
 """The output step of chunked linear attention without decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -201,7 +201,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("linear_attention_output")
-_LIBRARY = _library("kgen_45d912bbc0ac21f9", "linear_attention_output")
+_LIBRARY = _library("kgen_7e8bf1585697bf6b", "linear_attention_output")
 
 
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3f66ee2466f781e9
-# body: 6d9c7b35a229cec3
+# body: e58ac695bddaee14
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -463,7 +463,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("llama3_gqa")
-_LIBRARY = _library("kgen_680b2ddddb43b29b", "llama3_gqa")
+_LIBRARY = _library("kgen_86a114138b97f36c", "llama3_gqa")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 6e3a016b9fe8b252
-# body: 40ca97aa9d0bb928
+# body: 4b8fd77ae98c030d
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -498,7 +498,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("longformer")
-_LIBRARY = _library("kgen_3526e92f70ddb45b", "longformer")
+_LIBRARY = _library("kgen_3e587a380475f252", "longformer")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 82f71ab9ec0ca7f7
-# body: d219cbb0b9832425
+# body: c860fb949814a646
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -506,7 +506,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("mla_prefill")
-_LIBRARY = _library("kgen_1f67a2c5c777d816", "mla_prefill")
+_LIBRARY = _library("kgen_0a8338c9553b4d81", "mla_prefill")
 
 
 def _descriptors(tile, *blocks):

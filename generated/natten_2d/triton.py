@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 6be787f5765b6227
-# body: 2f951869469bec85
+# body: 254478b821252fc1
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -653,7 +653,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("natten_2d")
-_LIBRARY = _library("kgen_a6e2ee3bfc14146e", "natten_2d")
+_LIBRARY = _library("kgen_dbf01413867511f4", "natten_2d")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 7bbf64e81cc517e4
-# body: 40dc8bca33fab215
+# body: 8b70c289136f9662
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -449,7 +449,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("padding")
-_LIBRARY = _library("kgen_17e3b4d83c743bab", "padding")
+_LIBRARY = _library("kgen_c9656d6164759823", "padding")
 
 
 def _descriptors(tile, *blocks):

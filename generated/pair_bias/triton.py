@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: c0cef44c967dfd8b
-# body: 0d6b5f80b28566bc
+# body: 1c89cf86f2234bdc
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -560,7 +560,7 @@ def _d_bias_kernel(
 
 
 _arch = _arch_for("pair_bias")
-_LIBRARY = _library("kgen_493f7999b99161dd", "pair_bias")
+_LIBRARY = _library("kgen_38800d19e5b26cec", "pair_bias")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5412133d5cfdb651
-# body: c76cc9363cb040f5
+# body: b60b77218447f6f8
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -462,7 +462,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("prefix_lm")
-_LIBRARY = _library("kgen_652f506f52e5dee2", "prefix_lm")
+_LIBRARY = _library("kgen_c1ab7b4740c663b7", "prefix_lm")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: ba74e998ac69dcb3
-# body: 1e5f2533ad80135b
+# body: 7e4a89e1913ad54c
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -276,7 +276,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_3e7ea83db7d8b662", "qk_norm")
+_LIBRARY = _library("kgen_0a0cd5a10176589c", "qk_norm")
 
 
 def _cast(dtype, *tensors):

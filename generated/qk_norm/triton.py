@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 38f8b5b91edb966c
-# body: cc2f67eb0609fb8f
+# body: 8bdb38c081e398cd
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -143,7 +143,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_8040e72aa991d069", "qk_norm")
+_LIBRARY = _library("kgen_18212417ef1a99fe", "qk_norm")
 
 
 def _schedule(table, x):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 4ebb3a958a46f016
-# body: f206e5df704ea834
+# body: f39432cce82b50e2
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -579,7 +579,7 @@ def _d_table_kernel(
 
 
 _arch = _arch_for("relative_bias")
-_LIBRARY = _library("kgen_eb1ed3f9a9418b4e", "relative_bias")
+_LIBRARY = _library("kgen_d343680c65e044d1", "relative_bias")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: fa42534127a38571
-# body: 4f23ecc6a2fd7900
+# body: 51c6b45b0b241078
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -216,7 +216,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("retention_output")
-_LIBRARY = _library("kgen_ae8ce5a4f2d26aa7", "retention_output")
+_LIBRARY = _library("kgen_d612b0a6bc081244", "retention_output")
 
 
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 748c0f1fb2b89a46
-# body: d3bcb35f939c4685
+# body: 10909ecae7620619
 """RMS norm over the last dimension.
 
     h = x
@@ -313,7 +313,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_591caa7f318a2d9d", "rms_norm")
+_LIBRARY = _library("kgen_b680fd06e2df31f2", "rms_norm")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1ae25acfd4c705e9
-# body: 67dce2c08fab7467
+# body: 7bc161573a8b8956
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -260,7 +260,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_fb3d62bc6ec91fea", "rms_norm_fp8")
+_LIBRARY = _library("kgen_83306d55eebde68f", "rms_norm_fp8")
 
 
 def _cast(dtype, *tensors):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e1dbc83d7bb69994
-# body: 6f2050f9a371af36
+# body: bc77055d3126d1bc
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -313,7 +313,7 @@ def _real(name, label, x):
     return float(x)
 
 
-_LIBRARY = _library("kgen_1169695a9dca864a", "rms_norm_gemma")
+_LIBRARY = _library("kgen_8787382624927d5c", "rms_norm_gemma")
 
 
 def _cast(dtype, *tensors):

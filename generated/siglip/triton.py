@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 1df10cea3d5f72e4
-# body: 59285f4466b68ef6
+# body: 75426199cc0a1b19
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -541,7 +541,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("siglip")
-_LIBRARY = _library("kgen_ffa2785c28cf4f29", "siglip")
+_LIBRARY = _library("kgen_5543da5e74951e82", "siglip")
 
 
 def _descriptors(tile, *blocks):

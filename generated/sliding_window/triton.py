@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 71f9a3435183c4e4
-# body: 1af20a548e824427
+# body: 29159625cdddad4f
 """Causal attention to the last 1024 positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -452,7 +452,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("sliding_window")
-_LIBRARY = _library("kgen_9f0be84335e8ce9c", "sliding_window")
+_LIBRARY = _library("kgen_13bc88fc21e9a9d8", "sliding_window")
 
 
 def _descriptors(tile, *blocks):

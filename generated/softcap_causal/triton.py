@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: ef219a792695d77d
-# body: e2e4ad8b92ba2e59
+# body: f8a34ea4493d93e9
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -478,7 +478,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("softcap_causal")
-_LIBRARY = _library("kgen_0a01df1da0f3b892", "softcap_causal")
+_LIBRARY = _library("kgen_8ded0dcbb0c28310", "softcap_causal")
 
 
 def _descriptors(tile, *blocks):

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 78489b3ed1967968
-# body: 2cfa7d8268bea27e
+# body: 646857eb22b5d65f
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -520,7 +520,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_c35b995d6d615b02", "varlen_alibi")
+_LIBRARY = _library("kgen_a46cf4ae03233d1e", "varlen_alibi")
 
 
 def _by_ends(x):

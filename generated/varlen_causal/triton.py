@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 43c1a59cf2aa26a5
-# body: 04aa9953ba87643d
+# body: 461e024b5559aa34
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -505,7 +505,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_bd58b961466bfc8a", "varlen_causal")
+_LIBRARY = _library("kgen_7af7f8b7781653bf", "varlen_causal")
 
 
 def _by_ends(x):

@@ -1,1 +1,1 @@
-"""Speed, measured against peers in one interleaved run."""
+"""Interleaved timing of emitted kernels and their peers."""

@@ -11,29 +11,30 @@ from kgen.verify.farm.sharding import WHOLE, Shard
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The contenders of a race, the device, and the folder of its reports."""
+    """Peers, sizes, device and output folder of `kgen bench`."""
 
     against: Sequence[str] | None = None
     """Names of peers; None for the default peers of the family."""
     shape: str | None = None
-    """Text that the family reads, as `2x16x8192`; several with commas are measured one by one. None for the default."""
+    """Sizes as text, for example `2x16x8192`. Several, separated by commas, are measured in turn.
+    None for the family's default."""
     output: Path | None = Path("benchmarks")
     """The folder of reports; None to write none."""
     device: str = "cuda"
-    """`auto`, `cuda` or `cpu`: a dry run in Triton's interpreter, whose times mean nothing."""
+    """`cuda`, `auto`, or `cpu`. `cpu` is a dry run in Triton's interpreter; its times mean nothing."""
     timeout: float = 900.0
     """Seconds that a worker may take until its next row."""
     first_call: bool = False
-    """True to time the first call in a fresh process, where the family can."""
+    """True to time the first call in a fresh process. Only attention supports it."""
     shard: Shard = WHOLE
-    """The part of the specs that races."""
+    """The part of the specs to measure."""
 
     @property
     def shapes(self) -> list[str]:
-        """The text of each shape, empty for the default."""
+        """The text of each shape; one empty text for the default."""
         return [text.strip() for text in self.shape.split(",")] if self.shape else [""]
 
     @property
     def kind(self) -> str:
-        """The suffix of the file of a family, where it has one."""
+        """The suffix of the family's report file: `shapes`, `first-call`, or empty."""
         return "shapes" if len(self.shapes) > 1 else "first-call" if self.first_call else ""

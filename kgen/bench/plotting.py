@@ -1,4 +1,4 @@
-"""What the plots of all families share: matplotlib if it is there, bars side by side, files that can be compared."""
+"""Helpers for plots of benchmarks. matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 
 
 def pyplot() -> Any:
-    """`matplotlib.pyplot`, drawing to files; None, with a note, where matplotlib is missing."""
+    """Return `matplotlib.pyplot` with a file backend. Without matplotlib, print a note and return
+    None."""
     try:
         import matplotlib
     except ImportError:
-        print("kgen bench: no plot, matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+        print(
+            "kgen bench: no plot, because matplotlib is not installed (pip install matplotlib)",
+            file=sys.stderr,
+        )
         return None
     matplotlib.use("Agg")
     from matplotlib import pyplot as found
@@ -24,9 +28,10 @@ def pyplot() -> Any:
 def bars(
     axis: Any, groups: Sequence[str], series: Mapping[str, Mapping[str, float]], form: str, **labels: Any
 ) -> None:
-    """A bar for each series in each group, those of a group side by side, with its height as `form` shows it.
+    """Draw grouped bars, one per series, labelled with their heights.
 
-    `series` are heights by group, by the series' name. A group may lack a series. `labels` are options of matplotlib.
+    `series` maps the name of a series to its heights by group. A series may lack a group. `form`
+    formats the labels, and `labels` are further options of `bar_label`.
     """
     width = 0.8 / max(1, len(series))
     for number, (name, heights) in enumerate(series.items()):
@@ -38,13 +43,13 @@ def bars(
 
 
 def on_device(title: str, reports: Sequence[Mapping[str, Any]]) -> str:
-    """A title with the device that the reports are from."""
+    """Return a title with the device of the reports, if one is known."""
     device = next((r["facts"]["device"] for r in reports if r["facts"].get("device")), "")
     return f"{title} on {device}" if device else title
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure; the same numbers give the same file, whatever version of matplotlib drew it."""
+    """Write and close a figure. Equal figures give equal bytes with every version of matplotlib."""
     figure.tight_layout()
     figure.savefig(path, dpi=150, metadata={"Software": None})
     pyplot().close(figure)

@@ -1,4 +1,4 @@
-"""`kgen bench`: emitted kernels against their peers, in one interleaved run for each spec."""
+"""`kgen bench`: time emitted kernels and their peers, interleaved, one run per spec."""
 
 from __future__ import annotations
 
@@ -36,23 +36,39 @@ def bench_specs(
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers.
 
-    Returns rows of spec, pass, peer, milliseconds, tflops or tbps, ratio (the peer's time over kgen's: above
-    one kgen is faster), quartiles, rounds, first_call (seconds), distance (of the result from kgen's) and error;
-    a peer that fails is a row with an error, one that cannot compute a spec is left out. Of several shapes rows have
-    the `shape`, too. Writes `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
-    `<family>.png`, or `<family>-shapes.json` alone for several shapes, and `<family>-first-call.json` for first calls,
-    anew whenever a worker is done, with the `seconds` after which it had imported everything, drawn its workload and
-    measured the first peer. `hands` race, each spec on one device, by default one process here; several prepare side by
-    side, and measure one after the other. Rows of other machines have `device` and `node`. `hear` gets an event for
-    each row. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape, `MissingError` without
-    torch, triton or the device.
+    Return one row per spec, pass and peer:
+
+    | field | meaning |
+    | --- | --- |
+    | `milliseconds`, `quartiles`, `rounds` | median, first and third quartile, number of calls |
+    | `tflops` or `tbps` | rate of the median |
+    | `ratio` | the peer's time divided by kgen's |
+    | `first_call` | seconds, compilation included |
+    | `distance` | relative distance of the result from kgen's |
+    | `error` | the message of a peer that failed, else None |
+    | `shape` | the size, if there are several |
+    | `device`, `node` | of rows from other machines |
+
+    A peer that cannot compute a spec has no row. Each report has `seconds`: the time until the
+    worker had imported everything, created its workload, and measured the first peer.
+
+    Write `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
+    `<family>.png`. Several shapes give `<family>-shapes.json`, and first calls give
+    `<family>-first-call.json`. Reports are written again after each worker.
+
+    `hands` run the races, each spec on one device. The default is one process on this machine.
+    Several processes prepare in parallel and measure in turn. `hear` receives an event per row.
+
+    Raise `KgenError` for a spec that is not rendered, an unknown peer or a wrong shape. Raise
+    `MissingError` without torch, Triton or the device.
     """
     hands = Here() if hands is None else hands
     entries = list(_entries(options.shard.of(loaded, lambda one: one.folder), generated, options))
     options = replace(options, device=hands.device(options.device))
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         turns = Path(folder) / "turns" if hands.beside > 1 and not hands.far else None
-        # Here all parts of a size are measured on one device whoever does it; elsewhere one worker does them.
+        # Local workers share one device, so they can divide the parts of a size. A remote worker
+        # may have another device, so one worker measures all parts.
         races = [race for one in entries for race in one.races(options, turns, together=hands.far)]
         reports = _Reports(races, options, hear)
         hands.run(races, reports.heard)
@@ -61,17 +77,17 @@ def bench_specs(
 
 @dataclass(frozen=True)
 class _Entry:
-    """A spec at one shape."""
+    """One spec at one shape."""
 
     problem: Any
     files: list[Emitted]
     peers: tuple[str, ...]
     text: str
-    """The shape as it was asked for."""
+    """The shape as the user wrote it."""
     size: Any
 
     def races(self, options: BenchOptions, turns: Path | None, *, together: bool) -> Iterator[Task]:
-        """A task for each part of the size, or one for all of them `together`."""
+        """Yield one task per part of the size, or a single task if `together`."""
         own = tuple(replace(file, path=file.path.resolve()) for file in self.files)
         folders = tuple(dict.fromkeys(file.path.parent for file in own))
         shown = self.text if len(options.shapes) > 1 else None
@@ -84,10 +100,10 @@ class _Entry:
 
 
 def _entries(loaded: Sequence[Any], generated: Path, options: BenchOptions) -> Iterator[_Entry]:
-    """Each spec at each shape. Raises what `bench_specs` does for these."""
+    """Yield each spec at each shape. Raise the `KgenError`s of `bench_specs`."""
     for one in loaded:
         if (bench := family(one.spec.kernel).bench) is None:
-            message = f"there is nothing to race kernel `{one.spec.kernel}` against yet"
+            message = f"kernel `{one.spec.kernel}` has no benchmark"
             raise KgenError(Diagnostic("bench-kernel", message, file=str(one.path)))
         problem, own = problem_of(one), bench.shape.get()
         peers = tuple(own.DEFAULT_PEERS if options.against is None else options.against)
@@ -100,14 +116,14 @@ def _entries(loaded: Sequence[Any], generated: Path, options: BenchOptions) -> I
 
 
 class _Reports:
-    """The reports of races, in the order in which these were asked for, whichever came first."""
+    """Reports of races, in the order of the request."""
 
     def __init__(self, races: Sequence[Task], options: BenchOptions, hear: Listener) -> None:
         self._races, self._options, self._hear = races, options, hear
         self._found: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def heard(self, task: Task, row: Row) -> None:
-        """Tell of a row of a race, or enter its report and write those so far."""
+        """Report progress for a row. Store a finished report and write all reports so far."""
         if "report" not in row:
             doing = f"{row['spec']} {row['pass']} {row['peer']}"
             self._hear(Progressed(len(self._found), len(self._races), doing))
@@ -118,7 +134,7 @@ class _Reports:
             _write(Path(self._options.output), self.merged(), self._options.kind, plot=whole)
 
     def merged(self) -> list[dict[str, Any]]:
-        """A report for each spec and shape."""
+        """One report per spec and shape."""
         own: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for race in self._races:
             if race.key in self._found:
@@ -128,21 +144,21 @@ class _Reports:
 
 @dataclass(frozen=True)
 class Race:
-    """What is measured on one device: all that can run there of the files of a spec, and its peers."""
+    """The work of one device: the files of a spec that can run there, and the peers."""
 
     problem: Any
     files: tuple[Emitted, ...]
     peers: tuple[str, ...]
     sizes: tuple[Any, ...]
     shape: str | None
-    """As it was asked for, where there are several."""
+    """The shape as the user wrote it, if there are several."""
     device: str
     first_call: bool
     turns: Path | None
 
 
 def run_race(race: Race, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
-    """The rows of a race where it is run, and then its `report`, which has all of them."""
+    """Yield the rows of a race, then a `report` with all of them."""
     files = [file for file in race.files if instead or not file.unable(race.device)]
     able = {file: file.rank for file in files if file.rank is not None}
     best_first = sorted(able, key=lambda file: -able[file])
@@ -160,7 +176,7 @@ def run_race(race: Race, instead: Messages | None = None, *, timeout: float) -> 
 
 
 def _merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The reports of the parts of one spec as one."""
+    """Merge the reports of the parts of one spec."""
     merged = dict(reports[0], rows=[row for report in reports for row in report["rows"]])
     if len(reports) > 1:
         sizes = [size for report in reports for size in report["workload"].get("sizes", [])]
@@ -189,23 +205,23 @@ def _job(
 def _rows(
     job: BenchJob, timeout: float, report: dict[str, Any], messages: Messages
 ) -> Iterator[dict[str, Any]]:
-    """Each row that one worker says; into `report` goes everything that it does."""
+    """Yield the rows of one worker, and fill `report` with all its messages."""
     name = job.problem.name
     report |= {"format": 1, "spec": name, "kernel": job.problem.kernel}
-    # Which file is called by which name is said, for that of the default depends on the device.
+    # The default file depends on the device, so the report names the file behind each peer name.
     report["files"] = dict(zip(job.peers, job.files, strict=False))
     rows: list[dict[str, Any]] = []
     report |= {"facts": {}, "workload": {}, "rows": rows, "seconds": {}}
     began = time.perf_counter()
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     if job.turns is not None:
-        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many workers as the cores take
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the workers already use all cores
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
             stage = "measured" if "peer" in message else next(iter(message))
             report["seconds"].setdefault(stage, round(time.perf_counter() - began, 1))
             if "peer" in message:
-                # Figures of another machine say whose they are.
+                # Rows of another machine name their device and node.
                 where = {"device": report["facts"].get("device"), "node": NODE[0]} if NODE else {}
                 rows.append(_row(name, message) | where)
                 yield rows[-1]
@@ -235,10 +251,9 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: bool) -> None:
-    """A folder for each device, with a file for each spec, and one with a plot for a family; of another `kind` one for
-    the family."""
+    """Write the reports of each device to the device's folder."""
     devices = [report["facts"].get("device") for report in reports]
-    # What ended before it said where it ran counts to the others.
+    # A worker that died early did not report its device. Assume the device of the others.
     usual = next((name for name in devices if name), "unknown")
     for device in dict.fromkeys(name or usual for name in devices):
         own = [one for one, name in zip(reports, devices, strict=True) if (name or usual) == device]

@@ -1,4 +1,5 @@
-"""Timing of contenders that compute the same thing: interleaved, so that drift of the chip hits all alike."""
+"""Interleaved timing of contenders that compute the same result, so that clock drift affects all
+equally."""
 
 from __future__ import annotations
 
@@ -15,21 +16,24 @@ from typing import Any
 import torch
 
 AGREE = 5e-2
-"""How far a peer's result may be from kgen's, as a relative Frobenius norm."""
+"""Largest relative Frobenius distance of a peer's result from kgen's."""
 
 FLUSHES = 4
-"""Times that a GB is zeroed before a call. Once clears L2; four times take the GPU (an H200: 1.3 ms) longer than the
-CPU takes to launch what comes next, a backward pass through autograd (0.5 to 0.7 ms)."""
+"""Number of times that 1 GB is zeroed before a call.
+
+One time flushes L2. Four times take 1.3 ms on an H200. A launch of a backward pass through autograd
+takes the CPU 0.5 to 0.7 ms.
+"""
 
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
+    """The work of one worker. Timing one pass takes `budget` seconds, or `rounds` calls per peer.
 
-    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default on the device and is
-    called `kgen` among the peers, the others `kgen-cuda` and the like. Those in `forward_only` have no gradients.
-    `shape` belongs to the family. Workers that share a file `turns` prepare side by side and
-    measure one at a time, when none prepares any more.
+    `files` are the emitted files by stem (`triton`, `cuda`). The first is the spec's default on the
+    device and has the peer name `kgen`. The others are `kgen-cuda` and so on. Files in
+    `forward_only` have no gradients. `shape` is the family's `Shape`. Workers with the same file
+    `turns` prepare in parallel and measure one at a time, while no worker prepares.
     """
 
     problem: Any
@@ -40,27 +44,27 @@ class BenchJob:
     rounds: int = 20
     budget: float = 1.5
     first_call: bool = False
-    """Whether to time the first call in a fresh process instead, where the family can."""
+    """True to time the first call in a fresh process instead. Only attention supports it."""
     forward_only: frozenset[str] = frozenset()
     parts: Mapping[str, Path] = field(default_factory=dict)
-    """Emitted files that do one part of the kernel, by the name of the part: `delta`."""
+    """Emitted files that compute one part of the kernel, by part name (`delta`)."""
     turns: Path | None = None
 
     def peers_of(self, backward: bool) -> tuple[str, ...]:
-        """The peers that have a pass."""
+        """The peers that have this pass."""
         return tuple(name for name in self.peers if not (backward and name in self.forward_only))
 
 
 @contextlib.contextmanager
 def preparing(job: BenchJob) -> Iterator[None]:
-    """While peers are compiled and called first: others may do the same, none measures."""
+    """Hold a shared lock while peers are compiled and called first. Nobody measures meanwhile."""
     with _locked(job, fcntl.LOCK_SH):
         yield
 
 
 @contextlib.contextmanager
 def measuring(job: BenchJob) -> Iterator[None]:
-    """While peers are timed: the device is this worker's."""
+    """Hold an exclusive lock while peers are timed. No other worker uses the device."""
     with _locked(job, fcntl.LOCK_EX):
         yield
 
@@ -70,39 +74,40 @@ def _locked(job: BenchJob, how: int) -> Iterator[None]:
     if job.turns is None:
         yield
         return
-    with open(job.turns, "a") as file:  # closing it gives the lock back, as the end of the process does
+    with open(job.turns, "a") as file:  # closing the file releases the lock, as the end of the process does
         fcntl.flock(file, how)
         yield
 
 
 @dataclass
 class Contender:
-    """A peer that is ready to be timed."""
+    """A compiled peer with its samples in milliseconds."""
 
     name: str
     run: Callable[[], Any]
     first_call: float
     samples: list[float] = field(default_factory=list)
     distance: float | None = None
-    """Of its result from kgen's, as `distance` has it; None where that was not looked at."""
+    """Relative distance of its result from kgen's; None if it was not computed."""
 
 
 def copy(nbytes: int, device: str) -> Contender:
-    """As many bytes read and written together: what the device's memory allows."""
-    # A copy of an odd number of bytes is a slower one.
+    """Return a contender that copies `nbytes` in total, half read and half written."""
+    # Copies of an odd number of bytes are slower.
     source = torch.zeros(-(-nbytes // 8192) * 4096, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return Contender("copy", lambda: target.copy_(source), 0.0)
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device, if it is one."""
+    """Wait for the GPU. Do nothing on a CPU."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def first(make: Callable[[], Callable[[], Any]], device: str) -> tuple[Callable[[], Any], Any, float]:
-    """What `make` gives to time, the result of its first call, and the seconds of both with compilation."""
+    """Call `make` and then its result once. Return the function, the result, and the seconds
+    including compilation."""
     synchronize(device)
     began = time.perf_counter()
     run = make()
@@ -112,7 +117,7 @@ def first(make: Callable[[], Callable[[], Any]], device: str) -> tuple[Callable[
 
 
 def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
-    """Milliseconds of one call with a cold L2 cache; wall clock without a GPU."""
+    """Return the milliseconds of one call with a flushed L2, or by wall clock on a CPU."""
     if device != "cuda":
         began = time.perf_counter()
         run()
@@ -128,8 +133,8 @@ def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
 
 
 def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
-    """Fill in the samples: one call of each per round, the order rotating, so that drift hits all alike."""
-    # Far more than L2.
+    """Fill the samples of all contenders. Each round calls each contender once, in rotating order."""
+    # 1 GB is far larger than L2.
     flush = torch.empty(2**30, dtype=torch.uint8, device="cuda") if job.device == "cuda" else None
     for contender in contenders:
         _once(contender.run, job.device, flush)
@@ -144,7 +149,7 @@ def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
 
 
 def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
-    """The largest relative Frobenius distance of two results; NaN counts as infinite."""
+    """Return the largest relative Frobenius distance between two results. NaN counts as infinite."""
     distances = []
     for a, b in zip(got, want, strict=True):
         difference = float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30))
@@ -153,9 +158,10 @@ def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
 
 
 def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each contender, `ratio` being its time over that of kgen's default.
+    """Return a row per contender. `ratio` is its time divided by the time of kgen's default file.
 
-    `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}.
+    `work` maps a rate to the amount of work in the rate's unit times milliseconds, for example
+    `{"tflops": FLOP / 1e9}`.
     """
     own = next((statistics.median(c.samples) for c in contenders if c.name.startswith("kgen")), None)
     found = []
@@ -179,12 +185,12 @@ def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float])
 
 
 def message(error: Exception) -> str:
-    """What went wrong, short enough for a row."""
+    """Return the type and the first 1000 characters of an error."""
     return f"{type(error).__name__}: {error}"[:1000]
 
 
 def driver(device: str) -> str:
-    """The version of the GPU's driver."""
+    """Return the version of the GPU driver; empty on a CPU, `unknown` if nvidia-smi fails."""
     if device != "cuda":
         return ""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

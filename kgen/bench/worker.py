@@ -1,7 +1,7 @@
-"""Times the emitted files of one spec against their peers: `python -m kgen.bench.worker JOB`.
+"""Time the emitted files of one spec against their peers: `python -m kgen.bench.worker JOB`.
 
-JOB is a pickled `BenchJob`. Standard output carries JSON lines: facts about the device, and a row for each
-pass and peer.
+JOB is a pickled `BenchJob`. Standard output carries JSON lines: facts about the device, and a row
+per pass and peer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
 
 BESIDE = ("nvidia-cutlass-dsl", "cuda-core", "fla-core", "flash-attn-4", "liger-kernel", "quack-kernels")
-"""What targets and peers come from: recorded where it is installed."""
+"""Packages of targets and peers. The report has the versions of those that are installed."""
 
 
 def _beside() -> dict[str, str]:

@@ -16,6 +16,7 @@ from xml.sax.saxutils import escape, quoteattr
 from kgen.pages import text
 from kgen.pages.model import FULL, KINDS, MASKED, SKIPPED, Bars, Grid, Group
 
+# No matplotlib: rectangles suffice, follow a dark screen, and have the same bytes on all machines.
 CLASSES = {SKIPPED: "skipped", MASKED: "masked", FULL: "full"}
 SERIES = 8
 """Colours of series; further ones begin anew."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 
+# Adapters are folders next to the kernels, not inside: each folder is a package with all that it
+# needs, and can be copied. `adapters:` does not change the kernels, so their hashes and ledger
+# records do not depend on it.
 @dataclass(frozen=True)
 class Adapter:
     """What an adapter of a spec is made of: files by folder, which kgen keeps, and by path those that are written where

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from kgen.render.environment import PACKAGE
 
+# A name is searched for in one folder and then here. A search of several folders would make it
+# depend on the current directory.
 PREFIX = "builtin:"
 
 

@@ -117,6 +117,7 @@ def _compiled() -> BytecodeCache | None:
             with suppress(OSError):  # where nothing can be kept, it is compiled again
                 super().dump_bytecode(bucket)
 
+    # A cache in the project could come with a cloned repository, and its bytecode would run.
     # jinja knows them by their text. What this file makes of a text belongs to it.
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     try:

@@ -14,7 +14,6 @@ Nothing here depends on when, where or by which version the file was made.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 
@@ -32,33 +31,6 @@ _HEADER = re.compile(
     r"(?P=mark) inputs: (?P<inputs>[0-9a-f]+)\n"
     r"(?P=mark) body: (?P<body>[0-9a-f]+)\n"
 )
-
-
-_ASIDE = re.compile(
-    rf"\A((?:(?:#|//) [^\n]*\n){{1,2}}?)(?:(?:#|//) (?:{_LEFT})\n)*(?:#|//) inputs: [0-9a-f]+\n"
-    r"(?:(?:#|//) body: [0-9a-f]+\n)?".encode()
-)
-_NAMED_AFTER_CODE = re.compile(rb"\bkgen_[0-9a-f]{16}\b")
-
-
-def without_asides(content: bytes) -> bytes:
-    """An emitted file without what follows from the rest of it, digests of its code and the names made of them, and
-    without the lines of its header that may change while the file stays the same: what it was made from, and what asks
-    tools to leave it as it is."""
-    return _NAMED_AFTER_CODE.sub(b"kgen", _ASIDE.sub(rb"\1", content))
-
-
-def without_docstrings(text: str) -> str:
-    """What a file of Python does, without what it says. Raises `SyntaxError` for what is none."""
-    lines = text.split("\n")
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
-            continue
-        if ast.get_docstring(node, clean=False) is not None:
-            said = node.body[0]
-            for number in range(said.lineno - 1, said.end_lineno or said.lineno):
-                lines[number] = ""
-    return "\n".join(filter(None, lines))
 
 
 def digest(text: str) -> str:

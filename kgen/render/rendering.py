@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
-from kgen.render.header import digest, stamp, stamp_shared, without_docstrings
+from kgen.render.header import digest, stamp, stamp_shared
+from kgen.render.program import program
 from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
 from kgen.targets.launching import FILENAME, LAUNCH_FILE, imported
@@ -221,7 +222,7 @@ def _body(source: Source) -> str:
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
-    return text.replace(environment.DIGEST_OF_CODE, digest(without_docstrings(text)))
+    return text.replace(environment.DIGEST_OF_CODE, digest(program(text.encode(), ".py").decode()))
 
 
 def _with_imports(text: str) -> str:

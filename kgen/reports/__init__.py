@@ -1,1 +1,1 @@
-"""Pages of specs, of what was verified and of what was measured."""
+"""Pages about specs, verification results and benchmarks."""

@@ -1,4 +1,4 @@
-"""Everything about one spec on a page: what its family says, its files, and the loops that they have."""
+"""The page of `kgen explain`: the family's explanation, the files, and their inner loops."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from kgen.targets import Source, asked_targets, sources
 from kgen.verify.ledger import status
 
 INNER_LOOP = "inner_loop"
-"""The block of a template that readers are shown."""
+"""Name of the template block that the page shows."""
 
 
 def said(loaded: Loaded, drawing: Drawing | None) -> Page:
-    """What the family says."""
+    """Return the family's page for a spec."""
     with too_large(loaded):
         page: Page = family(loaded.spec.kernel).explain(loaded, drawing)
     return page
 
 
 def explained(loaded: Loaded, drawing: Drawing | None, generated: Path) -> Page:
-    """The whole page."""
+    """Return the family's page with the files, the inner loops and the spec added."""
     page = said(loaded, drawing)
     loops = tuple(Listing(file, text) for file, text in excerpts(loaded, INNER_LOOP))
     path = escaped(Path(loaded.path).name)
@@ -57,7 +57,7 @@ def explained(loaded: Loaded, drawing: Drawing | None, generated: Path) -> Page:
 
 
 def facts(loaded: Loaded, drawing: Drawing | None, generated: Path) -> dict[str, Any]:
-    """The same as data; docs/commands.md lists the fields."""
+    """Return the page as data. docs/commands.md lists the fields."""
     page = said(loaded, drawing)
     return {
         "spec": loaded.spec.name,
@@ -77,7 +77,7 @@ def facts(loaded: Loaded, drawing: Drawing | None, generated: Path) -> dict[str,
 
 
 def _shares(grid: Grid) -> dict[str, float]:
-    """The share of tiles of each kind, by what the kind is called."""
+    """Return the share of skipped, masked and full tiles."""
     shares = grid.shares()
     return {"skipped": shares[SKIPPED], "masked": shares[MASKED], "full": shares[FULL]}
 
@@ -89,7 +89,7 @@ def _files(loaded: Loaded, generated: Path) -> Table:
     for name, target in family(loaded.spec.kernel).targets.items():
         if name not in asked:
             why = Code(f"targets: {{{name}: {{}}}}")
-            rows.append((words(Code(name)), (), (), words("none: the spec does not ask for it by ", why)))
+            rows.append((words(Code(name)), (), (), words("none: the spec does not have ", why)))
             continue
         anywhere = "GPUs, and Triton's interpreter" if target.runtime.on_cpu else "GPUs"
         part = f", the {target.part} alone" if target.part else ""
@@ -102,7 +102,7 @@ def _files(loaded: Loaded, generated: Path) -> Table:
 
 
 def _where(loaded: Loaded, source: Source) -> str:
-    """The one architecture of a file, and what runs it elsewhere; nothing for a file that runs on several."""
+    """Return the only architecture of a file and its interpreter, or empty text if it runs on several."""
     verification = family(loaded.spec.kernel).verification
     chip = verification.chip.get() if verification and verification.chip else None
     if chip is None or source.filename != chip.file:
@@ -112,7 +112,7 @@ def _where(loaded: Loaded, source: Source) -> str:
 
 def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:
     if file not in known:
-        return words("belongs to the file beside it")
+        return words("verified with the file that imports it")
     row = known[file]
     proof = row["proof"]
     proved = (
@@ -126,8 +126,8 @@ def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:
 def _what_states_are() -> Iterator[Prose]:
     yield Prose(
         quoting(
-            "`verified` is this text, run right on a GPU against float64; `interpreted`, in Triton's interpreter; "
-            "`compiled`, not run; `stale`, none of these, but an earlier text was; `unrecorded`, without any result; "
-            "`missing`, not rendered."
+            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it passed only in Triton's "
+            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text has a result. "
+            "`unrecorded`: no result. `missing`: not rendered."
         )
     )

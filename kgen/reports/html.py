@@ -1,7 +1,7 @@
-"""A page as one HTML file: style and pictures are in it, it has no script, and asks for nothing from anywhere.
+"""Render a page as one HTML file without scripts or external resources.
 
-Text of a user is in specs, and so in pages: jinja escapes all of it, and a policy in the page forbids what would
-load or run anyway.
+Specs, and therefore pages, contain text of users. jinja escapes all of it, and a content security
+policy forbids loading or running anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kgen.render.environment import template_root
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a line as the template asks for it."""
+    """A piece of a line, as the template reads it."""
 
     text: str
     is_code: bool
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Titled:
-    """A section as the template asks for it."""
+    """A section, as the template reads it."""
 
     title: str
     anchor: str
@@ -38,25 +38,25 @@ class Titled:
 
 
 def html(page: Page) -> str:
-    """The file."""
+    """Return the HTML of a page."""
     anchors = [anchor(section.title) for section in page.sections]
     sections = tuple(
         Titled(section.title, _unlike(anchors, i), tuple(map(_block, section.blocks)))
         for i, section in enumerate(page.sections)
     )
-    # The colours are our own text, in a style.
+    # The colours are constant text, so they need no escaping.
     fields = {"page": page, "sections": sections, "colours": Markup(svg.STYLE)}
     rendered = _environment().get_template("pages/page.html.j2").render(fields)
     return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
 
 
 def anchor(title: str) -> str:
-    """What a link to a section names."""
+    """Return the link target of a section."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def _unlike(anchors: Sequence[str], i: int) -> str:
-    """An anchor, with a number where one before it is the same."""
+    """Return an anchor, with a number if an earlier one is equal."""
     before = anchors[:i].count(anchors[i])
     return f"{anchors[i]}-{before + 1}" if before else anchors[i]
 
@@ -136,5 +136,5 @@ def _bars(block: model.Bars) -> Markup:
 
 
 def _picture(drawn: svg.Element) -> Markup:
-    # An element escapes what is in it.
+    # svg elements escape their content.
     return _macro("picture")({"drawn": Markup(str(drawn))})

@@ -1,4 +1,4 @@
-"""What was verified and what was measured, on one page: the ledger and the reports of benchmarks."""
+"""The page of `kgen report`: the ledger and the benchmark reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kgen.verify.ledger import INTERPRETER, STATES, Ledger, file_hash, read, sta
 
 
 def record(loaded: Sequence[Loaded], generated: Path, benchmarks: Path) -> Page:
-    """The page."""
+    """Return the page for some specs, a folder of emitted files and a folder of benchmarks."""
     rows, files = status(loaded, generated), read(generated)
     kernels = {one.folder: one.spec.kernel for one in loaded}
     counted = Counter(row["state"] for row in rows)
@@ -43,20 +43,20 @@ def _states(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
         yield Bars("Files by state", "files", tuple(groups), stacked=True, palette=STATES)
     yield Prose(
         quoting(
-            "`verified` is the present text, run right on a GPU against float64; `interpreted`, in Triton's "
-            "interpreter alone; `compiled`, not run; `stale`, none of these, but an earlier text was; `unrecorded`, "
-            "without any result; `missing`, not rendered."
+            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it passed only in Triton's "
+            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text has a result. "
+            "`unrecorded`: no result. `missing`: not rendered."
         )
     )
 
 
 def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledger) -> Iterator[Block]:
-    """Of each file on the first device that it ran on."""
+    """Yield charts of the errors of each file, on the first device where it ran."""
     yield Prose(
         words(
-            "Against float64, of the worst case. What counts is the error over that of eager PyTorch in the same "
-            "dtypes, or over a rounding of the result where that is more: a gradient that nearly cancels has a large "
-            "relative error, however it is computed. Bars of errors are logarithmic."
+            "Errors of the worst case, compared with float64. The criterion is the error divided by the error of "
+            "eager PyTorch in the same dtypes, or by a rounding of the result if that is larger. A gradient that "
+            "nearly cancels has a large relative error in any implementation. Bars of errors are logarithmic."
         )
     )
     for kernel in dict.fromkeys(kernels.values()):
@@ -67,7 +67,7 @@ def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledg
         ratios = [(row, max(ratio for _, ratio in found.values())) for row, found in own]
         errors = [(row, found[OUTPUT][0]) for row, found in own if OUTPUT in found]
         charts = {
-            (f"{kernel}: error over eager's, worst of all outputs", "times"): ratios,
+            (f"{kernel}: error divided by eager's, worst of all outputs", "times"): ratios,
             (f"{kernel}: error of the output", "relative"): errors,
         }
         for (title, unit), values in charts.items():
@@ -77,11 +77,11 @@ def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledg
 
 
 OUTPUT = "out"
-"""What a file's result is called in the ledger, where it has several outputs."""
+"""Name of the result in the ledger if a file has several outputs."""
 
 
 def _worst(row: dict[str, Any], files: Ledger) -> dict[str, tuple[float, float]]:
-    """The error of each output and its ratio, on the device that the row is of; nothing where it did not run."""
+    """Return the error and ratio of each output on the row's device; empty if the file has not run."""
     if row["device"] is None:
         return {}
     records = files.get(file_hash(Path(row["file"])), {"records": {}})["records"]
@@ -107,7 +107,7 @@ def _places(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
     if cells:
         yield Table(("device and toolchain", "files", "earlier texts of files"), cells)
     else:
-        yield Prose(words("Nothing on record ran anywhere."))
+        yield Prose(words("No recorded file ran."))
 
 
 def _files(rows: Sequence[dict[str, Any]], files: Ledger) -> Table:
@@ -121,4 +121,6 @@ def _files(rows: Sequence[dict[str, Any]], files: Ledger) -> Table:
         cells.append(
             (words(file), words(row["state"]), words(row["device"] or ""), words(said), words(proved))
         )
-    return Table(("file", "state", "on", "worst error over eager's", "obligations proved"), tuple(cells))
+    return Table(
+        ("file", "state", "on", "worst error divided by eager's", "obligations proved"), tuple(cells)
+    )

@@ -1,4 +1,4 @@
-"""What benchmarks measured, as bars. They are read from the reports that `kgen bench` writes, and not run."""
+"""Charts of the reports that `kgen bench` wrote. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from kgen.files import read_json
 from kgen.pages.model import Bars, Block, Code, Group, Line, Lines, Prose, Section, Table, quoting, words
 
-UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "milliseconds": "ms, less is better"}
-"""What a row may be measured in, the first that it has."""
+UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "milliseconds": "ms, lower is better"}
+"""Units of a row by field. The first field that a row has is drawn."""
 OWN = "kgen"
 
 Row = Mapping[str, Any]
@@ -19,10 +19,10 @@ Report = Mapping[str, Any]
 
 
 def speed(benchmarks: Path) -> Iterator[Section]:
-    """A section for each file of reports. Those that are in the file of a family, too, are drawn there alone."""
+    """Yield a section per report file. A report that is also in a family's file is drawn only there."""
     files = {path: _reports(path) for path in sorted(benchmarks.glob("*/*.json"))}
     if not files:
-        yield Section("Speed", (Prose(words("There are no reports of benchmarks.")),))
+        yield Section("Speed", (Prose(words("There are no benchmark reports.")),))
     families = [report for found in files.values() if found and len(found) > 1 for report in found]
     other = [path for path, found in files.items() if found is None]
     for path, found in files.items():
@@ -31,13 +31,14 @@ def speed(benchmarks: Path) -> Iterator[Section]:
             name = path.relative_to(benchmarks).with_suffix("").as_posix()
             yield Section(f"Speed: {name}", tuple(_drawn(own)))
     if other:
-        why = "These files are no reports of `kgen bench`:"
+        why = "These files are not reports of `kgen bench`:"
         lines = tuple(Line(path.relative_to(benchmarks).as_posix()) for path in other)
         yield Section("Not drawn", (Lines(lines, quoting(why)),))
 
 
 def _reports(path: Path) -> list[Report] | None:
-    """The reports of a file; None for a file of something else. Raises `KgenError` for what is no JSON."""
+    """Return the reports of a file, or None if it holds something else. Raise `KgenError` if it is
+    not JSON."""
     try:
         found = read_json(path, "bad-benchmark", f"remove {path}, or measure again")
     except OSError:
@@ -82,7 +83,7 @@ def _drawn(reports: Sequence[Report]) -> Iterator[Block]:
         if row.get("error")
     )
     if failed:
-        yield Table(("spec", "pass", "peer", "why it has no time"), failed)
+        yield Table(("spec", "pass", "peer", "error"), failed)
 
 
 def _measured_on(facts: Mapping[str, Any]) -> str:
@@ -92,7 +93,7 @@ def _measured_on(facts: Mapping[str, Any]) -> str:
 
 
 def _ratios(rows: Sequence[Row]) -> Table | None:
-    """How many times faster kgen is, by pass and peer."""
+    """Return a table of the peers' times divided by kgen's, by pass."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if row["ratio"] and row["ratio"] > 0 and not row["peer"].startswith(OWN) and row["peer"] != "copy":
@@ -102,7 +103,11 @@ def _ratios(rows: Sequence[Row]) -> Table | None:
         (words(pass_), *(words(_spread(by_peer.get(peer, []))) for peer in peers))
         for pass_, by_peer in found.items()
     )
-    return Table(("time over kgen's: geometric mean (least to greatest)", *peers), cells) if cells else None
+    return (
+        Table(("time divided by kgen's: geometric mean (lowest to highest)", *peers), cells)
+        if cells
+        else None
+    )
 
 
 def _spread(ratios: Sequence[float]) -> str:
@@ -113,7 +118,8 @@ def _spread(ratios: Sequence[float]) -> str:
 
 
 def _charts(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[tuple[str, Row, float]]]]:
-    """Title, unit and bars of each chart: of a pass, or of a spec in it where specs were measured in several ways."""
+    """Yield title, unit and bars per chart: one per pass, or one per spec if specs were measured at
+    several sizes."""
     found: dict[tuple[str, str], list[tuple[Row, float]]] = {}
     for row in rows:
         unit = next((unit for unit in UNITS if row.get(unit) is not None), None)
@@ -130,7 +136,7 @@ def _charts(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[tuple[str, Row
 
 
 def _detail(row: Row) -> str:
-    """What tells a row from others of its spec, pass and peer: a shape, a width, a length."""
+    """Return the shape, width or length that distinguishes rows of the same spec, pass and peer."""
     rest = row["pass"].partition(" ")[2]
     sizes = f"{row['rows']} x {row['width']}" if "width" in row and "rows" in row else ""
     graph = "in a graph" if row.get("graph") else ""

@@ -1,7 +1,7 @@
 """`__init__.py` of an emitted folder: the spec's function, from the fastest of its files that can run.
 
 Several files may offer that function, one for each target or architecture
-(docs/decisions/one-function-for-a-folder.md).
+(docs/decisions/0023-emitted-folders.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`generated/verified.json`: which emitted file was verified where, with which error.
 
-A file is known by the hash of its code, so a record can never speak for other code. Names of operators, which are
-made of the code, and docstrings are no part of it. Each hash has a record per device and versions of what ran it
+The key of a file is the hash of its program (`kgen.render.program`): a record never speaks for other code. Comments,
+docstrings and layout are no part of it. Each hash has a record per device and versions of what ran it
 (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device `interpreter`. `compiled sm_90` says
 that it compiled for that architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing
 there. `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` is of machine code that `kgen build` made of the
@@ -25,7 +25,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read as read_file
 from kgen.files import read_as
-from kgen.render.header import without_asides, without_docstrings
+from kgen.render.program import program
 from kgen.verify.emitted import Emitted, emitted_files, parts
 from kgen.verify.records import LedgerFile, is_name
 
@@ -44,17 +44,8 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of the code of an emitted file and of what belongs to it."""
-    return hashlib.sha256(b"".join(_code(p.suffix, read_file(p)) for p in parts(path))).hexdigest()
-
-
-def _code(suffix: str, content: bytes) -> bytes:
-    """A file without docstrings and the asides of its header."""
-    code = without_asides(content)
-    # What is no Python was edited by hand, and is known by its text.
-    with contextlib.suppress(SyntaxError, UnicodeDecodeError):
-        return without_docstrings(code.decode()).encode() if suffix == ".py" else code
-    return code
+    """Return the sha256 of the programs in an emitted file and the files that belong to it."""
+    return hashlib.sha256(b"".join(program(read_file(p), p.suffix) for p in parts(path))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:

@@ -147,7 +147,7 @@ def test_what_is_said() -> None:
         "All batches and heads have these tiles.",
         f"verified on {device}, worst relative error",
         "of 85 obligations proved",
-        "none: the spec does not ask for it by targets: {cuda: {}}",
+        "none: the spec does not have targets: {cuda: {}}",
         "kv_start = kv_lo + (i + turn) % wrap * BLOCK_N",
     ):
         assert sentence in said, sentence

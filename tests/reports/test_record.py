@@ -78,7 +78,7 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     by_file = {group.name: group.values for group in bars(page)["Files by state"].groups}
     assert by_file == {"cuda.py": {"missing": 2.0}, "triton.py": {"verified": 1.0, "unrecorded": 1.0}}
     errors = bars(page)
-    (worst,) = errors["attention: error over eager's, worst of all outputs"].groups
+    (worst,) = errors["attention: error divided by eager's, worst of all outputs"].groups
     assert (worst.name, [*worst.values.values()]) == ("causal", [0.75])
     (output,) = errors["attention: error of the output"].groups
     assert [*output.values.values()] == [0.002]

@@ -141,6 +141,8 @@ class ChunkOutputSpec(SpecModel):
     """Tokens of a chunk: BT."""
     heads: Annotated[Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)] = Heads()
     """{qk: 16, v: 32}, {group: 2} or `any`: what is compiled in, and what is left to the call."""
+    # The state decays by b**c(i), a pair of positions by b**(c(i) - c(j)). The difference alone
+    # does not determine c(i), and a subtraction before the power cannot overflow.
     decay: Expression = None
     """The exponent c(i) of the decay from the chunk's start through position i; none if left out."""
     gate_base: Literal["e", 2] = "e"

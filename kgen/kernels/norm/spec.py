@@ -237,6 +237,7 @@ class NormSpec(SpecModel):
     """Whether there is a bias."""
     eps: Annotated[float, Field(ge=0, le=1, strict=False)] = 1e-6
     """Added to the variance; the default of the argument `eps`."""
+    # Rounded first, the returned sum is all that backward reads: neither x nor the residual.
     residual: Literal["in", "in_out"] | None = None
     """in: `residual` is an argument; in_out: the sum, rounded to the residual's dtype, is normed and returned too."""
     input_mod: Expression = None

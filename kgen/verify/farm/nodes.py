@@ -1,8 +1,10 @@
 """Tasks on the nodes of a Ray cluster: a GPU or a core for each.
 
-The nodes get this kgen from here (`docs/decisions/one-kgen-on-all-nodes.md`), and with each task the files that it is
-about. A task whose node is lost is done again on another, as a whole: Ray gives its rows once, when all are there. A
-worker that a kernel takes along is the task's own affair, as it is on one machine.
+Each node gets the kgen package of the command as a Ray module, which Ray names by its content, and
+with each task the files that it is about. A node reports the hash of its kgen, so all rows are of
+one version. A shared working directory would be rewritten under the tasks of other nodes. A task
+whose node is lost is done again on another, as a whole: Ray returns its rows once, when all are
+there. A worker that a kernel takes along is the task's own affair, as on one machine.
 """
 
 from __future__ import annotations

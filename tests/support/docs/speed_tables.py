@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,20 @@ FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
 HEAD = """\
-TFLOP/s on one {device} and how many times faster than FlexAttention (`torch.compile`d, Triton backend, with its block
-mask built beforehand), than PyTorch's own (`scaled_dot_product_attention`; `varlen_attn` for packed sequences) where
-that has the variant, and than the Triton kernels of the same file, which serve every other chip, where there are
-kernels for Hopper. B {B}, HQ {HQ}, S {SQ}, packed sequences {tokens} tokens in all; medians of interleaved rounds in
-one run with torch {torch} and triton {triton}; above 1 the emitted kernel is faster."""
+The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, S {SQ}.
+The packed specs have {tokens} tokens in total. A column with a peer shows how many times faster the
+emitted kernel is.
+
+| column | peer |
+|---|---|
+| Flex | FlexAttention, `torch.compile`d, Triton backend, its block mask built before the timing |
+| PyTorch | `scaled_dot_product_attention`, or `varlen_attn` for packed sequences |
+| Triton | the portable Triton kernels of the same file |"""
+
+NO_COMPARISON = 100
+"""Larger ratios are left out: FlexAttention sums these gradients by one atomic addition per pair."""
+NOTE = "[note](#gradients-of-captured-buffers)"
+"""The section of docs/performance/attention.md that explains these ratios."""
 
 Peers = dict[str, dict[str, Any]]
 Rows = dict[tuple[Any, ...], Peers]
@@ -35,9 +47,11 @@ def _rows(report: dict[str, Any], *keys: str) -> Rows:
 
 
 def _times(rows: dict[str, dict[str, Any]], *peers: str) -> str:
-    """How many times slower the first of some peers is that was measured."""
+    """Return how many times slower the first measured one of some peers is."""
     ratio = next((rows[peer]["ratio"] for peer in peers if peer in rows), None)
-    return "" if ratio is None else f"{ratio:.2f}x"
+    if ratio is None:
+        return ""
+    return NOTE if ratio > NO_COMPARISON else f"{ratio:.2f}x"
 
 
 def race(name: str = "attention.json") -> tuple[list[tuple[str, dict[str, Peers]]], dict[str, Any]]:
@@ -167,3 +181,72 @@ def norms(file: str, name: str = "norm.json") -> str:
                 cells += [f"{copy / own:.0%}", f"{copy / times[best]:.0%} {best}, {times[best] / own:.2f}x"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).replace("%", " %") + "\n"
+
+
+@dataclass(frozen=True)
+class _Summarized:
+    """A line of the summary: the ratios of one peer in some files."""
+
+    kernels: str
+    peer: str
+    key: str
+    files: tuple[str, ...]
+    decode: bool = False
+
+    def ratios(self, pass_: str) -> Iterator[tuple[float, str]]:
+        """Yield each ratio of a pass with the case that it belongs to."""
+        for report in (report for file in self.files for report in _reports(file)):
+            for row in report["rows"]:
+                counts = row["peer"] == self.key and row["error"] is None and not row.get("graph")
+                first, *size = row["pass"].split(maxsplit=1)
+                if counts and first == pass_ and row["ratio"] <= NO_COMPARISON:
+                    yield row["ratio"], " ".join([f"`{report['spec']}`", *_size(row, size)])
+
+
+def _size(row: dict[str, Any], size: list[str]) -> list[str]:
+    """Name the size of a case where the cases of a line differ in it."""
+    if "shape" in row:
+        return [f"at {row['shape'].split('x')[2]}"]
+    return [f"at {size[0]}"] if size else [f"at {row['width']}"] if "width" in row else []
+
+
+_ALL = ("attention.json", "attention-others.json")
+_SUMMARY = (
+    _Summarized("attention, S 8192", "FlexAttention", "flex", _ALL),
+    _Summarized("attention, S 1024 to 16384", "FlexAttention", "flex", ("attention-shapes.json",)),
+    _Summarized(
+        "attention, S 8192", "FlexAttention, max-autotune", "flex-autotune", ("attention-autotune.json",)
+    ),
+    _Summarized(
+        "attention, S 1024 to 16384",
+        "FlexAttention, max-autotune",
+        "flex-autotune",
+        ("attention-shapes.json",),
+    ),
+    _Summarized("attention, S 8192", "FlashAttention-4", "flex-flash", ("attention-flash.json",)),
+    _Summarized("attention, S 8192", "PyTorch SDPA", "sdpa", _ALL),
+    _Summarized("packed attention", "PyTorch `varlen_attn`", "varlen", ("attention.json",)),
+    _Summarized("decoding", "FlexAttention", "flex", ("attention-others.json",), decode=True),
+    _Summarized("decoding", "PyTorch SDPA", "sdpa", ("attention-others.json",), decode=True),
+    _Summarized("norms in CUDA", "quack", "quack", ("norm.json",)),
+    _Summarized("norms in CUDA", "liger", "liger", ("norm.json",)),
+    _Summarized("norms in CUDA", "torch.compile", "compile", ("norm.json",)),
+    _Summarized("gated-delta output", "fla", "fla", ("chunk_output.json",)),
+)
+
+
+def summary() -> str:
+    """Geometric mean and least ratio against each peer, over all cases that were measured."""
+    lines = ["| kernels | peer | forward | worst | backward | worst |", "|---|---|---|---|---|---|"]
+    for line in _SUMMARY:
+        cells = [line.kernels, line.peer]
+        for pass_ in ("decode",) if line.decode else PASSES:
+            found = list(line.ratios(pass_))
+            if not found:
+                cells += ["", ""]
+                continue
+            mean = prod(ratio for ratio, _ in found) ** (1 / len(found))
+            least, case = min(found)
+            cells += [f"**{mean:.2f}x** ({len(found)})", f"{least:.2f}x {case}"]
+        lines.append(f"| {' | '.join(cells + ['', ''] * line.decode)} |")
+    return "\n".join(lines) + "\n"

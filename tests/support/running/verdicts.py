@@ -1,11 +1,11 @@
 """Verdicts on emitted kernels: a test that passed is not run again while all that decides its outcome stays the same.
 
 A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
-there, as passed. It is known by a hash of the emitted files without the asides of their headers, and of those that a
-file imports from beside it, the problem with its trees, the modules that verify (reference, cases, inputs, harness),
-the file of the test, what these import, and versions; not by modules that hand out work and write down what came of it.
-What plans and renders decides by nothing but the problem and the files: a test asks of that before the call, and only
-verifies after.
+there, as passed. The record is a hash of: the programs in the emitted files (no comments, docstrings or layout) and in
+the files that they import from their folder; the problem with its trees; the programs of the modules that verify
+(reference, cases, inputs, harness), of the test file, and of the modules that these import; and versions. Modules that
+distribute work and write results are left out. Planning and rendering decide an outcome only through the problem and
+the files. A test checks those before the call, and only verifies after it.
 
 Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
 which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
@@ -30,7 +30,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from kgen.render.header import without_asides
+from kgen.render.program import program
 from support.running.sampling import mark
 
 FILE = "tests/verdicts.json"
@@ -94,7 +94,8 @@ class Verdict:
         helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)
         texts = [text for one in emitted for file in (one, *_beside(one)) for text in _texts(file)]
         parts = [_name(self.item), _said(problem), *texts]
-        parts += [f"{path.relative_to(root)}\n{path.read_text()}" for path in sorted(modules | helpers)]
+        for path in sorted(modules | helpers):
+            parts.append(f"{path.relative_to(root)}\n{program(path.read_bytes(), path.suffix).decode()}")
         parts.append(_pinned(root) if _thorough(self.item) else _versions())
         return hashlib.sha256("".join(f"{len(part)}\n{part}" for part in parts).encode()).hexdigest()
 
@@ -188,13 +189,13 @@ def _said(problem: Any) -> str:
 def _texts(emitted: Path | str) -> Iterator[str]:
     """What there is to run: a text, a file, or all files of a folder with their names."""
     if isinstance(emitted, str):
-        yield without_asides(emitted.encode()).decode()
+        yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
         for path in sorted(path for path in emitted.rglob("*") if path.is_file()):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
     else:
-        yield without_asides(emitted.read_bytes()).decode()
+        yield program(emitted.read_bytes(), emitted.suffix).decode()
 
 
 def _beside(emitted: Path | str) -> list[Path]:

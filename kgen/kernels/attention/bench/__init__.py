@@ -1,1 +1,1 @@
-"""Attention: its workloads, peers and plot."""
+"""Benchmarks of attention: workloads, peers and plot."""

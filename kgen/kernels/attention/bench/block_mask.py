@@ -1,4 +1,5 @@
-"""The time it takes to make a block mask, beside `create_block_mask` compiled; both have to list the same blocks."""
+"""Time to build a block mask, compared with compiled `create_block_mask`. Both must list the same
+blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ from kgen.kernels.attention.bench.workload import Workload
 def race_block_mask(
     job: BenchJob, workload: Workload, functions: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of the pass `block mask`. FlexAttention's lists are per batch and head only where the mask is, as ours."""
+    """Yield rows of the pass `block mask`.
+
+    The lists have a batch or head dimension only if the mask depends on it, for both contenders.
+    """
     makers: dict[str, Callable[[], Any]] = {
         name: (lambda function=function: emitted_block_mask(function, workload))  # type: ignore[misc]
         for name, function in functions.items()
@@ -46,16 +50,16 @@ def race_block_mask(
 
 
 def listed(mask: Any) -> list[Tensor]:
-    """For blocks of queries, how many blocks of keys are partial and full, and which: -1 after the last one.
+    """Return how many blocks of keys are partial and full per block of queries, and their indices.
 
-    Of an emitted block mask, or of a `BlockMask` of PyTorch.
+    `mask` is an emitted block mask or a `BlockMask` of PyTorch. Unused indices are -1.
     """
     numbers, full_numbers, indices = mask.kv_num_blocks, mask.full_kv_num_blocks, mask.kv_indices
     column = torch.arange(indices.shape[-1], device=indices.device)
     if hasattr(mask, "full_kv_indices"):
         full = mask.full_kv_indices
     else:
-        # The full ones stand after the partial ones.
+        # Full blocks follow the partial ones.
         full = indices.gather(-1, (column + numbers[..., None]).clamp(max=len(column) - 1).long())
     parts = [(numbers, indices), (full_numbers, full)]
     return [t for n, i in parts for t in (n, torch.where(column < n[..., None], i, -1))]

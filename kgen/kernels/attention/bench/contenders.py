@@ -1,4 +1,4 @@
-"""The peers that can run a pass of attention and agree on its result."""
+"""Select the peers that can run a pass of attention and agree on its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kgen.kernels.attention.bench.workload import Workload
 def prepared(
     job: BenchJob, workload: Workload, functions: Mapping[str, Any]
 ) -> tuple[dict[str, Attention], dict[str, str]]:
-    """The peers that can compute a spec, and what went wrong with the others."""
+    """Return the peers that can compute a spec, and the errors of the others."""
     attentions: dict[str, Attention] = {}
     failed: dict[str, str] = {}
     for name in job.peers:
@@ -36,7 +36,10 @@ def contenders(
     failed: dict[str, str],
     device: str,
 ) -> list[Contender]:
-    """The peers that run and agree with kgen, or else with the first that runs; others go to `failed`."""
+    """Return the peers that run a pass and agree with kgen, or else with the first peer that runs.
+
+    Peers that fail are moved from `attentions` to `failed`.
+    """
     backward = pass_ == "backward"
     grads = [workload.buffers[b.name] for b in workload.problem.buffers if b.grad]
     wanted = [workload.q, workload.k, workload.v, *grads]

@@ -1,8 +1,8 @@
-"""Decoding against its peers: one query for each sequence, over caches of several lengths.
+"""Race of decoding: one query per sequence, for several cache lengths.
 
-The work is to read K and V once, so rates are bytes per second, and beside the peers stands a copy of a gibibyte, which
-counts what it reads and what it writes. Times are between two events on the stream, behind enough work on the GPU that
-launching costs nothing: what a CUDA graph would see.
+The kernel reads K and V once, so rates are in bytes per second. A copy of 1 GiB is measured too,
+and counts bytes read and written. Times are between two events on the stream. Enough work is queued
+before them that launches cost nothing, as in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kgen.kernels.attention.bench.workload import draw_workload, visible
 
 
 def race_decode(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows for each length of cache; the pass is called `decode` and the length."""
+    """Yield rows per cache length. The pass is named `decode LENGTH`."""
     problem, shape = job.problem, job.shape
     batch, heads = shape.decode
     for length in shape.caches:
         workload = draw_workload(problem, batch, heads, length, job.device, queries=1)
         size = workload.sizes
-        # Each visible key is read once for a KV head, whatever the number of query heads.
+        # A KV head reads each visible key once, for any number of query heads.
         keys = visible(workload) * size["HKV"] // size["HQ"]
         work = keys * (problem.head_qk + problem.head_v) * workload.k.element_size()
         with preparing(job):

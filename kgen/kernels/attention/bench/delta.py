@@ -1,4 +1,4 @@
-"""The emitted delta, rowsum(dO * O), beside what PyTorch makes of that expression and a copy of as many bytes."""
+"""Race of the emitted delta, rowsum(dO * O), against PyTorch and a copy of the same number of bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from kgen.verify.toolchain import import_file
 
 
 def race_delta(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
-    """Rows of the pass `delta`. As in training, dO is [B, S, H, D] in memory and O [B, H, S, D]."""
+    """Yield rows of the pass `delta`. As in training, dO is [B, S, H, D] and O is [B, H, S, D] in
+    memory order."""
     name = f"{job.problem.name}_delta"
     out = torch.randn_like(workload.dout)
     dout = workload.dout.transpose(1, 2).contiguous().transpose(1, 2)

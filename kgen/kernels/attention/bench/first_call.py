@@ -1,7 +1,8 @@
-"""The first call in a fresh process: from the start of Python, with empty caches of compilers, to the kernel's end.
+"""Time the first call in a fresh process with empty compiler caches.
 
-Each peer is a script of its own that holds what a user would write, so that nothing of kgen is imported. Its seconds
-are those of the whole process, and the inputs are drawn in it. `torch` does nothing else: what no kernel can be below.
+Each peer is a script that a user would write, and imports nothing of kgen. The time is of the whole
+process, inputs included. The peer `torch` only imports torch and creates the inputs. It is the
+floor.
 """
 
 from __future__ import annotations
@@ -53,8 +54,7 @@ _TAIL = "print(float(out.float().abs().sum()))\n"
 
 
 def first_calls(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
-    """Rows of the pass `first call` for the emitted Triton file, FlexAttention and neither: forward, the median of a
-    few."""
+    """Yield rows of the pass `first call`: forward, medians of `ROUNDS` processes."""
     scripts = {
         "kgen": _HEAD + _KGEN.format(name=workload.problem.name) + _TAIL,
         "flex": flex_script(workload),
@@ -89,7 +89,7 @@ def first_calls(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
 
 
 def flex_script(workload: Workload) -> str:
-    """What a user of FlexAttention would write for a workload."""
+    """Return the script of a FlexAttention user for a workload."""
     problem, size = workload.problem, workload.sizes
     score_mod = mask_mod = keywords = ""
     block_mask = "None"
@@ -109,7 +109,7 @@ def flex_script(workload: Workload) -> str:
 
 
 def _fresh(script: str, arguments: list[str]) -> tuple[float, str | None]:
-    """Seconds of a process that finds no caches, and what went wrong."""
+    """Run a script with empty caches. Return its seconds, and its error if it failed."""
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         path = Path(folder) / "first_call.py"
         path.write_text(script)

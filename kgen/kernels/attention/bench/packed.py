@@ -1,7 +1,8 @@
-"""Packed sequences as their peers see them: one long sequence of documents, in which every token knows its own.
+"""Packed sequences as peers compute them: one long sequence of documents.
 
-A spec's modifications speak of positions inside a sequence. Over the flattened tokens the same positions are read from
-buffers, and the mask also asks for the same sequence on both sides, as a user of FlexAttention would write it.
+The expressions of a spec use positions inside a sequence. Over the flattened tokens they read these
+positions from buffers. The mask also requires the same sequence on both sides, as a FlexAttention
+user would write it.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ Q_IDX, KV_IDX = Var("q_idx", Type.INT), Var("kv_idx", Type.INT)
 
 @dataclass(frozen=True)
 class Packing:
-    """How the tokens of a workload are shared out: `cu_seqlens` [N + 1] int32, and the length of the longest."""
+    """The packing of a workload: `cu_seqlens` [N + 1] int32, and the longest length."""
 
     problem: Problem
-    """The problem in the words of the spec."""
+    """The problem before it was flattened."""
     cu_seqlens: Tensor
     longest: int
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor]:
-        """Those of the emitted function: queries and keys are packed alike."""
+        """`cu_seqlens_q` and `cu_seqlens_k` of the emitted function."""
         return self.cu_seqlens, self.cu_seqlens
 
 
 def ragged(tokens: int) -> list[int]:
-    """Lengths of sequences that add up to `tokens`: from a quarter to seven quarters of 1024, less if there are few."""
+    """Return lengths of sequences with the sum `tokens`, from 256 to 1792 each if there are enough
+    tokens."""
     mean = min(1024, max(1, tokens // 4))
     lengths: list[int] = []
     for quarters in cycle((4, 1, 7, 2, 6)):
@@ -45,10 +47,10 @@ def ragged(tokens: int) -> list[int]:
 
 
 def flattened(problem: Problem) -> Problem:
-    """A problem over [1, H, T, D] that computes what `problem` computes for each of its sequences.
+    """Return a problem over [1, H, T, D] that is equivalent to `problem` for each of its sequences.
 
-    Its buffers `_sequence_q`, `_sequence_k`, `_position_q`, `_position_k` and `_length`, names that no spec can have,
-    have an element for each token.
+    Its buffers `_sequence_q`, `_sequence_k`, `_position_q`, `_position_k` and `_length` have one
+    element per token. No spec can use these names.
     """
 
     def read(name: str, index: Node) -> Node:
@@ -82,7 +84,7 @@ def flattened(problem: Problem) -> Problem:
 
 
 def token_buffers(lengths: list[int], device: str) -> dict[str, Tensor]:
-    """What the buffers of `flattened` hold."""
+    """Return the contents of the buffers of `flattened`."""
     sizes = torch.tensor(lengths)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
     position = torch.arange(len(sequence)) - (sizes.cumsum(0) - sizes)[sequence]
@@ -97,6 +99,6 @@ def token_buffers(lengths: list[int], device: str) -> dict[str, Tensor]:
 
 
 def packing(problem: Problem, lengths: list[int], device: str) -> Packing:
-    """The packing of sequences of these lengths, one after the other."""
+    """Return the packing of sequences with these lengths."""
     ends = torch.tensor([0, *lengths]).cumsum(0)
     return Packing(problem, ends.to(torch.int32).to(device), max(lengths))

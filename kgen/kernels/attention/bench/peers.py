@@ -1,4 +1,4 @@
-"""What a kernel is measured against: the same attention as a PyTorch user would write it."""
+"""The peers of an attention kernel: the same attention as a PyTorch user would write it."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 MASK_AT_ONCE = 2**28
-"""Pairs of positions, of all batches and heads with a mask of their own, whose mask is evaluated without being
-compiled: 2 GB."""
+"""Largest number of pairs whose mask is evaluated without compilation: 2 GB at 8 bytes each."""
 
 
 class DoesNotApply(Exception):
-    """The peer cannot compute this spec at all."""
+    """The peer cannot compute this spec."""
 
 
 def emitted_block_mask(function: Any, workload: Workload) -> Any:
-    """The block mask of an emitted function, from the function beside it."""
+    """Build the block mask of an emitted function with its `<name>_block_mask`."""
     make = function.__globals__[f"{workload.problem.name}_block_mask"]
     code = make.__code__
     names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -43,10 +42,11 @@ def emitted_block_mask(function: Any, workload: Workload) -> Any:
 
 
 def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
-    """What makes FlexAttention's block mask; for each batch and head only where the mask differs between them.
+    """Return a function that builds FlexAttention's block mask.
 
-    Not compiled it evaluates the mask for all pairs at once, eight bytes each: where those are too many it is compiled
-    all the same.
+    The mask has a batch or head dimension only if it depends on it. Without compilation PyTorch
+    evaluates the mask for all pairs at once. Masks with more than `MASK_AT_ONCE` pairs are
+    therefore always compiled.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -78,7 +78,7 @@ def _kgen(workload: Workload, function: Any) -> Attention:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """[1, H, T, D] as [T, H, D], by views whose gradients are views too: those of `x[0]` would be copied."""
+    """Reshape [1, H, T, D] to [T, H, D] by views. The gradient of `x[0]` would be a copy."""
     return x.squeeze(0).transpose(0, 1)
 
 
@@ -91,7 +91,7 @@ def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attenti
 
 
 def _varlen(workload: Workload) -> Attention:
-    """PyTorch's FlashAttention over packed sequences."""
+    """PyTorch's `varlen_attn`, FlashAttention over packed sequences."""
     packing = workload.packing
     if packing is None or packing.problem.score_mod is not None or packing.problem.sinks:
         raise DoesNotApply
@@ -111,10 +111,10 @@ def _varlen(workload: Workload) -> Attention:
 
 
 def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
-    """How `varlen_attn` spells a mask. Raises `DoesNotApply` for one that it has not got."""
+    """Return the arguments of `varlen_attn` for a mask. Raise `DoesNotApply` if it has none."""
     if mask_mod is None:
         return {}
-    # Both sides have the same lengths here, so that a mask is causal if it is for one of them.
+    # Both sides have equal lengths, so a mask that is causal for one length is causal for all.
     env = {"SQ": 64, "SK": 64, "q_idx": torch.arange(64)[:, None], "kv_idx": torch.arange(64)[None, :]}
     if variables(mask_mod) - env.keys() or reads(mask_mod):
         raise DoesNotApply
@@ -129,7 +129,7 @@ def _flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     score_mod, mask_mod = mods(workload)
-    # One is all that is wanted: not worth compiling.
+    # It is built once, so compilation does not pay.
     block_mask = None if mask_mod is None else create_block_mask(workload, compiled=False)()
     attention = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
@@ -140,7 +140,7 @@ def _flex(
 
 
 def _with_sinks(result: tuple[Tensor, Tensor], workload: Workload) -> Tensor:
-    """The output as if the sinks had been in the sum, which is how Transformers adds them to FlexAttention."""
+    """Add sinks to the normalizer of a result, as transformers does for FlexAttention."""
     out, lse = result
     sinks = workload.buffers["sinks"][:, None]
     return (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
@@ -153,7 +153,8 @@ def _sdpa(workload: Workload) -> Attention:
     if problem.sinks or problem.score_mod is not None or problem.mask_mod not in (None, *causal):
         raise DoesNotApply
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    # Its causal mask begins at the first key: one query at the last key sees them all.
+    # The causal mask of SDPA aligns the first query with the first key. A single query at the last
+    # key sees all keys.
     last = workload.first == workload.k.shape[2] - 1
     keywords = {"is_causal": problem.mask_mod is not None and not last, "enable_gqa": workload.group > 1}
     return lambda q, k, v: sdpa(q, k, v, **keywords)
@@ -174,7 +175,7 @@ def _eager(workload: Workload) -> Attention:
         if score_mod is not None:
             scores = score_mod(scores, b, h, q_idx, kv_idx)
         if mask is not None:
-            # Not -inf: a row without a key would be NaN, and so would its gradient.
+            # With -inf, a row without keys would be NaN, and so would its gradient.
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         if workload.problem.sinks:
             column = workload.buffers["sinks"][:, None, None].expand(*scores.shape[:3], 1)
@@ -188,7 +189,7 @@ def _eager(workload: Workload) -> Attention:
 
 
 def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attention:
-    """The emitted file once more, without its kernels for one chip."""
+    """The portable kernels of the emitted file."""
     name = workload.problem.name
     files = [f.__globals__["__file__"] for f in functions.values() if CHIP and CHIP.choice in f.__globals__]
     if not files:
@@ -199,7 +200,8 @@ def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attenti
 
 
 def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Attention:
-    """A peer by name, an emitted one from `functions`. Raises `DoesNotApply` or whatever goes wrong."""
+    """Return a peer by name; `functions` are the emitted ones. Raise `DoesNotApply` if it cannot
+    compute the spec."""
     if name in functions:
         return _kgen(workload, functions[name])
     made: dict[str, Callable[[], Attention]] = {

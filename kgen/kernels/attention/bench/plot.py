@@ -1,4 +1,4 @@
-"""Bars of throughput, by spec and peer; of decoding, by length of the cache."""
+"""Bar charts of throughput by spec and peer, and of decoding by cache length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from kgen.bench import plotting
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TFLOP/s of every peer, forward above backward, and TB/s of decoding below. False, with a note, where
-    matplotlib is missing."""
+    """Draw TFLOP/s of forward and backward, and TB/s of decoding, one panel each.
+
+    Return False if matplotlib is missing or there is nothing to draw.
+    """
     pyplot = plotting.pyplot()
     if pyplot is None:
         return False
-    # Panels by what they show: bars as (group, peer, height).
+    # Panels by their quantity, with bars as (group, peer, height).
     panels: dict[str, list[tuple[str, str, float]]] = {"forward, TFLOP/s": [], "backward, TFLOP/s": []}
     for row in (row for report in reports for row in report["rows"]):
         name, _, keys = row["pass"].partition(" ")
@@ -38,7 +40,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_ylabel(label)
         axis.set_xticks(range(len(groups[label])), groups[label], rotation=20, ha="right")
     axes[0, 0].set_title(plotting.on_device("Attention", reports))
-    # A panel need not have bars of every peer.
+    # A panel may lack bars of some peers.
     legend = [
         pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}", label=peer) for number, peer in enumerate(peers)
     ]

@@ -1,4 +1,4 @@
-"""Attention against its peers: forward, and backward where there is one."""
+"""The race of attention: forward, and backward if the spec has it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.kernels.attention.bench.workload import draw_workload, visible
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The workload, then rows for each pass. `functions` are the emitted ones by peer name."""
+    """Yield the workload, then rows per pass. `functions` are the emitted functions by peer name."""
     problem, shape = job.problem, job.shape
     workload = draw_workload(problem, shape.batch, shape.heads, shape.length, job.device)
     size, pairs = workload.sizes, visible(workload)

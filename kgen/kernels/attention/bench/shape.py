@@ -1,4 +1,4 @@
-"""The size of an attention benchmark, and its peers; nothing here needs torch."""
+"""The size of an attention benchmark and its peers. It does not need torch."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ DEFAULT_PEERS = ("kgen-triton", "flex", "sdpa", "varlen")
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a benchmark; KV heads follow from the spec's `gqa`."""
+    """The size of a benchmark. The spec's `gqa` determines the number of KV heads."""
 
     batch: int = 2
     heads: int = 16
     length: int = 8192
     decode: tuple[int, int] = (8, 32)
-    """Batch and heads where a spec decodes."""
+    """Batch and heads of decoding."""
     caches: tuple[int, ...] = (16384, 65536, 131072)
-    """Keys that one query sees there."""
+    """Cache lengths of decoding, in keys."""
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """`2x16x8192`. Raises `KgenError` for anything else."""
+        """Parse `2x16x8192`. Raise `KgenError` for other text."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
         if match is None:
             hint = "BATCHxHEADSxLENGTH, for example 2x16x8192"
@@ -34,5 +34,5 @@ class Shape:
         return cls(batch, heads, length, (batch, heads), (length,))
 
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
-        """One worker measures all of it."""
+        """Return the shape itself: one worker measures all of it."""
         return [self]

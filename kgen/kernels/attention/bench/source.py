@@ -1,6 +1,6 @@
-"""Modifications as a PyTorch user would write them: Python source, printed from the trees that the user of kgen wrote.
+"""Print the expressions of a spec as Python source that a FlexAttention user would write.
 
-It goes through the `torch` column of the function table.
+The spellings are the `torch` column of the function table.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kgen.verify.evaluate import evaluate
 
 Mod = Callable[..., Tensor]
 
-# How far an index goes: reads of what is as long need no guard.
+# The extent of each index. A read of a dimension of this extent needs no guard.
 _BELOW = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
 def python_source(node: Node, workload: Workload) -> str:
-    """A tree as a Python expression over tensors `score b h q_idx kv_idx`, `torch` and the buffers' names."""
+    """Return a tree as a Python expression over `score b h q_idx kv_idx`, `torch` and the buffers."""
     return _printed(node, workload)[0]
 
 
 def _printed(node: Node, workload: Workload) -> tuple[str, int]:
-    """The text and how tightly it binds."""
+    """Return the text and its binding strength."""
     if isinstance(node, Read):
         return _read(node, workload), ATOM
     known = workload.sizes | dict(workload.params)
@@ -48,14 +48,14 @@ def _printed(node: Node, workload: Workload) -> tuple[str, int]:
     operands = []
     for position, arg in enumerate(node.args):
         text, binds = _printed(arg, workload)
-        # The right operand is bracketed at equal strength too: a - (b - c).
+        # The right operand needs brackets at equal strength: a - (b - c).
         tight = binds > spelling.operand or (binds == spelling.operand and position == 0)
         operands.append(text if tight else f"({text})")
     return spelling.form.format(*operands), spelling.binds
 
 
 def _depends(node: Node) -> bool:
-    """Whether the value is a tensor: it moves with the position, or reads a buffer."""
+    """Return True if the value is a tensor: it depends on the position or reads a buffer."""
     return bool(variables(node) & {"score", "b", "h", "q_idx", "kv_idx"} or reads(node))
 
 
@@ -66,7 +66,8 @@ def _literal(value: int | float | bool) -> str:
 
 
 def _extremum(node: Call, workload: Workload) -> str:
-    """Nested minima or maxima; a number becomes a bound of `clamp`, for `torch.minimum` wants tensors."""
+    """Print nested minima or maxima. A number becomes a bound of `clamp`, since `torch.minimum`
+    takes only tensors."""
     moving = sorted(node.args, key=lambda arg: not _depends(arg))
     text = _printed(moving[0], workload)[0]
     for arg in moving[1:]:
@@ -100,7 +101,11 @@ def _read(node: Read, workload: Workload) -> str:
 
 
 def modification_source(node: Node, workload: Workload, name: str, score: bool) -> str:
-    """A tree as the definition of a function for FlexAttention, which finds `torch` and the buffers by their names."""
+    """Return a tree as the source of a function for FlexAttention.
+
+    It expects `torch` and the buffers as global names. Raise `ValueError` for buffers that Python
+    cannot name.
+    """
     names = [b.name for b in workload.problem.buffers]
     if bad := [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]:
         raise ValueError(f"buffers {bad} cannot be named in Python")
@@ -109,11 +114,11 @@ def modification_source(node: Node, workload: Workload, name: str, score: bool) 
 
 
 def modification(node: Node, workload: Workload, score: bool) -> Mod:
-    """A tree as a function for FlexAttention, buffers in its closure."""
+    """Return a tree as a function for FlexAttention, with the buffers in its closure."""
     source = textwrap.indent(modification_source(node, workload, "_modification", score), "    ")
     names = [b.name for b in workload.problem.buffers]
     scope: dict[str, Any] = {}
-    # Our own printed text.
+    # The source is printed above, not user input.
     exec(f"def make({', '.join(['torch', *names])}):\n{source}    return _modification\n", scope)
     made: Mod = scope["make"](torch, *(workload.buffers[name] for name in names))
     return made
@@ -121,7 +126,7 @@ def modification(node: Node, workload: Workload, score: bool) -> Mod:
 
 def mods(workload: Workload) -> tuple[Mod | None, Mod | None]:
     problem = workload.problem
-    # Peers count queries from zero.
+    # Peers count queries from zero, so their position is shifted.
     q_idx = Var("q_idx", Type.INT)
     moved: dict[Node, Node] = {}
     if workload.first:

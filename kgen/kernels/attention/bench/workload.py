@@ -1,4 +1,4 @@
-"""What a benchmark of attention computes: operands, buffers and params with ordinary contents."""
+"""Operands, buffers and parameters of an attention benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kgen.verify.tensors import DTYPES
 
 @dataclass(frozen=True)
 class Workload:
-    """One benchmark: q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV]."""
+    """A workload: q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV]."""
 
     problem: Problem
     q: Tensor
@@ -30,11 +30,11 @@ class Workload:
     buffers: Mapping[str, Tensor]
     params: Mapping[str, int | float]
     packing: Packing | None = None
-    """Of packed sequences, which are one sequence of documents here: B is 1."""
+    """The packing of packed sequences. They are one sequence of documents with B = 1."""
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes that expressions may name."""
+        """The sizes that expressions can name."""
         return {
             "B": self.q.shape[0],
             "HQ": self.q.shape[1],
@@ -55,16 +55,17 @@ class Workload:
 
     @property
     def runtime(self) -> dict[str, int | float]:
-        """The params that the emitted function takes."""
+        """The run-time parameters of the emitted function."""
         return {p.name: self.params[p.name] for p in self.problem.runtime_params}
 
 
 def draw_workload(
     problem: Problem, batch: int, heads: int, length: int, device: str, queries: int | None = None
 ) -> Workload:
-    """A workload with ordinary contents: N(0, 1) operands, documents of 1024 tokens, ALiBi-like slopes.
+    """Create a workload: N(0, 1) operands, documents of 1024 tokens, slopes like ALiBi's.
 
-    There are as many queries as keys, or `queries`. Packed sequences have `batch * length` tokens in all.
+    There are `length` keys and `queries` queries (default: `length`). Packed sequences have
+    `batch * length` tokens in total.
     """
     torch.manual_seed(0)
     packed, lengths = None, ragged(batch * length) if problem.varlen else []
@@ -111,7 +112,7 @@ def _ordinary(name: str, type_: str, length: int) -> int | float:
 
 
 def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False) -> Tensor:
-    """Ordinary contents; `in_blocks`, what a mask reads leaves whole blocks out."""
+    """Return contents for a buffer. With `in_blocks`, buffers of a mask exclude whole blocks."""
     dtype, length = DTYPES[buffer.dtypes[0]], sizes["SK"]
     sizes = {**sizes, ANY: length}
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
@@ -128,7 +129,7 @@ def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False)
         document = min(1024, max(1, length // 4))
         return (torch.arange(shape[-1]) // document).expand(shape).to(dtype).contiguous()
     if per_token and in_blocks:
-        # Runs of 256 with a number of their own, 768 zeros after each.
+        # Runs of 256 equal numbers, each followed by 768 zeros.
         place = torch.arange(shape[-1])
         return torch.where(place % 1024 < 256, place // 1024 + 1, 0).expand(shape).to(dtype).contiguous()
     if per_token:
@@ -139,7 +140,7 @@ def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False)
 
 
 def visible(workload: Workload) -> int:
-    """How many (b, h, query, key) the mask shows, counted exactly."""
+    """Count the (b, h, query, key) that the mask allows, exactly."""
     size, mask_mod = workload.sizes, workload.problem.mask_mod
     every = size["B"] * size["HQ"] * size["SQ"] * size["SK"]
     if mask_mod is None:

@@ -97,6 +97,8 @@ class Lowering:
 
     def sink(self, loop: TileLoop, printer: Printer) -> Code:
         """The sink among the logits of a row."""
+        # A row starts with its sink as maximum and 1 as sum. The logits of the loop lack the
+        # dropped row term, so the sink has it subtracted.
         rest = loop.program.results.get("row_rest") if self.spec.sinks else None
         return Name("sink") if rest is None else row("sub", "sink", self.returned(rest, printer))
 

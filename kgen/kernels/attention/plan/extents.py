@@ -39,6 +39,8 @@ def ties_lengths(
 
     With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
     """
+    # A read outside of a buffer is zero. With more keys than queries, the last keys would be in
+    # document 0.
     tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
     return any(
         (size, index) in tied

@@ -29,6 +29,8 @@ def positioned(loaded: Loaded) -> Loaded:
     spec = loaded.spec
     end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
     trees, named = dict(loaded.trees), dict(loaded.locals)
+    # The queries of a cache are its latest tokens. Counted from zero, a causal mask would let a
+    # single query see only the first key. flash-attn aligns in the same way.
     if spec.aligned_to_end:
         shifted = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
         trees = _with(trees, {Q_IDX: shifted})

@@ -1,4 +1,4 @@
-"""What one tuning worker does; nothing here needs torch."""
+"""The job of a tuning worker. It does not need torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from kgen.kernels.attention.plan.tuned import Tile
 
 @dataclass(frozen=True)
 class TuneJob:
-    """What one worker does. `trials` are (kernel, tile); `capability` compiles for it without a GPU, None times."""
+    """The job of one worker. `trials` are (kernel, tile).
+
+    With a `capability` the worker compiles for it without a GPU. With None it times.
+    """
 
     problem: Any
     path: Path

@@ -1,8 +1,8 @@
-"""`kgen tune`: which tile is the fastest, by trying them.
+"""`kgen tune`: find the fastest tile by trying candidates.
 
-Candidates come from the plan (`plan.tiles.candidates`). Each is compiled without a GPU first, many at a time; what
-does not compile or needs more shared memory than the chip has is dropped. The rest is timed on the device one by one,
-and the fastest goes into the table that the renderer reads.
+The candidates come from the plan (`plan.tiles.candidates`). They are first compiled in parallel
+without a GPU. Candidates that fail to compile or exceed the shared memory are dropped. The others
+are timed one by one, and the fastest is written to the table that `kgen render` reads.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import describe
 
 CHIP = 90
-"""What is compiled for; the device that times has to be one."""
+"""Compute capability of the compiled kernels. The timing device must have the same."""
 
 NOISE = 0.01
-"""A tile replaces the one in the table only if it is faster by more than this."""
+"""A tile replaces the one in the table only if it is faster by more than this share."""
 
 PARTS = 8
-"""Of the trials of a spec, that machines of a cluster compile side by side."""
+"""Number of parts in which machines of a cluster compile the trials of a spec."""
 
 Tried = Callable[[TuneJob], Iterator[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One tile for one kernel of one spec, and what came of it: `milliseconds`, or `error`."""
+    """One tile for one kernel of one spec, with its `milliseconds` or `error`."""
 
     spec: str
     kernel: str
@@ -53,7 +53,7 @@ class Trial:
     milliseconds: float | None = None
     error: str | None = None
     where: tuple[tuple[str, str], ...] = ()
-    """Of one timed on another machine: its device and its node."""
+    """Device and node, if another machine timed the trial."""
 
 
 def tune_specs(
@@ -66,14 +66,21 @@ def tune_specs(
     table: Path = tuned.PATH,
     tried: Tried | None = None,
 ) -> list[dict[str, Any]]:
-    """Time the candidates of every kernel of some attention specs, and enter the winners in the table.
+    """Time the candidates of every kernel of some attention specs, and write the winners to the
+    table.
 
-    Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first; a spec that
-    only decodes is a row with an error. Specs of one class (`plan.tuned.Class`) share a row of the table: the tile
-    whose times, as multiples of the best of each spec, have the least product. `tried` stands in for the worker
-    process. `hands` try, by default one process here: all trials of a spec are timed on one device, which rows of other
-    machines name, with its `node`. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch,
-    triton or a GPU.
+    Return rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel
+    first. A spec that only decodes gives a row with an error.
+
+    Specs of one class (`plan.tuned.Class`) share a row of the table. The winner has the lowest
+    product of its times, each divided by the best time of its spec.
+
+    `tried` replaces the worker process. `hands` run the trials; the default is one process on this
+    machine. One device times all trials of a spec. Rows from other machines have `device` and
+    `node`.
+
+    Raise `KgenError` for a spec that is not rendered, and `MissingError` without torch, Triton or a
+    GPU.
     """
     found = _tried(
         [one for one in loaded if _has_table(one)], generated, options, hands or Here(), hear, tried
@@ -107,12 +114,12 @@ def _tried(
     hear: Listener,
     tried: Tried | None,
 ) -> list[Trial]:
-    """Every trial with what came of it, first those that do not compile or fit."""
+    """Return all trials with their results. Trials that do not compile or fit come first."""
     device = hands.device("cuda") if tried is None else "cpu"
     size = Shape.parse(options.shape) if options.shape else Shape()
     do = partial(run_trials, timeout=options.timeout, tried=tried)
     work = [_Work(one, generated) for one in loaded]
-    # What does not compile is known before anything is timed, and nothing is compiled meanwhile.
+    # All compilation ends before the first timing, so that it does not disturb it.
     parts = max(1, hands.beside // 2) if not hands.far else PARTS
     compiled = hands.run([task for w in work for task in w.compile(do, parts)])
     for w in work:
@@ -132,12 +139,13 @@ def _tried(
 
 
 def _has_table(one: Any) -> bool:
-    """Whether a spec has the kernels whose tiles are in the table: not if all of it is decoding."""
+    """Return True if the spec has kernels with a tile table. Specs that only decode have none."""
     return takes_many_queries(one.spec)
 
 
 def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Tile]:
-    """The winner of each class that was timed. The tile `before` stays unless another is faster by more than noise."""
+    """Return the winner of each timed class. The tile `before` stays unless another is faster by
+    more than `NOISE`."""
     chosen = {}
     by_pointers = [
         replace(t, known_as=replace(t.known_as, loads="pointers")) for t in trials if not t.tile.TMA
@@ -150,7 +158,7 @@ def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Ti
                 times.setdefault(t.tile, {})[t.spec] = t.milliseconds
         specs = {spec for of_tile in times.values() for spec in of_tile}
         best = {spec: min(of_tile[spec] for of_tile in times.values() if spec in of_tile) for spec in specs}
-        # A tile that failed for one of the specs is not one for the class.
+        # A tile that failed for one spec cannot serve the class.
         slower = {
             tile: math.exp(sum(math.log(ms / best[spec]) for spec, ms in of_tile.items()) / len(specs))
             for tile, of_tile in times.items()
@@ -166,7 +174,7 @@ def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Ti
 
 
 class _Work:
-    """The trials of one spec, and which of them do not compile or fit, once that is known."""
+    """The trials of one spec, and those that do not compile or fit."""
 
     def __init__(self, one: Any, generated: Path) -> None:
         self.name, self.problem = one.folder, problem_of(one)
@@ -181,7 +189,7 @@ class _Work:
         ]
 
     def compile(self, do: Callable[..., Iterator[Row]], parts: int) -> list[Task]:
-        """All of them, in parts, on small inputs."""
+        """Return tasks that compile all trials, in parts, on small inputs."""
         size = Shape(1, 2, 256)
         jobs = [
             _Trials(self.problem, self.path, tuple(self.trials[i::parts]), size, CHIP) for i in range(parts)
@@ -192,7 +200,7 @@ class _Work:
         ]
 
     def time(self, do: Callable[..., Iterator[Row]], size: Shape, device: str) -> Task:
-        """Those that compile and fit."""
+        """Return the task that times the trials that compile and fit."""
         unfit = {(t.kernel, t.tile) for t in self.unfit}
         fitting = tuple(t for t in self.trials if (t.kernel, t.tile) not in unfit)
         job = _Trials(self.problem, self.path, fitting, size, None)
@@ -201,7 +209,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Trials:
-    """Trials of one spec that are made in one place: compiled for a `capability`, or timed without one."""
+    """Trials of one spec for one worker: compiled for a `capability`, or timed without one."""
 
     problem: Any
     path: Path
@@ -213,7 +221,7 @@ class _Trials:
 def run_trials(
     job: _Trials, instead: Messages | None = None, *, timeout: float, tried: Tried | None = None
 ) -> Iterator[Row]:
-    """Rows of a `trial` each, where they are made, and a `last` one."""
+    """Yield a row with each `trial`, then a row `last`."""
     tried = tried or _worker(timeout, instead or messages)
     for trial in _run(job.problem, job.path, list(job.trials), job.shape, job.capability, tried):
         timed = NODE and trial.milliseconds is not None
@@ -229,7 +237,8 @@ def _trials(rows: Sequence[Row]) -> list[Trial]:
 def _run(
     problem: Any, path: Path, trials: list[Trial], shape: Shape, capability: int | None, tried: Tried
 ) -> Iterator[Trial]:
-    """Each trial with what came of it. One that kills the worker, or makes it hang, is an error; the rest goes on."""
+    """Yield each trial with its result. A trial that kills or blocks the worker is an error, and
+    the next ones go on."""
     while trials:
         job = TuneJob(problem, path, shape, tuple((t.kernel, t.tile) for t in trials), capability)
         current = done = -1
@@ -241,7 +250,7 @@ def _run(
                     yield replace(trials[done], milliseconds=line.get("milliseconds"), error=_error(line))
             return
         except WorkerError as error:
-            # A worker that did not come to its first trial will not come to another.
+            # A worker that did not reach its first trial will not reach another.
             lost = trials if current < 0 else trials[done + 1 : current + 1]
             yield from (replace(trial, error=str(error)[:300]) for trial in lost)
             trials = [] if current < 0 else trials[current + 1 :]

@@ -1,7 +1,8 @@
-"""Compiles or times the kernels of one emitted file, tile by tile: `python -m kgen.kernels.attention.tune.worker JOB`.
+"""Compile or time the kernels of one emitted file, tile by tile:
+`python -m kgen.kernels.attention.tune.worker JOB`.
 
-JOB is a pickled `TuneJob`. Standard output carries a JSON line before each trial and one after it, so that whoever
-reads knows which one a worker died of.
+JOB is a pickled `TuneJob`. Standard output carries a JSON line before and after each trial, which
+identifies the trial that killed a worker.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ KERNELS = {
 }
 ROUNDS = 6
 AGREE = 2e-2
-"""How far results with another tile may be from those with the first, as a relative Frobenius norm."""
+"""Largest relative Frobenius distance between the results of a tile and of the first tile."""
 
 
 class _Skipped:
-    """In place of a kernel that is not being looked at."""
+    """Replaces a kernel with one that does nothing."""
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return lambda *args, **kwargs: None
 
 
 class _Stopwatch:
-    """In place of a kernel: launches it between two events."""
+    """Replaces a kernel with one that records events around each launch."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
         self.events: list[tuple[Any, Any]] = []
-        # Zeroing it empties L2, and takes long enough to hide what a launch takes the CPU.
+        # Zeroing it flushes L2, and takes longer than the CPU needs for a launch.
         self.flush = torch.empty(2**29, dtype=torch.uint8, device="cuda")
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -66,13 +67,13 @@ class _Stopwatch:
         return launch
 
     def median(self) -> float:
-        """Milliseconds of the launches so far."""
+        """Return the median milliseconds of the launches."""
         torch.cuda.synchronize()
         return float(statistics.median(start.elapsed_time(end) for start, end in self.events))
 
 
 class _Compiler:
-    """In place of a kernel: compiles what would be launched."""
+    """Replaces a kernel with one that compiles instead of launching."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -88,13 +89,13 @@ class _Compiler:
 
 
 class Bench:
-    """One emitted module and its inputs, of which one kernel runs at a time."""
+    """One emitted module with its inputs. One of its kernels runs at a time."""
 
     def __init__(self, job: TuneJob, device: str) -> None:
         module: Any = import_file(job.path, f"kgen_emitted_{job.problem.name}")
         self.chip = chip = job.capability or module._arch(torch.device(device))
         module._arch = lambda device: chip
-        take_portable_kernels(module)  # only kernels with tables of tiles are tuned
+        take_portable_kernels(module)  # only the portable kernels have tile tables
         self.module = module
         shape = job.shape
         self.load = draw_workload(job.problem, shape.batch, shape.heads, shape.length, device)
@@ -111,18 +112,18 @@ class Bench:
         self.out: Any = None
 
     def use(self, **watched: Any) -> None:
-        """Launch these kernels through something else, and no others."""
+        """Replace these kernels with the objects in `watched`, and skip all others."""
         for kernel in self.kernels:
             setattr(self.module, KERNELS[kernel][0], watched.get(kernel, _Skipped()))
 
     def prepare_backward(self) -> None:
-        """A forward pass, whose gradients are then taken again and again."""
+        """Run forward once. `run` computes its gradients again and again."""
         for tensor in (self.load.q, self.load.k, self.load.v):
             tensor.requires_grad_()
         self.out = self.attention(self.load.q, self.load.k, self.load.v)
 
     def run(self, kernel: str, tile: Tile) -> tuple[Any, ...]:
-        """The outputs of `kernel` with a tile."""
+        """Return the outputs of a kernel with a tile."""
         getattr(self.module, KERNELS[kernel][1]).insert(0, ((self.chip,), asdict(tile)))
         load = self.load
         if kernel == "forward":
@@ -133,7 +134,8 @@ class Bench:
 
 
 def trials(job: TuneJob) -> Iterator[dict[str, Any]]:
-    """A line before and after each trial: what the compiler says of it, or its median milliseconds, or its error."""
+    """Yield a line before and after each trial: its registers, spills and shared memory, or its
+    milliseconds, or its error."""
     if job.capability:
         driver.set_active(OfflineDriver(job.capability))
     bench = Bench(job, "cpu" if job.capability else "cuda")
@@ -161,7 +163,7 @@ def _compiled(bench: Bench, kernel: str, tile: Tile, _: Any) -> dict[str, Any]:
 def _timed(bench: Bench, kernel: str, tile: Tile, expected: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     watch = _Stopwatch(bench.kernels[kernel])
     bench.use(**{kernel: watch})
-    found = bench.run(kernel, tile)  # compiles, or reads what was compiled
+    found = bench.run(kernel, tile)  # compiles, or reads the cache
     if (apart := distance(found, expected.setdefault(kernel, found))) > AGREE:
         raise ArithmeticError(f"disagrees with the first tile: relative distance {apart:.2e}")
     watch.events.clear()

@@ -1,1 +1,1 @@
-"""Chunk output: its workloads, peers and plot."""
+"""Benchmarks of chunk_output: workloads, peers and plot."""

@@ -1,4 +1,4 @@
-"""What a chunk_output kernel is measured against: flash-linear-attention's kernels, and eager PyTorch."""
+"""The peers of a chunk_output kernel: flash-linear-attention and eager PyTorch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kgen.verify.tensors import DTYPES
 
 LOG2E = math.log2(math.e)
 FLA_DECAYS = ("", "g[i]", "(i + 1) * g_gamma[h]")
-"""The decays that flash-linear-attention has."""
+"""The decays that flash-linear-attention supports."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Tensors by the emitted function's names, do [B, T, HV, V], and the lengths of the packed sequences."""
+    """Tensors by argument name, do [B, T, HV, V], and the lengths of the packed sequences."""
 
     problem: Problem
     tensors: Mapping[str, Tensor]
@@ -32,17 +32,18 @@ class Workload:
 
     @property
     def chunks(self) -> Chunks:
-        """Where the tokens of each chunk are."""
+        """The tokens of each chunk."""
         return chunks_of(self.lengths, self.problem.chunk_size, self.do.shape[0], self.do.device)
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The inputs with gradients, the states last: not every peer gives theirs."""
+        """The inputs with gradients. States come last, since not every peer computes their gradient."""
         return tuple(n for n in ("q", "k", "v", "g", "h") if n in self.tensors)
 
 
 def draw_workload(problem: Problem, shape: Any, tokens: int, pieces: int, device: str) -> Workload:
-    """N(0, 1) operands, gates that fall by about one over a chunk; `pieces` sequences of ragged lengths."""
+    """Create N(0, 1) operands, gates that decrease by about one per chunk, and `pieces` ragged
+    sequences."""
     torch.manual_seed(0)
     BT, K, V = problem.chunk_size, problem.head_qk, problem.head_v
     H = problem.heads or shape.heads
@@ -75,7 +76,7 @@ def draw_workload(problem: Problem, shape: Any, tokens: int, pieces: int, device
 
 
 def nbytes(workload: Workload, backward: bool) -> int:
-    """Bytes that have to move: every input read once, every output written once."""
+    """Return the bytes of all inputs and outputs, each counted once."""
     tensors, do = workload.tensors, workload.do
     inputs = sum(t.numel() * t.element_size() for t in tensors.values())
     gradients = sum(tensors[n].numel() * tensors[n].element_size() for n in workload.learned)
@@ -83,13 +84,14 @@ def nbytes(workload: Workload, backward: bool) -> int:
 
 
 class DoesNotApply(Exception):
-    """A peer cannot compute this spec."""
+    """The peer cannot compute this spec."""
 
 
 def prepare(peer: str, workload: Workload, functions: Mapping[str, Any], backward: bool) -> Callable[[], Any]:
-    """A function to time: it gives [o], or the gradients of `learned` in order, perhaps without the last.
+    """Return a function to time. It returns [o], or the gradients of `learned` in order, perhaps
+    without the last.
 
-    Raises `DoesNotApply`.
+    Raise `DoesNotApply` if the peer cannot compute the spec.
     """
     if peer in functions:
         return _emitted(functions[peer], workload, backward)
@@ -128,14 +130,15 @@ def _eager(workload: Workload, backward: bool) -> Callable[[], Any]:
 
 
 def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
-    """Its kernels on the same numbers: values by token, exponents of 2, and no gradient of the states from outside."""
+    """Return fla's kernels on the same numbers: values by token, exponents in base 2, no incoming
+    gradient of the states."""
     problem, t = workload.problem, workload.tensors
     if (show(problem.decay) if problem.decay else "") not in FLA_DECAYS or (problem.padded and backward):
-        raise DoesNotApply  # of values padded to chunks, its gradient has another layout
+        raise DoesNotApply  # the gradient of padded values has another layout in fla
     from fla.ops.common import chunk_o
 
-    # It refuses backward with a gate on Hopper under some versions of Triton, under which its results were once wrong.
-    # Here they are compared.
+    # On Hopper, fla refuses backward with a gate under some versions of Triton that gave wrong
+    # results. The race compares results, so the check is not needed.
     chunk_o.IS_NVIDIA_HOPPER = False
     natural = problem.gate_base == "e"
     v = _by_token(workload) if problem.padded else t["v"]
@@ -150,14 +153,14 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
     def run() -> list[Tensor]:
         dq, dk, _, dg = chunk_o.chunk_bwd_dqkwg(t["q"], t["k"], t["v"], do, t["h"], dh, **options)
         dv = chunk_o.chunk_bwd_dv(t["q"], t["k"], do, dh, **options)
-        # Its dg is that of an exponent of e, whatever the base.
+        # fla returns dg for base e, for every base.
         return [dq, dk, dv, *([dg * (1.0 if natural else math.log(2))] if "g" in problem.gates else [])]
 
     return run
 
 
 def _by_token(workload: Workload) -> Tensor:
-    """v [B, T, HV, V] from its chunks."""
+    """Return v as [B, T, HV, V] from its chunks."""
     chunks, v = workload.chunks, workload.tensors["v"]
     out = v.new_empty(workload.do.shape)
     rows = chunks.batch[:, None].expand_as(chunks.rows)[chunks.live], chunks.rows[chunks.live]

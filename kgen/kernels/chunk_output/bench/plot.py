@@ -1,4 +1,4 @@
-"""Bars of bytes moved per second, for each spec and pass, by workload and peer."""
+"""Bar charts of bytes per second for each spec and pass, by workload and peer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.bench import plotting
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TB/s of every peer, a copy as a line above them. False where there is nothing to draw, or no matplotlib."""
+    """Draw TB/s of every peer, with the copy as a line. Return False without matplotlib or data."""
     pyplot = plotting.pyplot()
     measured = [report for report in reports if any(row["tbps"] is not None for row in report["rows"])]
     if pyplot is None or not measured:
@@ -31,7 +31,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
 
 def _panel(axis: Any, report: Mapping[str, Any], pass_: str) -> None:
     rows = [row for row in report["rows"] if row["tbps"] is not None and row["pass"].split()[0] == pass_]
-    # What a pass is called goes on with its tokens, and with the number of sequences where there are several.
+    # The name of a pass contains its tokens, and the number of sequences if there are several.
     groups = list(dict.fromkeys(row["pass"].removeprefix(f"{pass_} ") for row in rows))
     series: dict[str, dict[str, float]] = {row["peer"]: {} for row in report["rows"] if row["peer"] != "copy"}
     copies: dict[str, float] = {}

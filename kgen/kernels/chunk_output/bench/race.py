@@ -1,4 +1,5 @@
-"""Chunk output against its peers and a copy of as many bytes: one sequence, and ragged ones where they are packed."""
+"""The race of chunk_output against its peers and a copy: one sequence, and ragged ones for packed
+specs."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from kgen.kernels.chunk_output.bench.peers import DoesNotApply, Workload, draw_w
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rows for each pass, number of tokens and way of packing, which together are called the pass."""
+    """Yield rows per pass, number of tokens and packing. These three form the name of the pass."""
     problem, shape = job.problem, job.shape
     told = False
     for tokens in shape.tokens:
-        # Sequences of a chunk or so are the least that is of interest.
+        # Sequences shorter than about a chunk are of no interest.
         ragged = max(2, min(shape.ragged, tokens // problem.chunk_size))
         for pieces in (1, ragged) if problem.varlen else (1,):
             workload = draw_workload(problem, shape, tokens, pieces, job.device)

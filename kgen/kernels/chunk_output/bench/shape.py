@@ -1,4 +1,4 @@
-"""The size of a chunk_output benchmark, and its peers; nothing here needs torch."""
+"""The size of a chunk_output benchmark and its peers. It does not need torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ DEFAULT_PEERS = ("fla",)
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows, tokens of a row, and heads where the spec leaves them open; packed specs also run `ragged` sequences."""
+    """Rows, tokens per row, and heads if the spec leaves them open.
+
+    Packed specs are also measured with `ragged` sequences.
+    """
 
     batch: int = 1
     tokens: tuple[int, ...] = (8192, 32768, 131072)
@@ -23,7 +26,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """`32768`, or `1x32768x16x32`. Raises `KgenError` for anything else."""
+        """Parse `32768` or `1x32768x16x32`. Raise `KgenError` for other text."""
         match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*)x([1-9]\d*)x([1-9]\d*))?", text)
         if match is None or (match[2] and int(match[4]) % int(match[3])):
             hint = "TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS, for example 1x32768x16x32"
@@ -34,5 +37,5 @@ class Shape:
         return cls(batch, (tokens,), heads, heads_v)
 
     def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
-        """One worker measures all of it."""
+        """Return the shape itself: one worker measures all of it."""
         return [self]

@@ -1,1 +1,1 @@
-"""Norms: their workloads, peers and plot."""
+"""Benchmarks of norms: workloads, peers and plot."""

@@ -1,4 +1,4 @@
-"""What a norm is measured against: the same norm as a PyTorch user would call or write it."""
+"""The peers of a norm: libraries, and the formula in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Norm = Callable[[], tuple[Tensor, ...]]
 
 
 class DoesNotApply(Exception):
-    """The peer cannot compute this spec at all."""
+    """The peer cannot compute this spec."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One benchmark: every operand by name, gradients of the outputs by name, params."""
+    """The operands by name, the gradients of the outputs by name, and the parameters of one benchmark."""
 
     problem: Problem
     operands: Mapping[str, Tensor]
@@ -34,11 +34,14 @@ class Workload:
 
     @property
     def wanted(self) -> list[Tensor]:
-        """What gradients are asked for."""
+        """The operands whose gradients are computed."""
         return [self.operands[o.name] for o in self.problem.operands if o.grad]
 
     def bytes_moved(self, pass_: str) -> int:
-        """What has to be read and written once; weights, statistics and other small tensors do not count."""
+        """Return the bytes that a pass reads and writes at least.
+
+        Weights, statistics and other small tensors are not counted.
+        """
         problem, x = self.problem, self.operands["x"]
         sizes: dict[str, int] = {
             o.name: self.operands[o.name].nbytes for o in problem.operands if o.along == "element"
@@ -51,13 +54,14 @@ class Workload:
         if pass_ == "forward":
             return sum(sizes.values()) + residual + h + out
         learned = sum(sizes[o.name] for o in problem.operands if o.grad and o.name in sizes)
-        # The residual's gradient is that of x; the returned sum stands for both.
+        # The residual has the gradient of x. The stored sum h is read instead of x and the
+        # residual.
         read = 2 * h + sum(sizes.values()) - sizes["x"] if h else residual + sum(sizes.values())
         return int(read + out + learned + (residual if residual not in (0, x.nbytes) else 0))
 
 
 def draw_workload(problem: Problem, rows: int, width: int, device: str) -> Workload:
-    """A workload with ordinary contents: N(0, 1) rows, weights around one."""
+    """Create a workload with N(0, 1) floating-point operands."""
     torch.manual_seed(0)
     heads = () if problem.heads is None else (HEADS if problem.heads == "any" else int(problem.heads),)
     shape = (rows // heads[0], *heads, width) if heads else (rows, width)
@@ -79,7 +83,8 @@ def draw_workload(problem: Problem, rows: int, width: int, device: str) -> Workl
 
 
 def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Norm:
-    """A peer by name, an emitted one from `functions`. Raises `DoesNotApply` or whatever goes wrong."""
+    """Return a peer by name; `functions` are the emitted ones. Raise `DoesNotApply` if it cannot
+    compute the spec."""
     problem, operands = workload.problem, workload.operands
     if name in functions:
         by_name = dict(operands)
@@ -129,7 +134,8 @@ def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
     if problem.norm == "rms":
         return lambda: (quack.rmsnorm(x, weight, eps=problem.eps),)
 
-    # Its layer norm takes weights in fp32, and is two functions that nobody has joined to a differentiable one.
+    # quack's layer norm takes fp32 weights, and its two passes are not joined in an autograd
+    # function.
     wide = [None if t is None else t.detach().float() for t in (weight, bias)]
 
     class LayerNorm(torch.autograd.Function):  # type: ignore[misc]
@@ -148,7 +154,7 @@ def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 def _formula(workload: Workload) -> tuple[Tensor, ...]:
-    """The norm in eager PyTorch: fp32, rounded where tensors are stored."""
+    """Return the norm in eager PyTorch: fp32, rounded where tensors are stored."""
     problem, operands = workload.problem, workload.operands
     rows = {o.name for o in problem.operands if o.along == "row"}
     env: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Lines of throughput over width, for each spec and pass."""
+"""Line charts of throughput over width, for each spec and pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kgen.kernels.norm.bench.shape import ODD_WIDTHS
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TB/s of every peer over the width, odd widths as rings. False, with a note, where matplotlib is missing."""
+    """Draw TB/s of every peer over the width, odd widths as rings. Return False without matplotlib
+    or data."""
     pyplot = plotting.pyplot()
     if pyplot is None:
         return False
@@ -37,7 +38,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
                 {"linestyle": "--", "color": "grey"} if peer == "copy" else {"marker": "o", "markersize": 3}
             )
             line = axis.plot(*_columns(p for p in points if p[0] not in ODD_WIDTHS), label=peer, **style)[0]
-            # Between powers of two a line would say more than was measured.
+            # A line between powers of two would suggest values that were not measured.
             odd = _columns(p for p in points if p[0] in ODD_WIDTHS)
             axis.plot(*odd, linestyle="", marker="o", markersize=4, fillstyle="none", color=line.get_color())
         axis.set_xscale("log", base=2)

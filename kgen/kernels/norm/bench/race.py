@@ -1,4 +1,4 @@
-"""A norm against its peers at one width after the other: forward, and backward where there is one."""
+"""The race of a norm, width by width: forward, and backward if the spec has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from kgen.kernels.norm.bench.shape import SMALL
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The workload, then rows for each width and pass. `functions` are the emitted ones by peer name."""
+    """Yield the workload, then rows per width and pass. `functions` are the emitted functions by
+    peer name."""
     problem = job.problem
     sizes = job.shape.sizes(problem.widths)
     yield {"workload": {"sizes": sizes, "dtypes": dict(problem.dtypes), "norm": problem.norm}}
@@ -55,14 +56,15 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
 def _contenders(
     pass_: str, workload: Workload, job: BenchJob, functions: Mapping[str, Any], graph: bool
 ) -> tuple[list[Contender], dict[str, str]]:
-    """The peers that run and agree with kgen, or else with the first that runs; and why others do not."""
+    """Return the peers that run and agree with kgen, or else with the first that runs; and the
+    errors of the others."""
     backward = pass_ == "backward"
     for tensor in workload.wanted:
         tensor.requires_grad_(backward)
     found: list[Contender] = []
     failed: dict[str, str] = {}
     want: Sequence[Any] | None = None
-    # A backward pass runs on the stream of its forward pass, which has to be the one that is captured.
+    # Backward runs on the stream of its forward, which must be the captured stream.
     stream = torch.cuda.Stream() if graph else None
     for name in job.peers:
         try:
@@ -102,7 +104,7 @@ def _gradients(norm: Norm, workload: Workload) -> Callable[[], Any]:
 
 
 def _graphed(run: Callable[[], Any], stream: Any) -> Callable[[], Any]:
-    """The same as a CUDA graph, without the time that Python takes to launch."""
+    """Capture a call in a CUDA graph, which removes Python's launch time."""
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()
@@ -113,6 +115,6 @@ def _graphed(run: Callable[[], Any], stream: Any) -> Callable[[], Any]:
 
     def replay() -> tuple[Any, ...]:
         graph.replay()
-        return run, result  # the graph knows addresses alone: what lies there belongs to these two
+        return run, result  # the graph holds only addresses; these two own the memory
 
     return replay

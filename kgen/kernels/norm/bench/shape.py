@@ -1,4 +1,4 @@
-"""The sizes of a norm benchmark, and its peers; nothing here needs torch."""
+"""The sizes of a norm benchmark and its peers. It does not need torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ PEERS = ("torch", "compile", "liger", "quack", "eager", "copy")
 DEFAULT_PEERS = ("torch", "compile", "liger", "quack", "copy")
 WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
 ODD_WIDTHS = (257, 4095, 65544)
-"""Widths that peers like less: rows that are no whole number of 16 bytes, and one just above a power of two."""
+"""Widths that are not a multiple of 16 bytes, or just above a power of two."""
 ELEMENTS = 2**27
-"""Of a tensor, where the rows are not given: five times the L2 of an H200 in 16 bits."""
+"""Elements per tensor if the number of rows is open. In 16 bits it is five times the L2 of an H200."""
 SMALL = (4096, 1024)
 """Rows and width of the case that is timed as a CUDA graph."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows and their width; without them every width of `WIDTHS` that the spec allows, and the small case."""
+    """Rows and width. Without them: every width of `WIDTHS` and `ODD_WIDTHS` that the spec allows,
+    and the small case."""
 
     rows: int | None = None
     width: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """`4096x1024`. Raises `KgenError` for anything else."""
+        """Parse `4096x1024`. Raise `KgenError` for other text."""
         match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
         if match is None:
             hint = "ROWSxWIDTH, for example 4096x1024"
@@ -35,12 +36,12 @@ class Shape:
         return cls(*(int(number) for number in match.groups()))
 
     def sizes(self, widths: tuple[int, ...]) -> list[tuple[int, int]]:
-        """The (rows, width) to measure, for a spec with those widths (none for any)."""
+        """Return the (rows, width) to measure. Empty `widths` means any width."""
         if self.rows is not None and self.width is not None:
             return [(self.rows, self.width)]
         large = [(ELEMENTS // width, width) for width in widths or (*WIDTHS, *ODD_WIDTHS)]
         return large if widths else [SMALL, *large]
 
     def parts(self, widths: tuple[int, ...]) -> list[Shape]:
-        """The same, each size by itself: what one worker measures."""
+        """Return one shape per size; each is measured by one worker."""
         return [Shape(*size) for size in self.sizes(widths)]

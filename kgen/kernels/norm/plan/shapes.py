@@ -17,6 +17,9 @@ NARROW = 4096
 """The widest row that few threads read from memory."""
 
 
+# `cuda.cu` and `cuda.py` print the same rows: a `.cu` file must stand alone, and Python cannot
+# parse C++. Kernels take the numbers of a row as template arguments, not its index, so that a
+# profile is readable.
 @dataclass(frozen=True)
 class Shape:
     """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements,

@@ -20,6 +20,8 @@ class ParameterLine:
     arguments: list[str]
 
 
+# As constants, the strides of tokens and columns are offsets in load instructions. As arguments,
+# each row address takes two registers.
 GATES = {
     "g": ParameterLine(
         ["g_ptr", "stride_gb: tl.int64", "stride_gt: tl.constexpr", "stride_gh: tl.int64"],

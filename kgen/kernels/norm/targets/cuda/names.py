@@ -1,6 +1,6 @@
 """What kernels of norms in CUDA call the names of a spec: a name that the file has already gives way, by an underscore.
 
-Nothing reads C++ to find out (docs/decisions/names-are-collected.md): the file's own names are listed here, and
+kgen does not parse C++ to collect names. The file's own names are listed here, and
 `tests/kernels/norm/test_cuda_names.py` holds that none is missing.
 """
 

@@ -23,7 +23,7 @@ from kgen.targets.cuda.loader import Loader
 from kgen.targets.template import Template
 
 STAYING = 256
-"""Values of a row that blocks of a cluster read where they are: docs/decisions/parts-of-sums.md."""
+"""Values of a row that blocks of a cluster read where they are: docs/decisions/0020-norm-rows.md."""
 
 
 @dataclass(frozen=True)
