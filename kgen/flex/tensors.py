@@ -154,10 +154,7 @@ def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
 
 
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
-    """Return a parameter, or a tensor that a module owns.
-
-    Calls pass its elements, even if there is only one.
-    """
+    """Return a parameter or a tensor of a module. Calls pass its elements, even a single one."""
     match value:
         case Tensor():
             # A module may load other values.

@@ -381,10 +381,7 @@ def _without_gradient(facts: _Facts) -> list[str]:
 
 
 def _returned(facts: _Facts) -> list[str]:
-    """Return the gradients of all operands after q, k and v.
-
-    Plan, scale, numbers, group and flag have None.
-    """
+    """Return the gradients of all operands after q, k and v; None for numbers and flags."""
     tensors = (*facts.packed, *facts.spec.buffers, *facts.sinks)
     others = ("plan", "scale", *facts.runtime, "group", *(["reduce_gradients"] if facts.learned else []))
     return [*(f"d{n}" if n in facts.learned else "None" for n in tensors), *("None" for _ in others)]
