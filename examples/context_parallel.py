@@ -1,10 +1,11 @@
-"""Trains a small transformer whose attention has windows and sinks, each sequence spread over all ranks.
+"""Train a small transformer with windowed attention and sinks. Each sequence is sharded over all ranks.
 
     kgen adapt gpt_oss --for context_parallel
     torchrun --nproc-per-node 2 examples/context_parallel.py
 
-Compare the losses with those of one rank: `--nproc-per-node 1`. On a machine without GPUs, TRITON_INTERPRET=1 runs
-it on the CPU. Parameters are sharded over the same ranks (FSDP2), activations are computed again in backward.
+Compare the losses with the losses of one rank: `--nproc-per-node 1`. On a machine without GPUs,
+TRITON_INTERPRET=1 runs the script on the CPU. FSDP2 shards the parameters over the same ranks. The backward pass
+recomputes the activations.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--adapters", default="adapters", help="where `kgen adapt` wrote the package")
-parser.add_argument("--length", type=int, default=300, help="tokens of a sequence")
+parser.add_argument("--adapters", default="adapters", help="output folder of `kgen adapt`")
+parser.add_argument("--length", type=int, default=300, help="tokens per sequence")
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--layers", type=int, default=2)
 options = parser.parse_args()
@@ -34,7 +35,7 @@ WIDTH = 128
 
 
 class Layer(nn.Module):
-    """Attention with rotary positions, a window of 128 and sinks; then two linear layers."""
+    """Attention with rotary positions, a window of 128 and sinks, followed by two linear layers."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +50,7 @@ class Layer(nn.Module):
         qkv = self.qkv(self.norm(x)).view(batch, rows, -1, HEAD).transpose(1, 2)
         q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
         q, k = (rotated(part, *rotation).bfloat16() for part in (q, k))
-        # FSDP sums gradients of parameters, which sinks are.
+        # FSDP sums the gradients of parameters, so the kernel must not sum the gradient of the sinks.
         out = gpt_oss(q, k, v.bfloat16(), sinks=self.sinks, plan=plan, reduce_gradients=False)
         x = x + self.out(out.transpose(1, 2).reshape(batch, rows, -1).to(x.dtype))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
@@ -97,7 +98,7 @@ def main():
     tokens, targets = plan.shard(text[:, :-1], dim=1), plan.shard(text[:, 1:], dim=1)
     for step in range(options.steps):
         logits = model(tokens, plan)
-        # The mean over all tokens; FSDP takes the mean of gradients over ranks.
+        # The mean over all tokens. FSDP averages gradients over ranks, so the loss is multiplied by `ranks`.
         loss = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             / targets.shape[0]

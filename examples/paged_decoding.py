@@ -1,10 +1,11 @@
-"""Decodes with a paged cache: each step appends one key and one value of each sequence, and attends to all of them.
+"""Decode with a paged cache. Each step appends a key and a value per sequence and attends to all of them.
 
     kgen render decode_paged
     python examples/paged_decoding.py
 
-On a machine without a GPU, TRITON_INTERPRET=1 runs it on the CPU. Sequences have different lengths, and their pages lie
-in no order. The script prints how far each step is from attention over keys that lie side by side.
+On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. Sequences have different lengths, and
+their pages are in random order. For each step the script prints the largest difference to attention over contiguous
+keys.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--generated", default="generated", help="the folder that `kgen render` wrote")
+parser.add_argument("--generated", default="generated", help="output folder of `kgen render`")
 parser.add_argument(
     "--lengths", type=int, nargs="+", default=[5, 63, 100], help="cached tokens of each sequence"
 )
@@ -28,10 +29,10 @@ PAGE, HEAD, KV_HEADS, GROUP = 64, 128, 2, 4
 
 
 class PagedCache:
-    """Keys and values of several sequences in pages of 64 tokens that all sequences share."""
+    """Keys and values of several sequences in a shared pool of pages of 64 tokens."""
 
     def __init__(self, sequences, most_tokens, device):
-        pages = -(-most_tokens // PAGE)  # of one sequence
+        pages = -(-most_tokens // PAGE)  # per sequence
         shape = (sequences * pages, PAGE, KV_HEADS, HEAD)
         self.k = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         self.v = torch.zeros_like(self.k)
@@ -40,7 +41,7 @@ class PagedCache:
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def append(self, k, v, sequences):
-        """Append one token of each of some sequences: k and v are [sequences, KV_HEADS, HEAD]."""
+        """Append one token to each of the listed sequences. k and v are [sequences, KV_HEADS, HEAD]."""
         places = self.lengths[sequences].long()
         pages = self.block_table[sequences, places // PAGE].long()
         self.k[pages, places % PAGE] = k
@@ -48,11 +49,11 @@ class PagedCache:
         self.lengths[sequences] += 1
 
     def attend(self, q):
-        """Attention of the newest token of each sequence, [sequences, heads, 1, HEAD], to all tokens up to it."""
+        """Return attention of the last token of each sequence, [sequences, heads, 1, HEAD], to all its tokens."""
         return decode_paged(q, self.k, self.v, block_table=self.block_table, kv_lens=self.lengths)
 
     def dense(self, sequence):
-        """Keys and values of one sequence side by side, [1, KV_HEADS, length, HEAD]."""
+        """Return contiguous keys and values of one sequence, [1, KV_HEADS, length, HEAD]."""
         pages = self.block_table[sequence].long()
         length = int(self.lengths[sequence])
         return (x[pages].flatten(0, 1)[:length].transpose(0, 1)[None] for x in (self.k, self.v))

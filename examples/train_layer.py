@@ -1,10 +1,10 @@
-"""Trains one transformer layer whose norms and attention are kernels that kgen wrote.
+"""Train one transformer layer with norms and attention from kgen.
 
     kgen render rms_norm causal_d64
     python examples/train_layer.py
 
-On a machine without a GPU, TRITON_INTERPRET=1 runs it on the CPU. The layer learns to name the token before
-each token. The script prints the loss of each step.
+On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. The layer learns to predict the
+previous token. The script prints the loss of each step.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--generated", default="generated", help="the folder that `kgen render` wrote")
-parser.add_argument("--length", type=int, default=32, help="tokens of a sequence")
+parser.add_argument("--generated", default="generated", help="output folder of `kgen render`")
+parser.add_argument("--length", type=int, default=32, help="tokens per sequence")
 parser.add_argument("--steps", type=int, default=8)
 options = parser.parse_args()
 sys.path.insert(0, options.generated)
@@ -40,7 +40,7 @@ class Norm(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal attention, then two linear layers, each behind a norm and beside a residual connection."""
+    """Causal attention, then two linear layers, each with a norm and a residual connection."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Layer(nn.Module):
     def forward(self, tokens):
         batch, length = tokens.shape
         x = self.words(tokens) + self.places.weight[:length]
-        # [batch, length, 3 * width] -> three views [batch, heads, length, head]; the kernels take any strides.
+        # [batch, length, 3 * width] -> three views [batch, heads, length, head]; the kernels accept any strides.
         q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
         out = causal_d64(q, k, v)
         x = x + self.out(out.transpose(1, 2).reshape(batch, length, WIDTH))

@@ -38,6 +38,7 @@ OF_THE_REPOSITORY = {
     "settings": "kgen/settings.py, which is in no package",
     "release": "the project as others meet it: versions, workflows, the site",
     "signatures": "emitted files of every family, as their callers see them",
+    "tutorial": "docs/tutorial.md, followed in a folder",
     "unused": "emitted files of every family, as text",
     "verdicts": "tests/support/running/verdicts.py",
     "waiting": "emitted files of every family, run",

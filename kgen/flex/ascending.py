@@ -1,6 +1,6 @@
-"""Bounds and order of the integers that a tensor holds, where the source alone proves them.
+"""Bounds and order of the integers in a tensor, if the source alone proves them.
 
-A tensor that the source changes in place, or gives to unread code, has none of them any longer.
+A tensor loses its facts if the source changes it in place or passes it to unread code.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from kgen.flex.values import Tensor
 
 COUNT = 2**31 - 1
-"""A dimension has no more elements."""
+"""The largest number of elements in a dimension."""
 _OF_NO_ACCOUNT = frozenset(
     {"dtype", "device", "layout", "pin_memory", "requires_grad", "memory_format", "non_blocking", "copy"}
 )
-"""Options of many functions that change no integer, apart from what the dtype does not hold."""
+"""Options that change no integer, except that a dtype may be too narrow."""
 _OPTIONS = {
     "cumsum": frozenset({"axis"}),
     "clamp": frozenset({"min", "max"}),
@@ -29,15 +29,18 @@ _OPTIONS = {
     "unique": frozenset({"dim", "return_inverse", "return_counts"}),
     "unique_consecutive": frozenset({"dim", "return_inverse", "return_counts"}),
 }
-"""Further options of single functions, of which their rules know."""
+"""Further options by function. The rules of the functions handle them."""
 _RANGES = {"bool": (0, 1), "uint8": (0, 255), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1)}
 _RANGES |= {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Bounds of all elements. `ascends`: each row of the last axis does. `ordered`: the source put them in order, and
-    they are not numbers that stand for others."""
+    """Proved facts about the integers of a tensor.
+
+    `ascends`: each row of the last axis ascends. `ordered`: the source sorted the elements, and they are not
+    placeholders.
+    """
 
     least: int
     most: int
@@ -46,7 +49,7 @@ class Facts:
 
 
 def facts(value: Any) -> Facts | None:
-    """The facts that are proved of a tensor or a number; None if there are none."""
+    """Return the proved facts of a tensor or a number, or None."""
     if isinstance(value, bool | int):
         return Facts(int(value), int(value), True)
     if not isinstance(value, Tensor):
@@ -57,19 +60,19 @@ def facts(value: Any) -> Facts | None:
 
 
 def not_negative(tensor: Tensor) -> bool:
-    """True if no element is below zero."""
+    """True if no element is negative."""
     found = facts(tensor)
     return found is not None and found.least >= 0
 
 
 def ascends(tensor: Tensor) -> bool:
-    """True if the source puts each row in ascending order."""
+    """True if the source proves that each row ascends."""
     found = facts(tensor)
     return found is not None and found.ascends and found.ordered
 
 
 def learn(name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
-    """Note what a function of torch proves of the tensor that it gives."""
+    """Record the facts that a torch function proves about its result."""
     made = result
     if (name == "sort" and isinstance(result, tuple)) or (name == "unique" and isinstance(result, tuple)):
         made = result[0]
@@ -84,17 +87,17 @@ def learn(name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: A
     if not keywords.keys() <= known:
         return
     if any(made is a for a in args) or made.place.source.name.startswith("--"):
-        return  # an EXPR says shapes by numbers that stand for others
+        return  # in an EXPR, the numbers are placeholders for shapes
     try:
         found = rule(made, *args, **keywords)
     except (TypeError, ValueError):
-        return  # called in a way that has no rule
+        return  # no rule for these arguments
     if found is not None:
         made.facts = _held(found, made.dtype)
 
 
 def _held(found: Facts, dtype: str) -> Facts | None:
-    """The same, if the dtype holds every number between the bounds."""
+    """Return the facts if the dtype can hold every number within the bounds."""
     low, high = _RANGES[dtype]
     return found if low <= found.least and found.most <= high else None
 
@@ -103,7 +106,7 @@ def _held(found: Facts, dtype: str) -> Facts | None:
 
 
 def literal(leaves: Sequence[Any], rows: int) -> Facts | None:
-    """Numbers that the source lists, in rows of one length."""
+    """Return the facts of literal numbers, listed in rows of equal length."""
     if not leaves or not all(type(n) in (int, bool) for n in leaves):
         return None
     length = len(leaves) // max(rows, 1)
@@ -159,7 +162,7 @@ def _repeat_interleave(
     made: Tensor, input: Any, repeats: Any = None, dim: Any = None, **keywords: Any
 ) -> Facts | None:
     if repeats is None:
-        return Facts(0, COUNT, True, True)  # counts alone: position 0 as often as its count, then 1, ...
+        return Facts(0, COUNT, True, True)  # only counts: position 0 repeated by its count, then 1, ...
     found = facts(input)
     if found is None or not isinstance(input, Tensor):
         return None
@@ -244,7 +247,7 @@ def _repeat(made: Tensor, input: Any, *sizes: Any, **keywords: Any) -> Facts | N
 
 
 def _numbers(*values: Any) -> list[Facts] | None:
-    """The facts of both operands, one of which may be a number."""
+    """Return the facts of the operands. An operand may be a number."""
     found = [facts(value) for value in values]
     return [one for one in found if one is not None] if None not in found else None
 
@@ -336,4 +339,4 @@ _RULES: Mapping[str, Any] = {
     "max": _bounded(max),
     "clamp": _clamp,
 }
-"""By torch's name of a function, or that of an operator."""
+"""Rules by the name of a torch function or an operator."""

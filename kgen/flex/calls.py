@@ -1,4 +1,4 @@
-"""Calls of torch, of Python's own functions, and of functions that are known by name, on terms and tensors."""
+"""Calls of torch, of Python builtins, and of other functions that are known by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _TRANSPARENT = frozenset(
         *("disable", "jit"),
     }
 )
-"""Decorators that leave what a function computes."""
+"""Decorators that do not change the result of a function."""
 _WRAPPING = {f"builtins.{name}": name for name in ("staticmethod", "classmethod", "property")}
 JOINED = "kgen.joined"
 DETACHED = "kgen.detached"
@@ -67,7 +67,7 @@ _NO_CHANCE = "draw the numbers beforehand, and index the tensor that has them"
 
 @settled
 def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call of a function that is known by its name alone."""
+    """Return the result of a function that is known only by its name."""
     package, _, name = path.partition(".")
     if ev.of_a_pair and package != "builtins":
         args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
@@ -118,13 +118,13 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
                 "other-package", f"`{path}` takes numbers, not tensors", f"write `torch.{last}(...)`"
             )
         message = f"`{path}` is a function of another package"
-        place.refuse("other-package", message, "write what it does with torch, or import a mod without it")
+        place.refuse("other-package", message, "write the computation with torch, or import a mod without it")
     effects.escaped(ev, [*args, *keywords.values()], place)
-    return Unknown(place, f"what `{path}` gives")
+    return Unknown(place, f"the result of `{path}`")
 
 
 def _of_types(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call that makes a type, a part of one, or a number of a type; MISSING for any other."""
+    """Return the result of a call that makes a type or a typed number; MISSING for other calls."""
     package, last = path.partition(".")[0], path.rpartition(".")[2]
     if path == "enum.auto":
         return External("enum.auto()")
@@ -166,7 +166,9 @@ def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywo
             return args[0]
         return External(path)
     if any(isinstance(a, Term) for a in args) and not ev.of_a_pair and not effects.harmless(path):
-        place.refuse("not-in-language", f"`{path}` changes a tensor in place", "make it with its value")
+        place.refuse(
+            "not-in-language", f"`{path}` changes a tensor in place", "create it with its final value"
+        )
     effects.escaped(ev, [a for a in (*args, *keywords.values()) if is_callable(a)], place)
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
     if two and not isinstance(args[-1], int):
@@ -190,13 +192,15 @@ def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywo
             place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
         if last in REDUCTIONS:
             place.refuse("reduction", f"`{path}` is a reduction", NO_REDUCTION)
-        message = f"`{path}` is not a function of elements that can be read"
-        place.refuse("not-in-language", message, "write what it does with arithmetic, `where`, `exp`, `log`")
+        message = f"`{path}` is not a pointwise function that can be read"
+        place.refuse(
+            "not-in-language", message, "write the computation with arithmetic, `where`, `exp`, `log`"
+        )
     return tensors.derived(args, keywords, place)
 
 
 class _Limits:
-    """`torch.finfo(...)`."""
+    """The value of `torch.finfo(...)`."""
 
     def __init__(self, of: str, dtype: Any) -> None:
         self.of = of
@@ -204,7 +208,7 @@ class _Limits:
 
     def find_attribute(self, name: str, place: Place) -> Any:
         if self.of == "finfo" and name == "min":
-            # A score's dtype, and any that is not known, is fp32.
+            # Scores are fp32, and unknown dtypes are assumed to be.
             known = isinstance(self.dtype, External)
             return Least(-_MOST.get(tensors.dtype(self.dtype, place) if known else "fp32", FLOAT32_MAX))
         if self.of == "iinfo" and name in ("min", "max"):
@@ -213,7 +217,7 @@ class _Limits:
 
 
 _MOST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127}
-"""The greatest numbers of dtypes that have less than fp32."""
+"""The largest number of each dtype with a smaller range than fp32."""
 
 _OPERATOR = {
     "and_": "bitand",
@@ -237,7 +241,7 @@ _OPERATOR = {
 
 
 def _joined(ev: Reader, args: list[Any], place: Place) -> Any:
-    """What `and_masks(...)` and `or_masks(...)` give, called."""
+    """Return the mask that `and_masks(...)` or `or_masks(...)` computes."""
     fn, masks, *pair = args
     result: Any = None
     for mask in masks:
@@ -253,12 +257,12 @@ def _functools(ev: Reader, name: str, args: list[Any], keywords: Keywords, place
     if name == "partial":
         return Partial(function, tuple(rest), keywords)
     if not rest:
-        place.refuse("bad-call", "`reduce` needs something to reduce", "write `reduce(function, values)`")
+        place.refuse("bad-call", "`reduce` needs a sequence", "write `reduce(function, values)`")
     items = list(ev.items(rest[0], place))
     if len(rest) > 1:
         items.insert(0, rest[1])
     if not items:
-        place.refuse("bad-call", "`reduce` is given nothing", "give it an initial value")
+        place.refuse("bad-call", "`reduce` gets an empty sequence", "add an initial value")
     result = items[0]
     for item in items[1:]:
         result = ev.call(function, [result, item], {}, place)
@@ -266,7 +270,7 @@ def _functools(ev: Reader, name: str, args: list[Any], keywords: Keywords, place
 
 
 def decorated(ev: Reader, decorator: Any, function: Any, place: Place) -> Any:
-    """A function with a decorator."""
+    """Return a function with a decorator applied."""
     if not isinstance(decorator, External | Unknown):
         return ev.call(decorator, [function], {}, place)
     name = decorator.path if isinstance(decorator, External) else decorator.what
@@ -281,7 +285,7 @@ def decorated(ev: Reader, decorator: Any, function: Any, place: Place) -> Any:
             return function
         effects.escaped(ev, [function], place)
         called = getattr(function, "name", "a function")
-        return Unknown(place, f"what the decorator `{name}` makes of `{called}`")
+        return Unknown(place, f"the result of the decorator `{name}` on `{called}`")
     if decorator.error is None and any(known in name for known in _TRANSPARENT):
         ev.renamed = ev.renamed or "wraps" in name
         return function

@@ -1,5 +1,7 @@
-"""Changes of values in place: elements, attributes, `+=` and `del`. Python's own objects stand for lists, so that all
-names of one see a change."""
+"""In-place changes: elements, attributes, `+=` and `del`.
+
+Lists of the source are Python lists here, so all aliases of a list see a change.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from kgen.flex.values import (
 
 
 def put(ev: Reader, frame: Frame, name: str, value: Any, place: Place) -> None:
-    """Give a name a value, in the frame that it belongs to."""
+    """Bind a name to a value, in the frame that owns the name."""
     holder = scopes.store(frame, name, place)
     if holder is not frame:
         ev.changing(holder, place)
@@ -44,7 +46,7 @@ def assign(ev: Reader, target: ast.expr, value: Any, frame: Frame, source: Sourc
             if isinstance(value, Tensor) and value.name is None:
                 value.name = name
             if isinstance(value, Passing):
-                value = Unknown(place, "an iterator under a name", "make a list of it, `list(...)`")
+                value = Unknown(place, "an iterator that has a name", "make a list of it, `list(...)`")
             put(ev, frame, name, value, place)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             if isinstance(value, Unknown):
@@ -57,8 +59,8 @@ def assign(ev: Reader, target: ast.expr, value: Any, frame: Frame, source: Sourc
                 first, last = starred[0], starred[0] + len(items) - len(elements) + 1
                 items[first:last] = [ev.own(items[first:last])]
             if len(items) != len(elements):
-                message = f"{len(elements)} names are given {len(items)} values"
-                place.refuse("bad-call", message, "give each name one value")
+                message = f"cannot unpack {len(items)} values into {len(elements)} names"
+                place.refuse("bad-call", message, "use one value for each name")
             for element, item in zip(elements, items, strict=True):
                 inner = element.value if isinstance(element, ast.Starred) else element
                 assign(ev, inner, item, frame, source)
@@ -72,7 +74,7 @@ def assign(ev: Reader, target: ast.expr, value: Any, frame: Frame, source: Sourc
 
 
 def set_item(ev: Reader, owner: Any, index: Any, value: Any, place: Place) -> None:
-    """`owner[index] = value`."""
+    """Assign `owner[index] = value`."""
     if isinstance(owner, list | dict) and not isinstance(index, Term | Part | Tensor):
         if isinstance(index, Unknown):
             ev.untold(index)
@@ -90,7 +92,7 @@ def set_item(ev: Reader, owner: Any, index: Any, value: Any, place: Place) -> No
 
 
 def set_attribute(ev: Reader, owner: Any, name: str, value: Any, place: Place) -> None:
-    """`owner.name = value`."""
+    """Assign `owner.name = value`."""
     hint = "bind a name of the module"
     match owner:
         case Frame():
@@ -108,7 +110,7 @@ def set_attribute(ev: Reader, owner: Any, name: str, value: Any, place: Place) -
         case Class() | Instance():
             instances.store(ev, owner, name, value, place)
         case Function() | Partial() if name not in effects.HIDDEN:
-            # No mod reads what is set here: the names of functions are no longer known.
+            # No mod reads this attribute. From here on the names of functions are unknown.
             ev.renamed = True
             effects.escaped(ev, [value], place)
         case Unknown():
@@ -118,7 +120,7 @@ def set_attribute(ev: Reader, owner: Any, name: str, value: Any, place: Place) -
 
 
 def update(ev: Reader, node: ast.AugAssign, frame: Frame, place: Place) -> None:
-    """`target += value`, which changes a list in place."""
+    """Run `target += value`, which changes a list in place."""
     target, source = node.target, place.source
     if isinstance(target, ast.Name):
         old = naming.value(ev, target, frame, Place(source, target))
@@ -162,7 +164,7 @@ def _shared_term(ev: Reader, old: Term, target: ast.Name, frame: Frame, place: P
 
 
 def delete(ev: Reader, target: ast.expr, frame: Frame, source: Source) -> None:
-    """`del target`."""
+    """Run `del target`."""
     place = Place(source, target)
     match target:
         case ast.Name(id=name):

@@ -1,7 +1,7 @@
-"""Classes of the source where they are defined: their constants, methods, enumerations and named tuples.
+"""Class definitions of the source: constants, methods, enumerations and named tuples.
 
-A class is read only if Python's default machinery makes it. A metaclass, a decorator or a special method that changes
-how attributes are found leaves it unknown.
+A class is read only if it has Python's default behavior. A metaclass, a decorator, or a special method
+for attribute lookup makes the class unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AUTO = External("enum.auto()")
 
 
 class Body(Frame):
-    """The names of a class body, which its methods do not see."""
+    """The names of a class body. Methods do not see them."""
 
     outer_place: Place
 
@@ -45,7 +45,7 @@ class Body(Frame):
 
 
 def defined(ev: Reader, node: ast.ClassDef, scope: Frame, place: Place) -> Any:
-    """A class where it is defined; its body is read once."""
+    """Return the class of a definition. Its body is read once."""
     bases = [ev.expression(base, scope, place.source) for base in node.bases]
     bases = [b for b in bases if b != External("builtins.object")]
     paths = [b.path for b in bases if isinstance(b, External)]
@@ -86,11 +86,11 @@ def defined(ev: Reader, node: ast.ClassDef, scope: Frame, place: Place) -> Any:
 
 
 def _automatic(body: Body, flags: bool) -> None:
-    """Give `auto()` its number: the next one, or the next power of two."""
+    """Number the `auto()` members: consecutive numbers, or powers of two for flags."""
     before = [value for name, value in body.names.items() if type(value) is int and not name.startswith("_")]
     for name, value in body.names.items():
         if value == AUTO and before and before[-1] != max(before):
-            # Versions of Python differ in what comes next.
+            # Versions of Python choose different next numbers.
             body.names[name] = Unknown(body.outer_place, f"`{name}`")
         elif value == AUTO:
             last = before[-1] if before else 0
@@ -98,7 +98,7 @@ def _automatic(body: Body, flags: bool) -> None:
 
 
 def _number(cls: Class) -> None:
-    """Make members of the constants of an enumeration."""
+    """Turn the constants of an enumeration into members."""
     whole = any(ENUMS.get(path) for path in cls.bases)
     found: dict[Any, Any] = {}
     for name, value in list(cls.names.items()):

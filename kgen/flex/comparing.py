@@ -1,4 +1,4 @@
-"""Comparisons, as Python has them."""
+"""Comparisons, with Python's semantics."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kgen.flex.values import DtypeOf, External, Part, Scope, Tensor, Term, Unkno
 
 
 def chain(ev: Reader, node: ast.Compare, scope: Scope, source: Source) -> Any:
-    """A comparison, or a chain of them: the rest of it is evaluated only if the first holds."""
+    """Return the value of a comparison or a chain. A chain stops at the first false comparison."""
     place = Place(source, node)
     left = ev.expression(node.left, scope, source)
     links: list[Any] = []
     for operator, part in zip(node.ops, node.comparators, strict=True):
         if links and isinstance(links[-1], Unknown):
-            # The rest is evaluated only if this holds.
+            # Python evaluates the rest only if this comparison is true.
             ev.untold(links[-1])
         if links and not isinstance(links[-1], Term) and not links[-1]:
             break
@@ -27,12 +27,12 @@ def chain(ev: Reader, node: ast.Compare, scope: Scope, source: Source) -> Any:
         left = right
     if len(links) > 1 and any(isinstance(link, Term) for link in links):
         hint = "write two comparisons joined with `&`"
-        place.refuse("data-dependent", "a chain of comparisons decides on the pair", hint)
+        place.refuse("data-dependent", "a chain of comparisons depends on the pair", hint)
     return next((link for link in links[:-1] if not link), links[-1])
 
 
 def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Place) -> Any:
-    """One comparison."""
+    """Return the value of one comparison."""
     match operator:
         case ast.Is() | ast.IsNot():
             if isinstance(left, Unknown | DtypeOf):
@@ -40,7 +40,7 @@ def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Plac
             if isinstance(right, Unknown | DtypeOf):
                 return known(right, place)
             if _identity_varies(left) and _identity_varies(right):
-                return Unknown(place, "whether two equal values are one object", "compare with `==`")
+                return Unknown(place, "the identity of two equal values", "compare with `==`")
             same = left is right
             if is_number(left) or isinstance(left, External):
                 same = type(left) is type(right) and left == right
@@ -66,14 +66,14 @@ def _plain(value: Any) -> bool:
 
 
 def _identity_varies(value: Any) -> bool:
-    """True if Python may have one object or two for equal values."""
+    """True if equal values may be one object or two in Python."""
     if type(value) is int:
         return not -5 <= value <= 256
     return isinstance(value, float | str | tuple) and not isinstance(value, bool)
 
 
 def known(value: Any, place: Place) -> Unknown:
-    """The comparison is unknown; the dtype of a value of the pair is the kernel's."""
+    """Return an unknown comparison. The kernel chooses the dtype of a value of the pair."""
     return (
         value.lost() if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
     )

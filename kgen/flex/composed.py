@@ -1,7 +1,7 @@
-"""Functions of torch that the language has in other words: one function each, with torch's parameters and defaults.
+"""Torch functions composed of functions of the language, with torch's parameters and defaults.
 
-The first argument, `f`, applies the functions of the language. Operands understand `+ - * /` and comparisons, and
-`&`, `|`, `~` where they are truth values. A branch of `where` that is not chosen may be infinite or NaN.
+The first argument `f` applies functions of the language. Operands support `+ - * /` and comparisons. Truth
+values also support `&`, `|` and `~`. A branch of `where` that is not chosen may be infinite or NaN.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True)
 class Composed:
-    """A function: its parameters and defaults are torch's. `kind` says if its value is real, a truth value, or of the
-    type of its arguments."""
+    """A composed function with torch's parameters and defaults.
+
+    `kind` is the type of the result: real, a truth value, or the type of the arguments.
+    """
 
     make: Callable[..., Any]
     kind: str
@@ -39,7 +41,7 @@ class Composed:
 
 
 def _real(operations: Operations, node: Node) -> Node:
-    """A real number, as torch makes one of integers and truth values."""
+    """Convert a value to a real number, as torch does for integers and truth values."""
     if isinstance(node, Const) and node.type is not Type.FLOAT:
         return operations.number(float(node.value))
     return operations.real(node)
@@ -49,7 +51,7 @@ FUNCTIONS: dict[str, Composed] = {}
 
 
 def of_torch(kind: str = "real") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function under its name."""
+    """Register a function under its name."""
 
     def enter(make: Callable[..., Any]) -> Callable[..., Any]:
         _, *given = inspect.signature(make).parameters.values()
@@ -127,7 +129,7 @@ def sinc(f: Functions, input: Any) -> Any:
 @of_torch()
 def hypot(f: Functions, input: Any, other: Any) -> Any:
     a, b = f("abs", input), f("abs", other)
-    # The square of the greater one could overflow.
+    # The square of the larger operand could overflow.
     more, less = f.where(a > b, a, b), f.where(a > b, b, a)
     infinite = a.is_(math.inf) | b.is_(math.inf)
     ratio = less / more
@@ -200,11 +202,11 @@ _TAIL = (
 
 
 def _tail(f: Functions, z: Any) -> tuple[Any, Any]:
-    """`t` and `p`, with erfc(z) = t * exp(p - z * z), for z >= 0."""
+    """Return `t` and `p` with erfc(z) = t * exp(p - z * z), for z >= 0."""
     t = 1 / (1 + 0.5 * z)
     p: Any = _TAIL[-1]
     for i, coefficient in enumerate(_TAIL[-2::-1]):
-        # No sum is below -9: what is inside of `max` is not multiplied out.
+        # No sum is below -9, so this `max` changes nothing. It only stops the simplifier from expanding the product.
         p = coefficient + t * (p if i % 3 else f("max", p, -9.0))
     return t, f("max", t * p, -9.0) - 1.26551223
 
@@ -451,7 +453,7 @@ def isreal(f: Functions, input: Any) -> Any:
 
 @of_torch("bool")
 def signbit(f: Functions, input: Any) -> Any:
-    # A zero that is below zero has an inverse that is.
+    # The inverse of -0.0 is negative.
     return input < 0 if input.integral else (input < 0) | (input.is_(0) & (1 / input < 0))
 
 

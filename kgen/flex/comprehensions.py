@@ -15,7 +15,7 @@ from kgen.flex.values import Passing, Scope
 def listed(
     ev: Reader, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: Scope, source: Source
 ) -> Any:
-    """The value of a comprehension."""
+    """Return the value of a comprehension."""
     place = Place(source, node)
     found: list[Any] = []
     pairs: dict[Any, Any] = {}
@@ -39,7 +39,7 @@ def listed(
 
     if isinstance(node, ast.GeneratorExp) and effects.changes(ev, node, scope):
         place.refuse("not-in-language", "a generator changes values", "write a list: `[...]`")
-    # The first sequence is evaluated outside.
+    # Python evaluates the first sequence in the enclosing scope.
     each(node.generators, ev.expression(node.generators[0].iter, scope, source))
     if isinstance(node, ast.DictComp):
         return pairs

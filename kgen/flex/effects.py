@@ -1,7 +1,7 @@
-"""The names and values that unread code could change. They are refused where they are used afterwards.
+"""The names and values that unread code could change. Later uses of them are refused.
 
-Code is unread if one of its statements cannot be read, or if another package calls it. The analysis looks at syntax
-alone and errs on one side: a value is kept only if nothing in reach of the code can change it.
+Code is unread if one of its statements cannot be read, or if another package calls it. The analysis uses only
+syntax and is conservative: a value is kept only if no code within reach can change it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _CHANGING = frozenset({"init", "random", "modules", "partialmethod", "insert", "
 
 
 def harmless(path: str) -> bool:
-    """True if a function of another package does not change what it is given."""
+    """True if a function of another package does not change its arguments."""
     first, *rest = path.split(".")
     if first not in _HARMLESS_PACKAGES or _CHANGING & set(rest):
         return False
@@ -73,14 +73,14 @@ def harmless(path: str) -> bool:
 
 
 class Reach:
-    """The values and names in reach of some code."""
+    """The values and names that some code can reach."""
 
     def __init__(self, ev: Reader) -> None:
         self.ev = ev
         self.waiting: list[tuple[ast.AST, Scope]] = []
         self.seen: set[tuple[int, int]] = set()
         self.held: list[Any] = []
-        """Keeps what `seen` knows by its identity."""
+        """Values kept alive, because `seen` stores identities."""
         self.loaded: list[Any] = []
         self.given: list[Any] = []
         self.names: list[tuple[Scope, str]] = []
@@ -90,7 +90,7 @@ class Reach:
     # Code ------------------------
 
     def close(self) -> None:
-        """Follow all functions in reach."""
+        """Follow all functions that the code can reach."""
         while self.waiting:
             self._read(*self.waiting.pop())
 
@@ -102,7 +102,7 @@ class Reach:
             self.waiting.append((node, scope))
 
     def value(self, value: Any) -> None:
-        """Note a value that the code sees, and the code that it stands for."""
+        """Add a value that the code sees, and the code of the value."""
         match value:
             case Function(node=node, scope=scope, defaults=defaults):
                 if (id(node), id(scope)) not in self.seen:
@@ -152,13 +152,13 @@ class Reach:
                     self.wild.append(scope)
                 case ast.Name(id=name, ctx=ast.Load()):
                     found = self._found(scope, name)
-                    # A module is looked up by its attributes.
+                    # Attributes of a module are resolved separately.
                     if not (isinstance(found, Frame) and id(part) in owners):
                         self.value(found)
                 case ast.Subscript(ctx=ast.Store() | ast.Del()):
                     self.risky = True
                 case ast.Attribute(ctx=ast.Store(), value=ast.Name(id=name)) if name == made:
-                    pass  # an attribute of the object that is made
+                    pass  # an attribute of the new object
                 case ast.Attribute(ctx=ast.Store() | ast.Del(), value=owner, attr=name):
                     self.risky = True
                     known = self._resolved(owner, scope, inner)
@@ -182,7 +182,7 @@ class Reach:
             return None
 
     def _imported(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> list[Any]:
-        """The modules of the source that unread code imports."""
+        """Return the modules of the source that unread code imports."""
         root = _root(scope)
         try:
             return list(root.imported(node)) if hasattr(root, "imported") else []
@@ -190,7 +190,7 @@ class Reach:
             return []
 
     def _resolved(self, node: ast.expr, scope: Scope, inner: set[str]) -> Any:
-        """The value of a dotted name; None if it is not known."""
+        """Return the value of a dotted name, or None if it is unknown."""
         match node:
             case ast.Name(id=name) if name not in inner:
                 value = self._found(scope, name)
@@ -204,7 +204,7 @@ class Reach:
         return None
 
     def _harmless(self, func: ast.expr, parts: list[ast.AST], scope: Scope, inner: set[str]) -> bool:
-        """True if a call changes nothing besides what the code that it runs does."""
+        """True if a call has no effects except the effects of the code that it runs."""
         match func:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
                 return True
@@ -242,7 +242,7 @@ class Reach:
     # --- consequences ------------------------
 
     def spoil(self, unknown: Unknown) -> None:
-        """Refuse from here on what the code could have changed."""
+        """Mark everything that the code could have changed as unknown."""
         self.close()
         for scope, name in self.names:
             _forget(scope, name, unknown)
@@ -291,7 +291,7 @@ class Reach:
 
 
 def _makes(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
-    """True for an `__init__`."""
+    """True for the definition of `__init__`."""
     return isinstance(node, ast.FunctionDef) and node.name == "__init__" and bool(node.args.args)
 
 
@@ -307,14 +307,14 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _root(scope: Scope) -> Scope:
-    """The module around a scope."""
+    """Return the module that contains a scope."""
     while isinstance(scope, Frame) and isinstance(scope.outer, Frame):
         scope = scope.outer
     return scope
 
 
 def _forget(scope: Scope, name: str, unknown: Unknown) -> None:
-    """Forget the value of a name, wherever the scope has it."""
+    """Forget the value of a name in the scope that has it."""
     while isinstance(scope, Frame):
         if name in scope.names or not isinstance(scope.outer, Frame):
             scope.names[name] = unknown
@@ -325,10 +325,10 @@ def _forget(scope: Scope, name: str, unknown: Unknown) -> None:
 def lost(
     ev: Reader, node: ast.stmt | ast.expr, frame: Scope, error: KgenError | None, place: Place
 ) -> Unknown:
-    """Forget what code that is not read could bind or change: it may have run, in part or as a whole."""
+    """Forget everything that unread code could bind or change. The code may have run partly or fully."""
     symbols = scopes.bound([node])
     names = sorted(symbols.bound)
-    unknown = Unknown(place, "what this code changes", "write its value as a literal", error)
+    unknown = Unknown(place, "the effect of this code", "write its value as a literal", error)
     reach = Reach(ev)
     reach.add(node, frame)
     reach.spoil(unknown)
@@ -359,17 +359,17 @@ def runs_changes(ev: Reader, function: Any) -> bool:
 
 
 def escaped(ev: Reader, values: Iterable[Any], place: Place) -> None:
-    """Forget what a call of unread code could change: lists that it is given, and what functions among them reach."""
+    """Forget everything that a call of unread code could change: its list arguments, and the reach of its functions."""
     reach = Reach(ev)
     reach.given = list(values)
     for value in reach.given:
         reach.value(value)
     error = place.wrong(
         "not-known",
-        "this call is not read, and may change what it is given",
-        "give it a copy, `list(...)`, or write the value as a literal",
+        "this call cannot be read and may change its arguments",
+        "pass a copy, `list(...)`, or write the value as a literal",
     )
-    reach.spoil(Unknown(place, "what this call may change", error=error))
+    reach.spoil(Unknown(place, "the effect of this call", error=error))
 
 
 __all__ = ["Reach", "escaped", "harmless", "lost"]

@@ -1,4 +1,4 @@
-"""Operations of elements, on terms of a pair and on whole tensors."""
+"""Pointwise operations on values of a pair and on whole tensors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from kgen.flex.values import (
 
 Keywords = dict[str, Any]
 
-NO_REDUCTION = "a mod is computed for one pair; compute the sum beforehand, and index the tensor of sums"
+NO_REDUCTION = "a mod computes one pair: compute the sum beforehand, and index the tensor of sums"
 
 
 def applied(ev: Reader, fn: str, args: tuple[Any, ...], place: Place) -> Any:
-    """An operation of elements: a term, or a tensor where whole tensors are computed ahead of the mods."""
+    """Apply a pointwise operation.
+
+    Return a term inside a mod, or a tensor for whole tensors before the mods.
+    """
     if ev.of_a_pair or any(isinstance(a, Term) for a in args):
         args = tuple(tensors.scalar(a, place) for a in args)
     if any(isinstance(a, Tensor) for a in args):
@@ -39,15 +42,17 @@ def applied(ev: Reader, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         place.refuse("whole-tensor", message, "index it, so that one element is left")
     if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
-        place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
+        place.refuse("not-in-language", "a product with infinity is NaN if the other factor is zero", hint)
     return made(ev, fn, [operand(ev, a, place) for a in args], place)
 
 
 def of_lengths(
     ev: Reader, fn: str, args: tuple[Any, ...], place: Place
 ) -> tuple[tuple[Any, ...], Extent | None]:
-    """The operands of an operator, lengths as what they are in a mod; or what an operator makes of lengths ahead of
-    the mods."""
+    """Return the operands with lengths as terms, and None.
+
+    Before the mods, return the operands unchanged and the length that the operator computes, if there is one.
+    """
     first = next((a for a in args if isinstance(a, Extent)), None)
     if first is None or ev.of_a_pair:
         return tuple(map(measured, args)), None
@@ -57,13 +62,13 @@ def of_lengths(
 
 
 def made(ev: Reader, fn: str, args: Sequence[Any], place: Place) -> Term:
-    """The result of an operation, without a gradient in `torch.no_grad()`."""
+    """Return the result of an operation, detached inside `torch.no_grad()`."""
     term = Term(fn, args, place)
     return Term("detach", (term,), place) if ev.detaches else term
 
 
 def operand(ev: Reader, value: Any, place: Place) -> Term | int | float | bool:
-    """A value as the operand of an operation on a pair; refuse any other."""
+    """Return a value as an operand of an operation on a pair. Refuse unsuitable values."""
     if isinstance(value, Part):
         return tensors.element(value)
     value = tensors.scalar(value, place)
@@ -89,7 +94,7 @@ def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
     scale = keywords.pop("value", 1) if fn == "addcmul" else scale
     tanh = keywords.pop("approximate", "none") == "tanh"
     if len(args) > len(parameters) or set(keywords) - {*parameters}:
-        place.refuse("bad-call", f"`{name}` is not called so", f"write `{name}({', '.join(parameters)})`")
+        place.refuse("bad-call", f"wrong arguments for `{name}`", f"write `{name}({', '.join(parameters)})`")
     given |= keywords
     if fn == "clamp":
         return _clamped(ev, given, place)

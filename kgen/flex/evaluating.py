@@ -1,7 +1,7 @@
-"""The source, read with terms in the place of values: calls are inlined, and what a pair computes comes out.
+"""Symbolic evaluation of the source. Calls are inlined, and the result is the term that a pair computes.
 
-Only syntax trees are walked. Control flow must be known from numbers of the source; what a pair decides by itself has
-to be `torch.where`. Steps, calls and items are counted, so that no source takes long.
+The evaluator walks syntax trees only. Control flow may depend on numbers of the source; `torch.where` must handle
+choices that depend on the pair. Steps, calls and items are limited, so that no source takes long.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from kgen.flex.values import (
 
 
 class Evaluator(Reader):
-    """Reads one source, and the files of its package that it needs."""
+    """Reader of one source and of the files that it needs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loaded: dict[Path, modules.Module] = {}
 
     def module(self, path: Path) -> modules.Module:
-        """A file, read once."""
-        key = Path(os.path.realpath(path))  # unlike `resolve`, it takes a loop of links
+        """Return the module of a file. Each file is read once."""
+        key = Path(os.path.realpath(path))  # unlike `resolve`, it accepts a loop of symbolic links
         if key not in self.loaded:
             if len(self.loaded) >= modules.MAX_MODULES:
                 Place(Source(path.as_posix(), ""), ast.Pass()).refuse(
                     "too-large",
                     f"the source needs more than {modules.MAX_MODULES} files",
-                    "import from fewer",
+                    "import from fewer files",
                 )
             module = self.loaded[key] = modules.load(path, self)
             self.main = self.main or module
@@ -81,7 +81,7 @@ class Evaluator(Reader):
     # Expressions ------------------------
 
     def expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
-        """What an expression stands for."""
+        """Return the value of an expression."""
         value = expressions.found(self, node, frame, source)
         if id(value) in self.spoiled:
             return self.spoiled[id(value)][1]
@@ -90,10 +90,10 @@ class Evaluator(Reader):
         return self.own(value) if type(value) in (list, dict) else value
 
     def operate(self, fn: str, args: tuple[Any, ...], place: Place) -> Any:
-        """An operator of Python on whatever its operands are."""
+        """Apply a Python operator to operands of any kind."""
         args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
-            place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
+            place.refuse("reduction", "`@` is a reduction", "the kernel computes the matrix products")
         args, length = elementwise.of_lengths(self, fn, args, place)
         if length is not None:
             return length
@@ -116,12 +116,14 @@ class Evaluator(Reader):
         return numbers.apply(fn, args, place)
 
     def attribute(self, owner: Any, name: str, place: Place) -> Any:
-        """`owner.name`."""
+        """Return `owner.name`."""
         match owner:
             case modules.Module():
                 value = owner.member(name)
                 if value is MISSING:
-                    place.refuse("unknown-name", f"the module has no {shown(name)}", "look at its names")
+                    place.refuse(
+                        "unknown-name", f"the module has no {shown(name)}", "check the names that it defines"
+                    )
                 return value
             case External(path=path):
                 return self.external(f"{path}.{name}")
@@ -141,7 +143,7 @@ class Evaluator(Reader):
         return found(name, place) if found else Unknown(place, f"`.{name}`")
 
     def item(self, owner: Any, index: Any, place: Place) -> Any:
-        """`owner[index]`."""
+        """Return `owner[index]`."""
         match owner:
             case Tensor() | Part():
                 return tensors.indexed(self, owner, index if isinstance(index, tuple) else (index,), place)
@@ -154,20 +156,18 @@ class Evaluator(Reader):
                 try:
                     return owner[index]
                 except (LookupError, TypeError, ValueError):
-                    place.refuse(
-                        "bad-index", "there is no such element", "look at the length of the sequence"
-                    )
+                    place.refuse("bad-index", "there is no such element", "check the length of the sequence")
             case Class(members=dict()) if isinstance(index, str):
                 return self.attribute(owner, index, place)
             case Term():
-                place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
+                place.refuse("bad-index", "a value of the pair has no elements", "index a tensor")
         if found := getattr(owner, "find_item", None):
             return found(index, place)
-        what = owner.lost() if isinstance(owner, Unknown) else Unknown(place, "what stands here")
+        what = owner.lost() if isinstance(owner, Unknown) else Unknown(place, "this element")
         return owner if isinstance(owner, External) else what
 
     def items(self, value: Any, place: Place) -> Iterable[Any]:
-        """The items that a loop runs over."""
+        """Return the items of a loop."""
         if isinstance(value, Term | Part | Tensor | Method):
             return several.rows(value, place)
         if (held := getattr(value, "find_items", lambda place: None)(place)) is not None:
@@ -177,7 +177,7 @@ class Evaluator(Reader):
         if isinstance(value, Passing):
             if value.used and value.once:
                 place.refuse(
-                    "not-in-language", "an iterator is used up here", "make a list of it, `list(...)`"
+                    "not-in-language", "this loop would consume an iterator", "make a list of it, `list(...)`"
                 )
             value.used = True
             return value.items
@@ -190,7 +190,7 @@ class Evaluator(Reader):
     # Calls and definitions ------------------------
 
     def call(self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-        """A call of whatever the callee is."""
+        """Call a callee of any kind."""
         match callee:
             case Function():
                 return functions.inlined(self, callee, args, keywords, place)
@@ -212,19 +212,19 @@ class Evaluator(Reader):
             case Unknown():
                 self.untold(callee)
         what = tensors.called(callee) if isinstance(callee, Tensor) else kind(callee)
-        place.refuse("bad-call", f"{what} is called, and is no function of the source", "call a function")
+        place.refuse("bad-call", f"{what} is not a function of the source", "call a function")
 
     def defined(
         self, node: ast.FunctionDef | ast.Lambda | ast.ClassDef, scope: Scope | Frame, place: Place
     ) -> Any:
-        """A function or a class where it is defined."""
+        """Return the function or class of a definition."""
         if isinstance(node, ast.ClassDef):
             assert isinstance(scope, Frame)
             return classes.defined(self, node, scope, place)
         return functions.defined(self, node, scope, place)
 
     def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame, place: Place) -> None:
-        """The names of an `import`."""
+        """Bind the names of an `import`."""
         root: Scope = frame
         while isinstance(root, Frame) and isinstance(root.outer, Frame):
             root = root.outer
@@ -239,7 +239,7 @@ class Evaluator(Reader):
             changes.put(self, frame, name, self.external(path), place)
 
     def learn(self, value: Any, grad: bool, place: Place) -> Any:
-        """`value.requires_grad = grad`, under all names of the tensor."""
+        """Set `value.requires_grad = grad` for all names of the tensor."""
         match value:
             case Tensor():
                 value.grad = grad

@@ -1,4 +1,4 @@
-"""Expressions of the source: what each kind of syntax stands for, found in the order in which Python evaluates it."""
+"""The value of each kind of expression, found in Python's order of evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from kgen.flex.values import External, Frame, Scope, Unknown
 
 
 def found(ev: Reader, node: ast.expr, frame: Scope, source: Source) -> Any:
-    """The value of an expression; what cannot be read is unknown, with all that it could change."""
+    """Return the value of an expression.
+
+    If it cannot be read, it and everything that it could change are unknown.
+    """
     place = Place(source, node)
     ev.step(place)
     read = _READ.get(type(node))
@@ -24,7 +27,7 @@ def found(ev: Reader, node: ast.expr, frame: Scope, source: Source) -> Any:
 
 
 def elements(ev: Reader, nodes: Sequence[ast.expr], scope: Scope, source: Source) -> list[Any]:
-    """The values of several expressions, of which some may be unpacked."""
+    """Return the values of several expressions. Starred expressions are unpacked."""
     values: list[Any] = []
     for node in nodes:
         place = Place(source, node)
@@ -88,9 +91,7 @@ def _called(ev: Reader, node: ast.Call, scope: Scope, place: Place) -> Any:
         elif isinstance(value, dict):
             keywords |= {str(name): item for name, item in value.items()}
         else:
-            place.refuse(
-                "not-in-language", "arguments are unpacked from what is no dictionary", "write them out"
-            )
+            place.refuse("not-in-language", "`**` needs a dictionary", "write them out")
     return ev.call(callee, args, keywords, place)
 
 

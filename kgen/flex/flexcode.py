@@ -1,4 +1,4 @@
-"""The way back: a spec as FlexAttention code, a printer over its trees."""
+"""Printer of a spec as FlexAttention code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPELLED: dict[str, Spelling] = {
     "clamp": Spelling("torch.clamp({0}, {1}, {2})"),
     "int": Spelling("({0}).to(torch.int32)"),
 }
-"""Where eager PyTorch is written in another way in a kernel's reference than people write it."""
+"""Spellings that differ from the spelling in a kernel's reference."""
 HOST: dict[str, Spelling] = {
     "and": Spelling("{0} and {1}", AND, AND),
     "or": Spelling("{0} or {1}", OR, OR),
@@ -49,15 +49,18 @@ HOST: dict[str, Spelling] = {
     "abs": Spelling("abs({0})"),
     "float": Spelling("float({0})"),
     "int": Spelling("int({0})"),
-    "invert": Spelling("-1 - {0}", ADD, MUL),  # PyTorch's compiler does not know `~` of a size
+    "invert": Spelling("-1 - {0}", ADD, MUL),  # torch.compile does not support `~` of a size
 }
-"""What is written for numbers of Python's, as sizes are."""
+"""Spellings for Python numbers, such as sizes."""
 
 
 def flex_code(loaded: Loaded) -> str:
-    """Functions for `flex_attention`, as source. Raises `KgenError` for a kernel that is not attention."""
+    """Return the source of functions for `flex_attention`.
+
+    Raise `KgenError` if the kernel is not attention.
+    """
     if not hasattr(loaded.spec, "score_mod"):
-        message = "only a spec of attention has FlexAttention code"
+        message = "only attention specs have FlexAttention code"
         raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))
     loaded = _from_zero(loaded)
     trees, spec = loaded.trees, loaded.spec
@@ -88,7 +91,7 @@ def flex_code(loaded: Loaded) -> str:
 
 
 def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
-    """`mods(...)`, which returns score_mod and mask_mod, or None in the place of one, as lines; and its arguments."""
+    """Return the lines of `mods(...)`, which returns score_mod and mask_mod (or None), and its arguments."""
     loaded = _from_zero(loaded)
     given, trees = _given(loaded), loaded.trees
     lines = [*_constants(loaded), *["", ""] * bool(_constants(loaded)), f"def mods({', '.join(given)}):"]
@@ -98,8 +101,10 @@ def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
 
 
 def _from_zero(loaded: Loaded) -> Loaded:
-    """The same attention, whose queries count from zero and whose sequences have keys of no other's: positions and
-    numbers of keys are in the functions, as FlexAttention has no word for them."""
+    """Move query positions and key counts into the functions.
+
+    FlexAttention has no arguments for them: its queries count from zero, and all sequences have the same keys.
+    """
     spec, trees = loaded.spec, dict(loaded.trees)
     end: Node = Read("kv_lens", (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
     if spec.aligned_to_end:
@@ -114,7 +119,7 @@ def _from_zero(loaded: Loaded) -> Loaded:
 
 
 def _without_idle_detach(node: Node) -> Node:
-    """`detach(x)` only where x can have a gradient: of a size or a number, PyTorch has no tensor to detach."""
+    """Remove `detach(x)` if x cannot have a gradient: sizes and numbers are no tensors in PyTorch."""
     if not isinstance(node, Call) or node.fn != "detach":
         return node
     has_gradient = SCORE in walk(node) or any(True for _ in reads(node))
@@ -126,7 +131,7 @@ def _constants(loaded: Loaded) -> list[str]:
 
 
 def _given(loaded: Loaded) -> list[str]:
-    """What the functions take from outside: buffers, run-time params and sizes."""
+    """Return the names that the functions capture: buffers, run-time parameters and sizes."""
     spec, trees = loaded.spec, loaded.trees
     used = {name for tree in trees.values() for name in variables(tree)}
     own = dict.fromkeys(
@@ -158,7 +163,7 @@ def _mods(trees: Iterable[tuple[str, Node]]) -> Iterator[str]:
 
 
 def _of_pair(field: str, tree: Node) -> str:
-    """What a mod returns is a tensor, of what is the same for every pair too."""
+    """Print the result of a mod as a tensor, even if it is the same for every pair."""
     if not _is_host(tree):
         return _printed(tree)
     like = "score" if field == "score_mod" else "q_idx"
@@ -191,7 +196,7 @@ def _printed(node: Node, context: int = 0) -> str:
 
 
 def _is_host(node: Node) -> bool:
-    """Whether it is a number of Python's: of numbers, sizes and params, by what Python has words for."""
+    """True if a node is a Python number: numbers, sizes and parameters, joined by Python operators."""
     if reads(node) or variables(node) & {"score", *PAIR}:
         return False
     return not any(isinstance(n, Call) and n.fn not in HOST and TABLE[n.fn].callable for n in walk(node))
@@ -233,14 +238,14 @@ def _spelled(node: Call, spelling: Spelling) -> tuple[str, int]:
 
 
 def _tensor(node: Node) -> str:
-    """As functions of PyTorch take it: real, or a truth value."""
+    """Print a node as a tensor argument: a real number or a truth value."""
     if not _is_host(node):
         return _printed(node)
     return f"torch.tensor({_printed(node) if node.type is not Type.INT else f'float({_printed(node)})'})"
 
 
 def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:
-    """The lesser or the greater of two: `torch.minimum` takes no numbers, `clamp` does."""
+    """Print `min` or `max` of two nodes. `torch.minimum` accepts no numbers, `clamp` does."""
     if _is_host(a) and _is_host(b):
         return f"{fn}({_printed(a)}, {_printed(b)})", ATOM
     for value, bound in ((a, b), (b, a)):

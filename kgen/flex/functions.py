@@ -1,4 +1,4 @@
-"""Functions of the source: how they are defined, and what a call of one gives."""
+"""Functions of the source: definitions and calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.flex.values import Function, Scope, Tensor, is_number
 
 
 def defined(ev: Reader, node: ast.FunctionDef | ast.Lambda, scope: Scope, place: Place) -> Any:
-    """A function where it is defined: its decorators and default arguments are evaluated once."""
+    """Return the function of a definition. Decorators and default arguments are evaluated once."""
     given = node.args
     listed = node.decorator_list if isinstance(node, ast.FunctionDef) else []
     decorators = [(ev.expression(d, scope, place.source), Place(place.source, d)) for d in listed]
@@ -32,7 +32,7 @@ def defined(ev: Reader, node: ast.FunctionDef | ast.Lambda, scope: Scope, place:
 
 
 def inlined(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """The result of a call: the body is read with the arguments under their names."""
+    """Return the result of a call. The body is read with the arguments bound to its parameters."""
     ev.step(place)
     if f.results is not None and not ev.of_a_pair:
         return _kept(ev, f, args, keywords, place)
@@ -56,12 +56,12 @@ def inlined(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str,
 
 
 def _kept(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """The result of a function with `lru_cache`: a later call with equal arguments gives the same object."""
+    """Return the result of a function with `lru_cache`. Calls with equal arguments return the same object."""
     results = f.results
     assert results is not None
     key = (tuple(args), tuple(keywords.items()))
     if not all(is_number(a) or a is None or isinstance(a, str) for a in (*args, *keywords.values())):
-        message = "which call of this function Python keeps is not known"
+        message = "the cached calls of this function are unknown"
         place.refuse("not-known", message, "leave out `lru_cache`, or call it with numbers")
     if key not in results:
         results[key] = inlined(ev, dataclasses.replace(f, results=None), args, keywords, place)
@@ -77,7 +77,7 @@ def _symbols(ev: Reader, node: ast.FunctionDef | ast.Lambda) -> scopes.Symbols:
 def arguments(
     ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """The arguments of a call under their names."""
+    """Bind the arguments of a call to their parameters."""
     given = f.node.args
     names = [a.arg for a in (*given.posonlyargs, *given.args)]
     values = dict(zip(names, args, strict=False))
@@ -89,7 +89,7 @@ def arguments(
     known = {*names, *(a.arg for a in given.kwonlyargs)} - {a.arg for a in given.posonlyargs}
     for name, value in keywords.items():
         if name in values:
-            place.refuse("bad-call", f"`{f.name}` is given `{name}` twice", "give it once")
+            place.refuse("bad-call", f"`{f.name}` gets `{name}` twice", "pass it once")
         if name not in known and given.kwarg is None:
             place.refuse("bad-call", f"`{f.name}` has no argument `{name}`", f"write `{signature(f)}`")
         (values if name in known else rest)[name] = value
@@ -110,14 +110,14 @@ def arguments(
 
 
 def signature(f: Function) -> str:
-    """How a function is called."""
+    """Return the call signature of a function."""
     given = f.node.args
     names = [a.arg for a in (*given.posonlyargs, *given.args)]
     return f"{f.name}({', '.join(names)})"
 
 
 def _own(node: ast.AST) -> Iterable[ast.AST]:
-    """The nodes of a statement, without those of functions inside."""
+    """Yield the nodes of a statement, without the nodes of nested functions."""
     waiting = [node]
     while waiting:
         part = waiting.pop()

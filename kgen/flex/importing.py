@@ -1,4 +1,4 @@
-"""From the mods of a source to the text of a spec that renders."""
+"""Import of the mods of a source as a spec that can be rendered."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MODS = {"score_mod": ("score", *PAIR), "mask_mod": PAIR}
 
 @dataclass(frozen=True)
 class Options:
-    """What a spec says besides its mods."""
+    """Fields of a spec besides its mods."""
 
     name: str | None = None
     head_dim: int = 128
@@ -63,7 +63,7 @@ class Options:
 
 @dataclass(eq=False)
 class Asked:
-    """The scope of an EXPR: the names of the source, of torch and math; any other is a tensor of the call."""
+    """The scope of an EXPR: names of the source, torch and math. Any other name is a tensor of the call."""
 
     outer: Scope
     source: Source
@@ -80,7 +80,7 @@ class Asked:
             return MISSING
         if name not in self.tensors:
             place = Place(self.source, self.node)
-            self.tensors[name] = Tensor(place, name, origin="given by the caller")
+            self.tensors[name] = Tensor(place, name, origin="passed by the caller")
         return self.tensors[name]
 
     def closure(self) -> Scope:
@@ -88,10 +88,10 @@ class Asked:
 
 
 def imported(given: str, asked: Mapping[str, str | None], options: Options) -> Spec:
-    """The spec of the mods `asked` (EXPR by field) of SOURCE. Raises `KgenError`."""
+    """Return the spec of the mods `asked` (EXPR by field) of SOURCE. Raise `KgenError` if one is refused."""
     if not any(asked.values()):
         hint = "name a function of the source with `--score` or `--mask`, or a call that returns one"
-        raise KgenError(Diagnostic("usage", "neither a score_mod nor a mask_mod is asked for", hint=hint))
+        raise KgenError(Diagnostic("usage", "expected `--score` or `--mask`, got neither", hint=hint))
     evaluator = Evaluator()
     module = evaluator.module(modules.find(given))
     mods: dict[str, tuple[Any, Place]] = {}
@@ -108,7 +108,7 @@ def imported(given: str, asked: Mapping[str, str | None], options: Options) -> S
 
 
 def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tuple[Any, Place]:
-    """The function that an EXPR stands for."""
+    """Return the function of an EXPR."""
     source = Source(option, text.strip())
     node = source.expression()
     place = Place(source, node)
@@ -123,13 +123,13 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
         if any(named is unknown for unknown in scope.tensors.values()):
             place.refuse("unknown-name", f"{said} is not defined in {escaped(module.source.name)}", hint)
         what = "a tensor" if named is value else "a method of a tensor"
-        place.refuse("bad-call", f"{said} is {what}, and not a function of a pair", hint)
+        place.refuse("bad-call", f"{said} is {what}, expected a function of a pair", hint)
     return value, place
 
 
 @contextmanager
 def reading(place: Place) -> Iterator[None]:
-    """What ends Python's stack is said to nest too deep."""
+    """Report a `RecursionError` as a source that nests too deep."""
     try:
         yield
     except RecursionError:
@@ -137,7 +137,7 @@ def reading(place: Place) -> Iterator[None]:
 
 
 def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options, origin: str) -> Spec:
-    """The spec of some functions. Raises `KgenError`."""
+    """Return the spec of some functions. Raise `KgenError` if one is refused."""
     terms: dict[str, Term] = {}
     for field_, (function, place) in mods.items():
         with reading(place):
@@ -176,15 +176,15 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
 
 
 def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
-    """What a mod computes for a pair."""
+    """Return the term that a mod computes for a pair."""
     names = MODS[field_]
     if isinstance(function, Unknown) and function.error is not None:
         ev.untold(function)
     if not is_callable(function):
         place.refuse(
             "bad-call",
-            f"a {field_} is a function, this is {kind(function)}",
-            "name a function, or call what returns one",
+            f"a {field_} must be a function, got {kind(function)}",
+            "name a function, or a call that returns one",
         )
     _check_signature(function, names, field_, place)
     pair = [Term("var", (name,), place) for name in names]
@@ -194,7 +194,7 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         return Term("const", (value,), place)
     value = element(value) if isinstance(value, Part) else scalar(measured(value), place)
     if not isinstance(value, Term):
-        hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "whether the pair is kept")
+        hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "true if the pair is kept")
         at = function.place if isinstance(function, Function) else place
         if is_callable(value):
             hint = (
@@ -207,7 +207,7 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
 
 
 def _check_signature(function: Any, names: tuple[str, ...], field_: str, place: Place) -> None:
-    """A mod takes the names of its pair, and nothing else that has no default."""
+    """Refuse a mod whose required parameters are not the names of its pair."""
     if not isinstance(function, Function):
         return
     given = function.node.args
@@ -219,7 +219,7 @@ def _check_signature(function: Any, names: tuple[str, ...], field_: str, place: 
         other = "mask_mod" if field_ == "score_mod" else "score_mod"
         hint = f"call it if it returns one: `{signature(function)}`"
         if len(parameters) == len(MODS[other]) and parameters[-4:-2] == ["b", "h"]:
-            hint = f"it takes what a {other} takes: name it with `--{other.removesuffix('_mod')}`"
+            hint = f"it has the parameters of a {other}: name it with `--{other.removesuffix('_mod')}`"
         place.refuse("bad-call", message, hint)
 
 
@@ -230,7 +230,7 @@ def _rooted(lowering: Lowering, field_: str, term: Term) -> Node:
         node = lowering.truth(node)
     elif node.type is Type.BOOL:
         term.place.refuse(
-            "wrong-type", "a score_mod gives a truth value", "give a number, with `torch.where`"
+            "wrong-type", "the score_mod returns a truth value", "return a number, with `torch.where`"
         )
     if size(node) > MAX_NODES:
         hint = "use fewer operations, or put numbers into a tensor"
@@ -246,11 +246,11 @@ def _says_nothing(field_: str, tree: Node) -> bool:
 
 
 def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
-    """The comment on a buffer."""
+    """Yield the comments on a buffer."""
     if tensor.open:
-        yield "its extents depend on values that are not known: any"
+        yield "its extents depend on unknown values: any"
     if tensor.dtype is None:
-        yield f"{dtype} is assumed"
+        yield f"{dtype} assumed"
 
 
 def _tensors(terms: Iterable[Term]) -> list[Tensor]:
@@ -259,11 +259,11 @@ def _tensors(terms: Iterable[Term]) -> list[Tensor]:
 
 
 def _names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
-    """The name of each tensor as a buffer: its own."""
+    """Return the buffer name of each tensor. Numbers distinguish equal names."""
     names: dict[Tensor, str] = {}
     for tensor in tensors:
         if tensor.name is None:
-            message = "a tensor that has no name is read"
+            message = "a tensor without a name is read"
             tensor.place.refuse("no-name", message, "give it a name: `table = ...`")
         name = tensor.name.strip("_")
         while "__" in name:
@@ -279,20 +279,22 @@ def _names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
 def _shape(
     tensor: Tensor, name: str, terms: Iterable[Term], lowering: Lowering, gqa: int | str
 ) -> tuple[int | str, ...]:
-    """The shape of a buffer: sizes where an index says so, else the extents of the source."""
+    """Return the shape of a buffer: sizes that its indices imply, otherwise the extents of the source."""
     indexed = [term.args[1:] for term in walk(list(terms)) if term.fn == "read" and term.args[0] is tensor]
     ranks = {len(indices) for indices in indexed}
     if len(ranks) > 1:
         tensor.place.refuse(
-            "bad-index", f"`{name}` is read with {min(ranks)} and with {max(ranks)} indices", "use as many"
+            "bad-index",
+            f"`{name}` is read with {min(ranks)} and with {max(ranks)} indices",
+            "use the same number",
         )
     if not ranks and (tensor.shape is None or len(tensor.shape) != 1):
-        message = f"the shape of {called(tensor)} cannot be told without running the source"
-        hint = f"say it in the source, or in the call: `{tensor.name} := torch.zeros(...)`"
+        message = f"the shape of {called(tensor)} cannot be determined without running the source"
+        hint = f"state it in the source, or in EXPR: `{tensor.name} := torch.zeros(...)`"
         tensor.place.refuse("not-known", message, hint)
     rank = next(iter(ranks or {1}))
     if rank > MAX_RANK:
-        message, hint = f"`{name}` has {rank} dimensions", f"a buffer has {MAX_RANK} of them at most"
+        message, hint = f"`{name}` has {rank} dimensions", f"a buffer has at most {MAX_RANK}"
         tensor.place.refuse("bad-shape", message, hint)
     columns = [
         [lowering.of(indices[axis]) for indices in indexed if not isinstance(indices[axis], FromEnd)]
@@ -305,9 +307,9 @@ def _shape(
 
 
 def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
-    """A size where an index is its position, else what the source says, if it does."""
+    """Return the size that an index implies, otherwise the extent of the source, or `any`."""
     by_index = [OF_INDEX.get(node.name) for node in nodes if isinstance(node, Var)]
-    # A tensor that is also read at `b + 1` has an element more.
+    # A tensor that is also read at `b + 1` has one more element.
     beyond = [OF_INDEX.get(node.name) for node in map(_before, nodes) if isinstance(node, Var)]
     for size_ in ("B", "HQ", "SQ", "SK"):
         if size_ in by_index and size_ not in beyond:
@@ -318,7 +320,7 @@ def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
 
 
 def _before(node: Node) -> Node | None:
-    """The index that another is right of."""
+    """Return `index` for `index + constant`, otherwise None."""
     match node:
         case Call(fn="add", args=(index, Const(value=by)) | (Const(value=by), index)) if by > 0:
             return index
@@ -326,13 +328,13 @@ def _before(node: Node) -> Node | None:
 
 
 def _from_end(end: End, name: str, shape: tuple[int | str, ...]) -> Node:
-    """The position of an index below zero, or a length."""
+    """Return the position of a negative index, or a length."""
     if end.axis is None and len(shape) != 1:
-        message = f"how many elements {called(end.tensor)} has is not in the language of specs"
+        message = f"the number of elements of {called(end.tensor)} is not in the language of specs"
         end.place.refuse("not-in-language", message, "multiply its lengths")
     if end.axis is not None and not -len(shape) <= end.axis < len(shape):
-        message = f"{called(end.tensor)} has {len(shape)} dimensions, and no dimension {end.axis}"
-        end.place.refuse("bad-index", message, "use one that it has")
+        message = f"{called(end.tensor)} has {len(shape)} dimensions, got dimension {end.axis}"
+        end.place.refuse("bad-index", message, "use one of its dimensions")
     axis = (end.axis or 0) % len(shape)
     known = shape[axis]
     if isinstance(known, int):
@@ -352,7 +354,7 @@ def _of_kv_head(node: Node, gqa: int) -> bool:
 
 
 def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | None:
-    """The functions that are asked for, in their order."""
+    """Return a name made of the requested functions, in their order."""
     names: list[str] = []
     for text in filter(None, asked):
         nodes = [
@@ -370,7 +372,7 @@ def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | 
 
 
 def _usable(names: Iterable[str]) -> str | None:
-    """Names of functions as one name of a spec."""
+    """Join names of functions to a valid name of a spec, or return None."""
     joined = "_".join(dict.fromkeys(filter(None, map(_snake, names))))[:60].strip("_")
     for name in (joined, f"{joined[:50]}_attention", f"attention_{joined[:50]}"):
         try:
@@ -381,7 +383,7 @@ def _usable(names: Iterable[str]) -> str | None:
 
 
 def _name(given: str | None, mods: Mapping[str, tuple[Any, Place]]) -> str:
-    """The name of the spec: what was asked for, or that of its mods."""
+    """Return the name of the spec: the requested one, or a name made of its mods."""
     if given is not None:
         try:
             return checked_name(given)
@@ -403,7 +405,7 @@ def _called(function: Any) -> str:
 
 
 def _snake(name: str) -> str:
-    """A name of Python in lower_snake_case."""
+    """Return a Python name in lower_snake_case."""
     made = ""
     for before, c in zip(" " + name, name, strict=False):
         made += "_" * (c.isupper() and before.islower()) + (c.lower() if c.isascii() and c.isalnum() else "_")

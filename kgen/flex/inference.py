@@ -1,4 +1,4 @@
-"""The dtypes of tensors that nothing says: by what their elements are used for."""
+"""Inference of unknown dtypes of tensors from the use of their elements."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REAL = composed.REAL | frozenset(
         *("floor", "ceil", "round", "trunc", "sign"),
     }
 )
-"""Functions whose arguments and values are real numbers, and those that leave an integer as it is."""
+"""Functions with real arguments and results, and functions that keep integers."""
 ROUNDING = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 
 
 def walk(roots: list[Term]) -> Iterator[Term]:
-    """Every term once, operands before those that use them."""
+    """Yield every term once, operands first."""
     seen: set[int] = set()
     waiting: list[tuple[Term, bool]] = [(root, False) for root in reversed(roots)]
     while waiting:
@@ -41,7 +41,7 @@ def walk(roots: list[Term]) -> Iterator[Term]:
 
 
 def infer(roots: Mapping[Term, Type]) -> dict[Tensor, str]:
-    """The dtype of each tensor that has none, by what its elements are used for. Roots have the type that is wanted."""
+    """Infer the dtype of each tensor without one. `roots` has the required type of each root."""
     found: dict[Tensor, str] = {}
     wanted: dict[int, Type | None] = {id(term): type_ for term, type_ in roots.items()}
     for term in reversed(list(walk(list(roots)))):
@@ -60,7 +60,7 @@ def infer(roots: Mapping[Term, Type]) -> dict[Tensor, str]:
 
 
 def _demands(term: Term, want: Type | None) -> list[Type | None]:
-    """What is wanted of each argument."""
+    """Return the required type of each argument, or None."""
     fn, count = term.fn, len(term.args)
     if fn == "read":
         return [None] + [INT] * (count - 1)
@@ -87,7 +87,7 @@ def _demands(term: Term, want: Type | None) -> list[Type | None]:
 
 
 def _surely(arg: Any) -> Type | None:
-    """The type of an argument, where one look says it."""
+    """Return the type of an argument if it is obvious, otherwise None."""
     if not isinstance(arg, Term):
         return BOOL if isinstance(arg, bool) else FLOAT if isinstance(arg, float) else INT
     if arg.fn == "var":

@@ -1,4 +1,4 @@
-"""Classes of the source and their instances where they are used: attributes, calls, and what is set."""
+"""Uses of classes and instances: attributes, calls and assignments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kgen.flex.values import (
 )
 
 ENUMS = {"enum.Enum": False, "enum.Flag": False, "enum.IntEnum": True, "enum.IntFlag": True}
-"""The bases of enumerations; true if a member is an integer."""
+"""Bases of enumerations. The value is true if members are integers."""
 MODULE = "torch.nn.Module"
 BASES = {
     *ENUMS,
@@ -38,14 +38,14 @@ BASES = {
     "typing.Generic",
     "typing.Protocol",
 }
-"""The bases of other packages whose classes are read."""
+"""Classes of other packages that may be bases of classes that are read."""
 
 
 # --- attributes ------------------------
 
 
 def attribute(ev: Reader, owner: Any, name: str, place: Place) -> Any:
-    """`owner.name` of a class, an instance, a member of an enumeration or `super()`."""
+    """Return `owner.name` of a class, an instance, a member of an enumeration, or `super()`."""
     match owner:
         case Class():
             return _bound(ev, owner.find(name), None, owner, name, place)
@@ -92,14 +92,14 @@ def _bound(ev: Reader, value: Any, self: Any, cls: Class, name: str, place: Plac
 
 
 def store(ev: Reader, owner: Class | Instance, name: str, value: Any, place: Place) -> None:
-    """`owner.name = value`."""
+    """Assign `owner.name = value`."""
     cls = owner if isinstance(owner, Class) else owner.cls
     if isinstance(cls.find(name), Wrapped) or set(cls.bases) & set(ENUMS):
         place.refuse(
             "not-in-language", f"`.{name}` of `{cls.name}` is set", "use an attribute without a setter"
         )
     if isinstance(owner, Instance) and cls.frozen:
-        place.refuse("raises", f"a `{cls.name}` is frozen, and is changed here", "make another one")
+        place.refuse("raises", f"a `{cls.name}` is frozen and cannot be changed", "create another one")
     ev.changing(owner, place)
     if isinstance(value, Tensor) and value.name is None:
         value.name = name
@@ -107,9 +107,9 @@ def store(ev: Reader, owner: Class | Instance, name: str, value: Any, place: Pla
 
 
 def inherited(scope: Scope, place: Place) -> Super:
-    """`super()`."""
+    """Return the value of `super()`."""
     if not isinstance(scope, scopes.Local) or scope.owner is None or not scope.names:
-        place.refuse("not-in-language", "`super()` stands outside of a method", "name the class")
+        place.refuse("not-in-language", "`super()` is outside a method", "name the class")
     return Super(scope.owner, next(iter(scope.names.values())))
 
 
@@ -117,7 +117,7 @@ def inherited(scope: Scope, place: Place) -> Super:
 
 
 def called(ev: Reader, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """An instance of a class, or what an instance gives when it is called."""
+    """Return the result of calling a class or an instance."""
     if not isinstance(callee, Class):
         return ev.call(caller(callee, place), [callee, *args], keywords, place)
     if callee.members is not None:
@@ -149,29 +149,29 @@ def _tuple(cls: Class, args: Sequence[Any], keywords: Mapping[str, Any], place: 
     given = dict(zip(cls.fields or (), args, strict=False)) | dict(keywords)
     known = {name: given.get(name, cls.names.get(name, MISSING)) for name in cls.fields or ()}
     if len(given) != len(args) + len(keywords) or set(given) - set(known) or MISSING in known.values():
-        place.refuse("bad-call", f"`{cls.name}` is not called so", f"give it {', '.join(known)}")
+        place.refuse("bad-call", f"wrong arguments for `{cls.name}`", f"pass {', '.join(known)}")
     return Named(known.values(), cls)
 
 
 def caller(instance: Any, place: Place) -> Function:
-    """The method that runs when an instance is called."""
+    """Return the method that runs when an instance is called."""
     names = ("__call__", "forward") if MODULE in instance.cls.bases else ("__call__",)
     found = next((f for name in names if isinstance(f := instance.cls.find(name), Function)), None)
     if found is None:
-        message = f"a `{instance.cls.name}` is called, and has no `__call__`"
-        place.refuse("bad-call", message, "name a method of it")
+        message = f"a `{instance.cls.name}` cannot be called: it has no `__call__`"
+        place.refuse("bad-call", message, "call one of its methods")
     return found
 
 
 def method(
     ev: Reader, owner: Instance, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> None:
-    """`register_buffer` and `register_parameter` of a module of torch."""
+    """Run `register_buffer` or `register_parameter` of a torch module."""
     given = dict(zip(("name", "tensor", "persistent"), args, strict=False)) | dict(keywords)
     value = given.get("tensor", given.get("param", MISSING))
     if not isinstance(given.get("name"), str) or value is MISSING:
         place.refuse("bad-call", f"`{name}` needs a name and a tensor", "write the name as a literal")
     if name == "register_buffer":
-        # The module may convert it, and load another number.
+        # The module may convert it or load another number.
         value = tensors.owned(value, place, grad=isinstance(value, Tensor) and value.grad, follows=True)
     store(ev, owner, given["name"], value, place)

@@ -1,4 +1,4 @@
-"""Functions of `itertools`, on sequences that the source knows."""
+"""Functions of `itertools` on known sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kgen.flex.values import MISSING, Passing, Unknown
 
 
 def called(ev: Reader, name: str, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
-    """The result of a function of `itertools`; `MISSING` for one that is not read."""
+    """Return the result of a function of `itertools`, or `MISSING` if the function is not supported."""
     if any(isinstance(a, Unknown) for a in (*args, *keywords.values())):
         return next(a for a in (*args, *keywords.values()) if isinstance(a, Unknown))
     match name:
@@ -43,7 +43,7 @@ def called(ev: Reader, name: str, args: list[Any], keywords: dict[str, Any], pla
 def _accumulated(ev: Reader, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
     function = keywords.get("func", args[1] if len(args) > 1 else None)
     if function is not None and effects.runs_changes(ev, function):
-        place.refuse("not-in-language", "`accumulate` calls what changes values", "write a loop")
+        place.refuse("not-in-language", "`accumulate` calls a function that changes values", "write a loop")
     items = _listed(ev, args[0], place)
     if keywords.get("initial") is not None:
         items.insert(0, keywords["initial"])

@@ -1,4 +1,4 @@
-"""Lengths that the source does not say: no function may pass one on as its result."""
+"""Lengths that the source does not define. A function must not return one as its own result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MEASURES = frozenset({"len", "size", "numel"})
 
 
 def settled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reader of calls, whose result is no length but that of a function for lengths.
+    """Wrap a reader of calls so that it does not return a length argument as its result.
 
-    A reader returns an unknown argument for an unknown result. A length that is unknown ahead of the mods has a value
-    in them, which is not that of the result.
+    A reader returns an unknown argument to say that its result is unknown. A length is unknown before the mods but
+    has a value inside them. That value is not the result of the call.
     """
 
     @wraps(function)

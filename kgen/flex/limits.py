@@ -1,7 +1,7 @@
 """Integers of more than 32 bits: most stand for "no limit", as in `q_idx - kv_idx < 2**62`.
 
-Integers of the language have 32 bits, so what such an integer is compared with decides the comparison. Beside a real
-number the integer is real.
+Integers of the language have 32 bits, so a comparison with a longer integer is constant. In an operation with a
+real number, the integer is converted to a real number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kgen.flex.values import Term
 
 _BELOW = frozenset({"lt", "le", "ne"})
 _BOUNDS = {"min": True, "max": False, "clamp_max": True, "clamp_min": False}
-"""True if a bound that is too great for 32 bits bounds nothing."""
+"""True if a bound above 32 bits has no effect in the function."""
 
 
 def large(value: object) -> bool:
@@ -26,20 +26,20 @@ def large(value: object) -> bool:
 
 
 def is_real(term: Term, others: Sequence[Node | None]) -> bool:
-    """True if an operation with such an integer is one of real numbers."""
+    """True if an operation with a large integer has a real operand."""
     return term.fn == "div" or any(node is not None and node.type is Type.FLOAT for node in others)
 
 
 def with_reals(term: Term) -> Term:
-    """The same operation with real numbers in place of such integers."""
+    """Return the operation with large integers converted to real numbers."""
     return Term(term.fn, [float(arg) if large(arg) else arg for arg in term.args], term.place)
 
 
 def unlimited(ops: Operations, term: Term, others: Sequence[Node | None]) -> Node | None:
-    """The tree of an operation on such an integer; None if there is none.
+    """Return the tree of an operation on a large integer, or None.
 
-    `others` are the trees of the arguments, None for such an integer. A tensor of int64 may hold as much, and is not
-    decided.
+    `others` has the trees of the arguments, with None for a large integer. Comparisons with an int64 tensor stay,
+    because its elements may be as large.
     """
     nodes = [node for node in others if node is not None]
     if any(node.type is Type.LONG for node in nodes):

@@ -1,4 +1,4 @@
-"""Live functions to specs: their source is read, and what they captured is looked up, with the shapes of tensors."""
+"""Import of live functions: their source is read, and captured values are looked up."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def spec(
     gqa: int | str = 1,
     dtype: str = "bf16",
 ) -> str:
-    """The text of a spec for functions as FlexAttention takes them. Raises `KgenError`.
+    """Return the YAML of a spec for live FlexAttention functions.
 
-    What they captured is known: numbers are compiled in, tensors become buffers under the names that the functions
-    have for them. Nothing of theirs is called.
+    Captured numbers become constants. Captured tensors become buffers with the names that the functions use, and keep
+    their shapes and dtypes. No function is called. Raise `KgenError` if a function is refused.
     """
     from kgen.flex.importing import Options, built
     from kgen.flex.writing import settled
@@ -63,7 +63,7 @@ def spec(
             mods[field_] = (value, place)
     if not mods:
         raise KgenError(
-            Diagnostic("usage", "neither a score_mod nor a mask_mod is given", hint="give one of them")
+            Diagnostic("usage", "expected a score_mod or a mask_mod, got neither", hint="pass one of them")
         )
     origin = ", ".join(
         f"{f}={getattr(g, '__qualname__', 'a function')}" for f, g in given.items() if g is not None
@@ -79,10 +79,10 @@ class _Reader:
     sources: dict[str, tuple[Source, ast.Module]] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
-    """What is looked up by its identity stays alive."""
+    """Values kept alive, because lookups use their identity."""
 
     def value(self, live: Any, name: str, place: Place) -> Any:
-        """What a captured object stands for."""
+        """Return the value of a captured object."""
         live = _unwrapped(live)
         if isinstance(live, enum.Enum):
             return _member(live, place)
@@ -95,7 +95,7 @@ class _Reader:
         if live is None or isinstance(live, bool | int | float | str):
             return live
         if type(live) in (tuple, list):
-            # A mod may only change objects that it made itself.
+            # A mod may change only objects that it created.
             return self.known(type(live)(self.value(item, name, place) for item in live))
         if type(live) is dict:
             return self.known({key: self.value(item, str(key), place) for key, item in live.items()})
@@ -128,12 +128,12 @@ class _Reader:
         return value
 
     def tensor(self, live: Any, name: str, place: Place, follows: bool = False) -> Any:
-        """A captured tensor; `follows` says that it is a buffer of a module."""
+        """Return a captured tensor. `follows` is true for a buffer of a module."""
         dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
         follows = follows or type(live).__name__ == "Parameter"
         if not live.shape and not live.requires_grad and not follows:
             value = live.item()
-            self.evaluator.note(f"{name} is {value}, what the tensor held when it was read")
+            self.evaluator.note(f"{name} is {value}, the value of the tensor at import")
             return Term("cast", (Term("const", (value,), place), dtype), place)
         if id(live) not in self.tensors:
             self.kept.append(live)
@@ -151,14 +151,12 @@ class _Reader:
         return self.located(live, place)
 
     def located(self, live: types.FunctionType, place: Place) -> Function:
-        """A function with its place in the text that it was compiled from."""
+        """Return a function with its place in its source text."""
         code = live.__code__
         source, tree = self.source(live, place)
         found = [node for node in ast.walk(tree) if _is(node, code)]
         if len({ast.dump(node) for node in found}) != 1:
-            message = (
-                f"the source of `{live.__name__}` cannot be told from others in line {code.co_firstlineno}"
-            )
+            message = f"the source of `{live.__name__}` is ambiguous in line {code.co_firstlineno}"
             place.refuse("no-source", message, "put each function on a line of its own")
         node = found[0]
         assert isinstance(node, ast.FunctionDef | ast.Lambda)
@@ -186,7 +184,7 @@ class _Reader:
 
 @dataclass(frozen=True, eq=False)
 class _Captured:
-    """The names that a live function sees."""
+    """The scope of a live function."""
 
     function: types.FunctionType
     reader: _Reader
@@ -209,15 +207,15 @@ class _Captured:
 
 
 _KNOWN = frozenset(("builtins", "math", "enum", "functools", "itertools", "operator"))
-"""Packages whose classes are no more than their names."""
+"""Packages whose classes are known only by name."""
 _CONTAINERS = frozenset(("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict"))
 _PARTS = ("_member_map_", "_parameters", "_buffers", "_modules")
-"""Attributes that hold attributes: of enumerations, and of modules of torch."""
+"""Attributes that contain members of enumerations or parts of torch modules."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Object:
-    """An object of another class: its own attributes are looked up, and no code of its class runs."""
+    """An object of another class. Its attributes are looked up without running code of the class."""
 
     live: Any
     reader: _Reader
@@ -242,14 +240,14 @@ class _Object:
         if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
             return self.reader.evaluator.call(self.reader.function(found.fget, place), [self], {}, place)
         if isinstance(found, types.MemberDescriptorType):
-            # A slot, whose value no code of the class gives.
+            # A slot has its value without code of the class.
             return self.reader.value(found.__get__(self.live), name, place)
         if found is not MISSING and not hasattr(type(found), "__get__"):
             return self.reader.value(found, name, place)
         return Unknown(place, f"`.{name}` of a {type(self.live).__name__}")
 
     def constant(self, name: str, place: Place) -> Any:
-        """An attribute of a class, that it or a class above it has."""
+        """Return an attribute of a class or of its bases."""
         found = inspect.getattr_static(self.live, name, MISSING)
         if isinstance(found, staticmethod):
             found = found.__func__
@@ -261,7 +259,7 @@ class _Object:
         return self.reader.value(found, name, place)
 
     def parts(self) -> dict[str, Any] | None:
-        """The modules or parameters of a container of torch, by their names; None for any other object."""
+        """Return the modules or parameters of a torch container by name; None for other objects."""
         cls = type(self.live)
         if cls.__module__ != "torch.nn.modules.container" or cls.__name__ not in _CONTAINERS:
             return None
@@ -269,11 +267,11 @@ class _Object:
         return dict(found)
 
     def part(self, key: str, live: Any, place: Place) -> Any:
-        """An element of a container, under a name that a buffer can have."""
+        """Return an element of a container, with a valid buffer name."""
         return self.reader.value(live, f"{self.name}_{key}" if key.isdigit() else key, place)
 
     def find_items(self, place: Place) -> list[Any] | None:
-        """The elements that a loop runs over; for a dictionary, its keys."""
+        """Return the elements of a loop over the object; for a dictionary, its keys."""
         found = self.parts()
         if found is None:
             return None
@@ -282,7 +280,7 @@ class _Object:
         return [self.part(name, part, place) for name, part in found.items()]
 
     def find_item(self, index: Any, place: Place) -> Any:
-        """`owner[index]` of a container."""
+        """Return `owner[index]` of a container."""
         found = self.parts()
         if found is None:
             return Unknown(place, f"an element of a {type(self.live).__name__}")
@@ -290,12 +288,12 @@ class _Object:
         names: dict[Any, str] = {name: name for name in found} if by_name else dict(enumerate(found))
         at = index + len(found) if type(index) is int and index < 0 else index
         if type(at) not in (int, str) or at not in names:
-            place.refuse("bad-index", "there is no such element", "look at what the container has")
+            place.refuse("bad-index", "there is no such element", "check the elements of the container")
         return self.part(names[at], found[names[at]], place)
 
 
 def _unwrapped(live: Any) -> Any:
-    """The function inside of `torch.compile`, `torch.compiler.disable` or `lru_cache`."""
+    """Return the function wrapped by `torch.compile`, `torch.compiler.disable` or `lru_cache`."""
     while True:
         inner = getattr(live, "__dict__", {}).get("_torchdynamo_orig_callable")
         if inner is None and isinstance(live, functools._lru_cache_wrapper):
@@ -310,7 +308,7 @@ def _class(live: Any, place: Place, fields: tuple[str, ...] | None = None) -> Cl
 
 
 def _member(live: enum.Enum, place: Place) -> Any:
-    """A member of an enumeration."""
+    """Return a member of an enumeration."""
     cls = _class(live, place)
     if isinstance(live, int):
         return Member(int(live), cls, live.name)
@@ -319,7 +317,7 @@ def _member(live: enum.Enum, place: Place) -> Any:
 
 
 def _scalar(live: Any) -> Any:
-    """A scalar of numpy."""
+    """Return the value of a numpy scalar."""
     name = live.dtype.name
     return numbers.scalar(name, live.item()) if name in numbers.SCALARS else live.item()
 
@@ -339,7 +337,7 @@ def _of_torch(live: Any) -> bool:
 
 
 def _is(node: ast.AST, code: types.CodeType) -> bool:
-    """Whether a code object was compiled from a node."""
+    """True if a code object was compiled from the node."""
     if isinstance(node, ast.FunctionDef):
         lines = {node.lineno, *(d.lineno for d in node.decorator_list)}
         if node.name != code.co_name or code.co_firstlineno not in lines:

@@ -1,4 +1,7 @@
-"""Terms of torch to trees of the language, by torch's rules of types; what the language lacks is refused."""
+"""Lowering of torch terms to trees of the language, with torch's type rules.
+
+Unsupported terms are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 
 class End(NamedTuple):
-    """An index that counts from the end of a dimension of a tensor, or the length of that dimension."""
+    """An index from the end of a dimension of a tensor, or the length of the dimension."""
 
     tensor: Tensor
     axis: int | None
-    """None for the only one."""
+    """None if the tensor has one dimension."""
     position: int | None
-    """Below zero; None for the length itself."""
+    """Negative position; None for the length itself."""
     place: Place
 
 
 class Lowering(Operations):
-    """Makes a tree of terms."""
+    """Builder of trees from terms."""
 
     def __init__(self, dtypes: Mapping[Tensor, str], names: Mapping[Tensor, str]) -> None:
         super().__init__()
@@ -43,10 +46,10 @@ class Lowering(Operations):
         self.made: dict[int, Node] = {}
         self.labels: dict[Node, str] = {}
         self.ends: dict[Node, End] = {}
-        """The markers of indices that count from the end, until the shapes of buffers are known."""
+        """Markers of indices from the end, replaced when the shapes of buffers are known."""
 
     def tree(self, root: Term) -> Node:
-        """The tree of a term."""
+        """Return the tree of a term."""
         for term in walk([root]):
             if id(term) not in self.made:
                 self.place = term.place
@@ -103,12 +106,12 @@ class Lowering(Operations):
         tensor, *indices = term.args
         if term.changes != tensor.changes:
             message = f"`{self.names[tensor]}` is changed after this element is read"
-            self.place.refuse("not-in-language", message, "make a new tensor, under another name")
+            self.place.refuse("not-in-language", message, "create a new tensor under another name")
         dtype = tensor.dtype or self.dtypes[tensor]
         if dtype not in ELEMENTS:
             names = {ours: theirs for theirs, ours in reversed(DTYPES.items())}
             message = f"a tensor of {names.get(dtype, dtype)} is not in the language of specs"
-            hint = f"convert it ahead of the mods, to one of {', '.join(ELEMENTS)}"
+            hint = f"convert it before the mods to one of {', '.join(ELEMENTS)}"
             self.place.refuse("bad-dtype", message, hint)
         nodes = [self.position(tensor, axis, index) for axis, index in enumerate(indices)]
         if any(not node.type.integral for node in nodes):
@@ -116,24 +119,24 @@ class Lowering(Operations):
             self.place.refuse("bad-index", "an index is not an integer", hint)
         if not all(self.not_negative(node) for node in nodes):
             self.notes[
-                f"an index of {self.names[tensor]} below zero reads zero, where torch counts from the end"
+                f"a negative index of {self.names[tensor]} reads zero in kernels, and counts from the end in torch"
             ] = None
         return self.one(Read(self.names[tensor], tuple(nodes), ELEMENTS[dtype]))
 
     def position(self, tensor: Tensor, axis: int, index: Any) -> Node:
-        """An index of a tensor."""
+        """Return the tree of an index of a tensor."""
         if not isinstance(index, FromEnd):
             return self.of(index)
         return self.marker(End(tensor, axis, int(index), self.place))
 
     def marker(self, end: End) -> Node:
-        """A variable for a length, until the shapes of buffers are known."""
+        """Return a variable for a length, replaced when the shapes of buffers are known."""
         name = Var(f"{self.names[end.tensor]} {end.axis} {end.position or ''}", INT)
         self.ends.setdefault(name, end)
         return self.one(name)
 
     def not_negative(self, node: Node) -> bool:
-        """True if an index is never below zero, by its form and by what its buffers hold."""
+        """True if an index is never negative, by its form and the facts of its buffers."""
         match node:
             case Const(value=value):
                 return value >= 0

@@ -1,4 +1,4 @@
-"""The patterns of `match`, on values that the source knows."""
+"""Patterns of `match` on known values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "t
 
 
 def holds(ev: Reader, value: Any, case: ast.match_case, frame: Frame, source: Source) -> bool:
-    """True if a case is the one that runs; the names of its pattern are bound."""
+    """True if the case matches. Bind the names of its pattern."""
     if not _matches(ev, case.pattern, value, frame, source):
         return False
     return case.guard is None or ev.decided(ev.expression(case.guard, frame, source), case.guard, source)
@@ -62,7 +62,7 @@ def _matches(ev: Reader, pattern: ast.pattern, value: Any, frame: Frame, source:
 def _fields(
     ev: Reader, pattern: ast.MatchClass, cls: Any, value: Instance | Named, frame: Frame, source: Source
 ) -> bool:
-    """True if an instance is of a class of the source, and its attributes match."""
+    """True if a value is an instance of a class pattern and its attributes match."""
     place = Place(source, pattern)
     if not isinstance(cls, Class):
         place.refuse("not-in-language", "this pattern cannot be read", "name a class of the source")
@@ -73,7 +73,7 @@ def _fields(
     if own is None:
         return False
     if len(pattern.patterns) > len(names):
-        place.refuse("bad-call", f"`{cls.name}` has {len(names)} fields", "match as many")
+        place.refuse("bad-call", f"`{cls.name}` has {len(names)} fields", "match that number of fields")
     pairs = [*zip(names, pattern.patterns, strict=False)]
     pairs += zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
     found = [(ev.attribute(value, name, place), inner) for name, inner in pairs]
@@ -86,7 +86,7 @@ def _known(ev: Reader, value: Any, place: Place) -> None:
     if isinstance(value, Instance) and (value.cls.members is not None or value.cls.data is not None):
         return
     if not (is_number(value) or isinstance(value, str | list | tuple | dict | External) or value is None):
-        place.refuse("data-dependent", f"`match` decides on {kind(value)}", "write `torch.where(...)`")
+        place.refuse("data-dependent", f"`match` depends on {kind(value)}", "write `torch.where(...)`")
 
 
 def _sequence(

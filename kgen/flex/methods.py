@@ -1,4 +1,4 @@
-"""Methods of terms, of tensors, and of sequences of Python."""
+"""Methods of terms, tensors and Python sequences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Keywords = dict[str, Any]
 
 @settled
 def method(ev: Reader, bound: Method, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call of a method of a term, of a tensor, or of a sequence."""
+    """Return the result of a method of a term, a tensor or a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
         return python.of_sequence(ev, owner, name, args, keywords, place)
@@ -59,7 +59,7 @@ def method(ev: Reader, bound: Method, args: list[Any], keywords: Keywords, place
 def _of_tensor(
     ev: Reader, owner: Tensor, name: str, args: list[Any], keywords: Keywords, place: Place
 ) -> Any:
-    """A method of a whole tensor, ahead of the mods."""
+    """Return the result of a method of a whole tensor, before the mods."""
     found = several.several(ev, name, [owner, *args], keywords, place)
     if found is None:
         found = tensors.method(ev, owner, name, args, keywords, place)
@@ -68,7 +68,7 @@ def _of_tensor(
 
 
 def _of_value(ev: Reader, value: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A method of one value of the pair, or of one element."""
+    """Return the result of a method of a value of the pair or of an element."""
     if name == "requires_grad_" and not ev.of_a_pair:
         return ev.learn(value, not args or args[0] is not False, place)
     if name in SAME:
@@ -99,21 +99,21 @@ def _of_value(ev: Reader, value: Any, name: str, args: list[Any], keywords: Keyw
     if name in REDUCTIONS:
         place.refuse("reduction", f"`.{name}()` is a reduction", NO_REDUCTION)
     if name in ("view", "reshape", "squeeze", "unsqueeze", "expand", "flatten"):
-        place.refuse("not-in-language", f"`.{name}()` changes a shape", "one value of the pair has no shape")
+        place.refuse("not-in-language", f"`.{name}()` changes a shape", "a value of the pair has no shape")
     place.refuse(
-        "not-in-language", f"`.{name}()` cannot be read", "write what it does with torch's functions"
+        "not-in-language", f"`.{name}()` cannot be read", "write the computation with torch functions"
     )
 
 
 def _by_elements(ev: Reader, owner: Tensor | Part) -> bool:
-    """True if what is taken apart stays one buffer; ahead of the mods its rows become tensors of their own."""
+    """True if the rows stay parts of one buffer. Before the mods, rows become separate tensors."""
     return ev.of_a_pair or isinstance(owner, Part) or len(owner.shape or ()) == 1
 
 
 def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
     axis = keywords.get("dim", args[0] if args else 0)
     if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
-        place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")
+        place.refuse("whole-tensor", "`.unbind()` returns columns here", "index them: `t[:, 0]` is `t[i, 0]`")
     return tuple(several.rows(owner, place))
 
 
@@ -139,7 +139,9 @@ def _new(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords,
     shape = keywords.get("size", args[0] if args else ())
     if not is_number(value) or (name != "new_tensor" and shape not in ((), [], 1, (1,), [1])):
         place.refuse(
-            "not-in-language", f"`.{name}()` makes more than a number", "make a number, of shape `()`"
+            "not-in-language",
+            f"`.{name}()` makes a tensor with several elements",
+            "make a number, of shape `()`",
         )
     wanted = keywords.get("dtype")
     const = Term("const", (value,), place)

@@ -1,6 +1,6 @@
-"""Modules of the source: where they lie, and what their names stand for. Nothing is imported.
+"""Modules of the source: their files and their names. Nothing is imported.
 
-A file is read when one of its names is used, and then as a whole, in the order of its statements.
+A file is read when one of its names is used. Then all its statements are read in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ MAX_MODULES = 64
 
 
 def find(given: str) -> Path:
-    """The file of SOURCE: a path, the folder of a package, or the dotted name of a module. Raises `KgenError`."""
+    """Return the file of SOURCE: a path, the folder of a package, or a dotted module name.
+
+    Raise `KgenError` if there is none.
+    """
     path = Path(given)
     if path.is_dir():
         if (path / "__init__.py").is_file():
@@ -37,19 +40,19 @@ def find(given: str) -> Path:
         return path
     found = _located(given.split("."), ["", *sys.path])
     if found is None:
-        hint = "name a Python file, or a module that Python would find here"
+        hint = "name a Python file, or a module that Python can import here"
         raise KgenError(Diagnostic("no-source", "there is no such file or module", given, 1, 1, hint=hint))
     return found
 
 
 def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
-    """The file of a module below some folders. Unlike `importlib.util.find_spec`, this runs no package."""
+    """Return the file of a module below some folders. Unlike `importlib.util.find_spec`, run no package."""
     if not all(part.isidentifier() for part in parts):
         return None
     PathFinder.invalidate_caches()
     search: list[str] | None = list(places)
     for part in parts:
-        # By its last name alone: Python looks up the package in `sys.modules` otherwise.
+        # Only the last name: with a dotted name, Python would look up the package in `sys.modules`.
         spec = PathFinder.find_spec(part, search)
         if spec is None:
             return None
@@ -60,14 +63,14 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """A name of another file, which is read when the name is used."""
+    """A name of another file. The file is read when the name is used."""
 
     module: Module
     parts: tuple[str, ...]
     level: int
     name: str | None = None
     inner: tuple[str, ...] = ()
-    """The modules in it that `import a.b.c` imports, too."""
+    """Submodules that `import a.b.c` imports as well."""
 
     def found(self) -> Any:
         if self.name is None and self.module.is_folder(self.parts, self.level):
@@ -89,7 +92,7 @@ class Deferred:
         return self.module.library.external(f"{found.path}.{self.name}")
 
     def _whole(self, found: Any) -> Any:
-        """A module; refuse a name of a package that the import of a module of the same name changes."""
+        """Return a module. Refuse a package name that importing a module of the same name would change."""
         package = found
         for name in self.inner:
             if not isinstance(package, Module):
@@ -109,7 +112,7 @@ class Deferred:
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """A package without `__init__.py`: only modules are in it."""
+    """A package without `__init__.py`. It contains only modules."""
 
     module: Module
     parts: tuple[str, ...]
@@ -121,23 +124,25 @@ class Folder:
             return Folder(self.module, parts, self.level)
         found = self.module.located(parts, self.level)
         if not isinstance(found, Module):
-            place.refuse("unknown-name", f"the folder has no module {shown(name)}", "look at its files")
+            place.refuse("unknown-name", f"the folder has no module {shown(name)}", "check its files")
         return found
 
 
 class Library(Protocol):
-    """A reader that can look up other modules."""
+    """Interface for looking up other modules."""
 
     def module(self, path: Path) -> Module:
-        """A file of the source, read once."""
+        """Return the module of a file. Each file is read once."""
 
     def external(self, path: str) -> Any:
-        """A name of another package."""
+        """Return the value of a name of another package."""
 
 
 class Module(Frame):
-    """A file, and its names. Its statements are read in order; the names that one makes which cannot be read are
-    refused where they are used."""
+    """A file and its names.
+
+    Its statements are read in order. Names bound by a statement that cannot be read are refused where they are used.
+    """
 
     def __init__(self, text: Source, library: Library, path: Path | None = None) -> None:
         super().__init__(NOWHERE)
@@ -148,9 +153,9 @@ class Module(Frame):
         self.tree = text.module()
         self.bindings = Counter(_stored(self.tree))
         self.lost: Unknown | None = None
-        """Set if code could have bound any name."""
+        """Set if unread code could have bound any name."""
         self.done = False
-        """Set when the statements are read."""
+        """True after the statements are read."""
 
     def find(self, name: str) -> Any:
         value = self.names.get(name, MISSING)
@@ -164,7 +169,7 @@ class Module(Frame):
         return self.lost if value is MISSING and self.lost is not None else value
 
     def forget_all(self, unknown: Unknown) -> None:
-        """Forget all names: code could have bound any."""
+        """Forget all names, because unread code could have bound any."""
         self.lost = unknown
         for name in self.names:
             self.names[name] = unknown
@@ -172,12 +177,12 @@ class Module(Frame):
     # Imports ------------------------
 
     def imports(self, other: Module) -> bool:
-        """True if the file imports another one: then Python reads one of them between statements of the other."""
+        """True if the file imports another one. Then Python runs one file between statements of the other."""
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
         return any(path == other.path for node in found for path in self._files(node))
 
     def imported(self, node: ast.Import | ast.ImportFrom) -> list[Module]:
-        """The modules of the source that a statement imports."""
+        """Return the modules of the source that a statement imports."""
         return [self.library.module(path) for path in self._files(node)]
 
     def _files(self, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
@@ -190,7 +195,7 @@ class Module(Frame):
                     yield path
 
     def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
-        """The names of an `import`, in the frame where it stands."""
+        """Bind the names of an `import` in its frame."""
         place = Place(self.source, node)
         parts = tuple(node.module.split(".")) if isinstance(node, ast.ImportFrom) and node.module else ()
         for alias in node.names:
@@ -206,18 +211,18 @@ class Module(Frame):
             scopes.store(frame, name, place).names[name] = found
 
     def _whole(self, parts: tuple[str, ...], named: bool) -> Any:
-        """The module of `import a.b as c`, or the package of `import a.b`."""
+        """Return the module of `import a.b as c`, or the package of `import a.b`."""
         if self._file(parts, 0) is not None and (not named or self.is_folder(parts[:1], 0)):
             return Deferred(self, parts if named else parts[:1], 0, inner=() if named else parts[1:])
         return self._deferred(parts if named else parts[:1], 0, None)
 
     def member(self, name: str) -> Any:
-        """`module.name`: a name of it, or a module in the package, which Python imports as well where this runs."""
+        """Return `module.name`: a name of the module, or a submodule, which Python is assumed to have imported."""
         value = self.find(name)
         return (self.inner(name) or MISSING) if value is MISSING else value
 
     def inner(self, name: str) -> Module | Folder | None:
-        """A module of a package, which is read, or a folder of it."""
+        """Return a module of a package, which is read, or a folder in it."""
         if self.path is None or self.path.name != "__init__.py":
             return None
         if self.is_folder((name,), 1):
@@ -226,7 +231,7 @@ class Module(Frame):
         return None if path is None else self.library.module(path)
 
     def is_folder(self, parts: Sequence[str], level: int) -> bool:
-        """True for a package without `__init__.py` that has a Python file, or a package with one, in it."""
+        """True for a folder without `__init__.py` that contains a Python file or a package."""
         below = self._folder(parts, level) if all(part.isidentifier() for part in parts) else None
         if below is None or self._file(parts, level) is not None:
             return False
@@ -250,7 +255,7 @@ class Module(Frame):
             elif names is MISSING and found.lost is None and found.done:
                 chosen = [name for name in found.names if not name.startswith("_")]
             else:
-                place.refuse("not-known", "the names of this `*` are not known", "import each by its name")
+                place.refuse("not-known", "the names of this `*` are unknown", "import each name explicitly")
             for name in chosen:
                 frame.names[name] = found.names.get(name, MISSING)
                 if frame.names[name] is MISSING:
@@ -259,12 +264,12 @@ class Module(Frame):
             for name in STARS[found.path]:
                 frame.names[name] = self.library.external(f"{found.path}.{name}")
         else:
-            hint = "import each name that is used by its name"
+            hint = "import each used name explicitly"
             error = place.wrong("not-known", f"the names of `{found.path}` may hide others", hint)
-            self.forget_all(Unknown(place, f"what `{found.path}` defines", error=error))
+            self.forget_all(Unknown(place, f"the definitions of `{found.path}`", error=error))
 
     def located(self, parts: Sequence[str], level: int) -> Module | External:
-        """A module beside this one or in its package; any other is another package's."""
+        """Return a module in the same folder or package. Any other module belongs to another package."""
         path = self._file(parts, level)
         return External(".".join(parts)) if path is None else self.library.module(path)
 
@@ -276,7 +281,7 @@ class Module(Frame):
         return path if path is not None and os.path.isfile(path) else None
 
     def _folder(self, parts: Sequence[str], level: int) -> Path | None:
-        """The folder that the name of a module counts from."""
+        """Return the folder from which a module name is resolved."""
         if self.path is None:
             return None
         folder = Path(os.path.realpath(self.path)).parent
@@ -287,12 +292,12 @@ class Module(Frame):
         package = None
         while os.path.isfile(folder / "__init__.py"):
             folder, package = folder.parent, folder.name
-        # A folder beside a package is another package, as is every installed one.
+        # A sibling folder of a package is another package, like every installed package.
         return None if package is not None and parts[0] != package else folder
 
 
 def _stored(tree: ast.AST) -> Iterator[str]:
-    """The names that a file binds, in any of its scopes: each as often as it is bound."""
+    """Yield the names that a file binds in any scope, once for each binding."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
@@ -319,12 +324,15 @@ NOWHERE = _Nowhere()
 
 
 def load(path: Path, library: Library) -> Module:
-    """A file as a module, whose statements are not read yet. Raises `KgenError`."""
+    """Return a file as a module whose statements are not read yet.
+
+    Raise `KgenError` if it cannot be parsed.
+    """
     return Module(source.read(path), library, path)
 
 
 def functions(module: Module) -> list[str]:
-    """The names of a module's own functions, for hints."""
+    """Return the names of a module's own functions, for hints."""
     return [
         name
         for name, value in module.names.items()

@@ -1,4 +1,4 @@
-"""Names of the source: their values, wherever Python would look for these."""
+"""Lookup of names by Python's rules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kgen.flex.values import MISSING, UNBOUND, Scope
 
 
 def value(ev: Reader, node: ast.Name, scope: Scope, place: Place) -> Any:
-    """The value of a name; refuse one that has none."""
+    """Return the value of a name. Refuse a name without a value."""
     found = scope.find(node.id)
     if found is UNBOUND:
-        hint = "a name that a function binds is its own: give it a value first"
+        hint = "the function binds this name later: assign it first"
         place.refuse("unknown-name", f"{shown(node.id)} has no value here", hint)
     if found is not MISSING:
         return found

@@ -1,4 +1,4 @@
-"""Python's own arithmetic on numbers of the source, within bounds: none grows without end."""
+"""Python's arithmetic on numbers of the source, with limits on their size."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ MATH = frozenset(
 
 _FLOATS = {"float32": "f", "single": "f", "float16": "e", "half": "e"}
 _BITS = {f"{sign}int{bits}": bits * (1 if sign else -1) for sign in ("u", "") for bits in (8, 16, 32, 64)}
-"""The width of integers of numpy, below zero where they have a sign."""
+"""Bits of numpy's integer types, negative for signed types."""
 _WIDE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
     **dict.fromkeys(("float64", "double"), float),
     "bool_": bool,
 }
 SCALARS = {*_FLOATS, *_BITS, *_WIDE}
-"""Types of scalars of numpy."""
+"""Numpy's scalar types."""
 
 
 def scalar(name: str, value: float) -> Any:
-    """A scalar of numpy; raises `ValueError` for a number that it cannot hold."""
+    """Return a numpy scalar. Raise `ValueError` for a number out of its range."""
     if name in _WIDE:
         return _WIDE[name](value)
     if name in _FLOATS:
@@ -77,7 +77,7 @@ _EXACT = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
-    """An operator of Python on numbers, or on sequences where it has a meaning."""
+    """Apply a Python operator to numbers, or to sequences that support it."""
     if not all(is_number(a) or (fn in ("eq", "ne") and isinstance(a, str | None)) for a in args):
         if fn in ("eq", "ne") and not any(isinstance(a, list | tuple | dict) for a in args):
             return _same(*args) == (fn == "eq")
@@ -85,10 +85,10 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
             return sized(args[0], len(args[1]), place) + args[1]
         if fn == "mul" and isinstance(args[0], list | tuple) and type(args[1]) is int:
             return sized((), len(args[0]) * max(args[1], 0), place) or args[0] * args[1]
-        place.refuse("not-in-language", "this operation is of numbers alone", "write it with numbers")
+        place.refuse("not-in-language", "this operation needs numbers", "write it with numbers")
     if fn not in _EXACT and any(isinstance(a, Narrow) for a in args):
         hint = "convert the scalar first, with `int(...)` or `float(...)`"
-        place.refuse("not-known", "numpy rounds this, or lets it wrap around", hint)
+        place.refuse("not-known", "numpy would round this number or wrap around", hint)
     if all(isinstance(a, int) for a in args):
         bits = [int(a).bit_length() for a in args]
         if (
@@ -105,26 +105,26 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def computed(work: Callable[[], Any], place: Place) -> Any:
-    """What Python computes, or where it cannot."""
+    """Return the result of `work`. Refuse the place if Python raises."""
     try:
         value = work()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"Python cannot compute this: {error}"
-        place.refuse("bad-number", message, "look at the numbers that it is made of")
+        place.refuse("bad-number", message, "check its operands")
     if isinstance(value, complex):
         place.refuse("bad-number", "this is a complex number", "only real numbers can be used")
     return value
 
 
 def mathematics(name: str, args: list[Any], place: Place) -> Any:
-    """A function of Python's `math` on numbers."""
+    """Return the result of a function of `math` on numbers."""
     if name in ("comb", "prod", "gcd") and any(isinstance(a, int) and abs(a) > 2**16 for a in args):
-        place.refuse("too-large", f"`math.{name}` is given too large a number", "write the result itself")
+        place.refuse("too-large", f"the argument of `math.{name}` is too large", "write the result itself")
     return computed(lambda: getattr(math, name)(*args), place)
 
 
 def sized(items: Any, more: int, place: Place) -> Any:
-    """The items, if there is room for so many more."""
+    """Return the items. Refuse the place if `more` further items exceed the limit."""
     if len(items) + more > MAX_ITEMS:
         place.refuse("too-large", f"the sequence has more than {MAX_ITEMS} items", "write a shorter one")
     return items

@@ -1,4 +1,4 @@
-"""Operands of functions that are composed: trees that understand Python's operators."""
+"""Operands of composed functions: trees with Python operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.flex.operations import Operations
 
 
 class Functions:
-    """Applies functions of the language to operands."""
+    """Application of functions of the language to operands."""
 
     def __init__(self, operations: Operations) -> None:
         self.operations = operations
@@ -36,7 +36,7 @@ class Functions:
 
 
 class Operand:
-    """A tree that understands operators."""
+    """A tree with Python operators."""
 
     def __init__(self, f: Functions, node: Node) -> None:
         self.f = f
@@ -44,7 +44,7 @@ class Operand:
 
     @property
     def number(self) -> Any:
-        """The number that it is, or None."""
+        """Return the value of a constant, or None."""
         return self.node.value if isinstance(self.node, Const) else None
 
     @property
@@ -91,7 +91,7 @@ class Operand:
         return self.f("ge", self, other)
 
     def is_(self, other: Any) -> Operand:
-        """`==`, which Python's own objects keep."""
+        """Return `self == other` as a tree. `__eq__` keeps Python's meaning."""
         low = self.f.operations
         return Operand(self.f, low.compared("eq", self.node, self.f.node(other)))
 

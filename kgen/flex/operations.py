@@ -1,4 +1,4 @@
-"""Trees of torch's operations, by torch's rules of types; what the language lacks is refused."""
+"""Trees of torch operations, with torch's type rules. Unsupported operations are refused."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ HALVES = {"bf16", "fp16"}
 
 
 class Operations:
-    """Makes trees of operations; equal trees are one object. A method `_name` is torch's operation of that name."""
+    """Builder of trees of operations.
+
+    Equal trees are one object. The method `_name` builds torch's `name`.
+    """
 
     place: Place
-    """The operation of the source that is made."""
+    """The place of the current operation in the source."""
 
     def __init__(self) -> None:
         self.known: dict[Node, Node] = {}
         self.notes: dict[str, None] = {}
-        """The assumptions, in words for the user."""
+        """Assumptions, as text for the user."""
 
     def one(self, node: Node) -> Node:
         return self.known.setdefault(node, node)
@@ -38,7 +41,7 @@ class Operations:
                 self.place.refuse("literal-range", "the number does not fit in 32 bits", "integers are int32")
             return self.one(Const(value, INT))
         if isinstance(value, Least):
-            return Const(value, FLOAT)  # as itself: equal numbers are others
+            return Const(value, FLOAT)  # not shared: an equal plain number has another meaning
         if math.isnan(value):
             self.place.refuse("bad-number", "this is not a number", "use numbers and infinity")
         if math.isinf(value):
@@ -54,14 +57,14 @@ class Operations:
         try:
             type_ = TABLE[fn].typed(tuple(arg.type for arg in args))
         except TypeRuleError as error:
-            self.place.refuse("wrong-type", f"`{fn}` {error}", error.hint or "look at the types")
+            self.place.refuse("wrong-type", f"`{fn}` {error}", error.hint or "check the types")
         return self.one(Call(fn, args, type_))
 
     def missing(self, what: str, hint: str) -> None:
         self.place.refuse("not-in-language", f"{what} is not in the language of specs", hint)
 
     def numeric(self, node: Node) -> Node:
-        """A truth value as 1 or 0, as torch counts it."""
+        """Convert a truth value to 1 or 0, as torch does."""
         if node.type is BOOL:
             if isinstance(node, Const):
                 return self.number(int(node.value))
@@ -82,7 +85,7 @@ class Operations:
             return self.truth(node)
         if dtype in ("fp32", "fp64", *HALVES):
             if dtype != "fp32":
-                self.notes[f"what is rounded to {dtype} there is fp32 here"] = None
+                self.notes[f"values rounded to {dtype} in the source are fp32 in kernels"] = None
             return self.real(node)
         if node.type is FLOAT:
             return self.number(int(node.value)) if isinstance(node, Const) else self.call("int", node)

@@ -1,4 +1,4 @@
-"""Python's operators, by what they are called in terms."""
+"""Names of Python operators in terms."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ COMPARISONS: dict[type[ast.AST], str] = {
 
 
 def binary(operator: ast.operator) -> str:
-    """The name of an operator between two values."""
+    """Return the name of a binary operator."""
     return BINARY.get(type(operator), "matmul")

@@ -1,4 +1,4 @@
-"""Names of other packages: numbers, or no more than their names."""
+"""Names of other packages: numbers, or opaque names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PYTHON = frozenset(
         *("classmethod", "object", "property", "staticmethod", "super"),
     }
 )
-"""The names of Python that need no import."""
+"""Builtin names of Python that are read."""
 STARS = {
     "math": tuple(name for name in dir(math) if not name.startswith("_")),
     "torch.nn.attention.flex_attention": (
@@ -24,13 +24,13 @@ STARS = {
         *("create_nested_block_mask", "or_masks", "and_masks", "noop_mask"),
     ),
 }
-"""The names that `from package import *` binds, where they are known."""
+"""The names that `from package import *` binds, for known packages."""
 
 _NUMBERS = {"inf": math.inf, "pi": math.pi, "e": math.e, "nan": math.nan, "tau": math.tau, "newaxis": None}
 
 
 def constant(path: str) -> Any:
-    """A name of another package, or the number that it is."""
+    """Return a name of another package, or its numeric value."""
     module, _, name = path.rpartition(".")
     if module.split(".")[0] in ("math", "torch", "numpy", "np") and name in _NUMBERS:
         return _NUMBERS[name]

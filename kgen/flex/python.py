@@ -1,4 +1,4 @@
-"""Python's own functions, and the methods of its lists and dictionaries."""
+"""Python's builtin functions, and methods of lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of_sequence(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Ke
     if name in ("get", "pop", "setdefault", "insert") and args and not _plain(args[0]):
         if isinstance(args[0], Unknown):
             ev.untold(args[0])
-        place.refuse("data-dependent", f"the pair decides what `.{name}()` gives", "use a tensor")
+        place.refuse("data-dependent", f"the result of `.{name}()` depends on the pair", "use a tensor")
     match owner, name:
         case list(), "extend" if len(args) == 1:
             args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
@@ -42,18 +42,18 @@ def of_sequence(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Ke
         case dict(), "update" if isinstance(args[0], dict):
             numbers.sized(owner, len(args[0]) + len(keywords), place)
         case str(), _ if not ev.of_a_pair:
-            return Unknown(place, f"what `.{name}()` gives")
+            return Unknown(place, f"the result of `.{name}()`")
         case _:
-            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
+            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write the result")
     value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
     return Passing(list(value), once=False, of=[owner]) if name in ("items", "keys", "values") else value
 
 
 def of_number(owner: Any, name: str, args: list[Any], place: Place) -> Any:
-    """A method of a number."""
+    """Return the result of a method of a number."""
     if name in ("is_integer", "bit_length", "bit_count", "conjugate") and not args:
         return numbers.computed(lambda: getattr(owner, name)(), place)
-    return Unknown(place, f"what `.{name}()` gives")
+    return Unknown(place, f"the result of `.{name}()`")
 
 
 def _plain(value: Any) -> bool:
@@ -61,17 +61,19 @@ def _plain(value: Any) -> bool:
 
 
 _OF_NUMBERS = frozenset({"abs", "bool", "float", "int", "max", "min", "pow", "round"})
-"""Functions that take a value of the pair as well as a number."""
+"""Functions that accept a value of the pair or a number."""
 
 
 def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call of a function of Python."""
+    """Return the result of a builtin function."""
     if ev.of_a_pair:
         in_pair = measured if name in _OF_NUMBERS else lambda value: value
         args = [tensors.scalar(in_pair(a), place) for a in args]
     left = set(keywords) - _KEYWORDS.get(name, set())
     if left and name not in ("print", "dict"):
-        place.refuse("not-in-language", f"`{name}` is called with `{min(left)}`", "write it without")
+        place.refuse(
+            "not-in-language", f"`{name}` is called with the argument `{min(left)}`", "leave the argument out"
+        )
     if name in _FUNCTIONS:
         found = _FUNCTIONS[name](ev, name, args, keywords, place)
         if found is not MISSING:
@@ -82,16 +84,16 @@ def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
 
 
 def _unread(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """A call whose value is not known; refuse one in a mod."""
+    """Return an unknown result. Inside a mod, refuse the call."""
     unknown = next((a for a in args if isinstance(a, Unknown)), None)
     if ev.of_a_pair:
         if unknown is not None:
             ev.untold(unknown)
         place.refuse("not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions")
-    # Python's functions call those that they are given; `list.append` and the like change their first argument.
+    # Builtins call their function arguments. Functions such as `list.append` change their first argument.
     given = (*args, *keywords.values())
     effects.escaped(ev, given if "." in name else filter(is_callable, given), place)
-    return unknown or Unknown(place, f"what `{name}` gives")
+    return unknown or Unknown(place, f"the result of `{name}`")
 
 
 # --- one function each: its value, or `MISSING` for arguments that it does not know ------------------------
@@ -112,7 +114,7 @@ def _number(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: P
 
 
 def _of_one(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """`abs` and `round` of a value of the pair."""
+    """Return `abs` or `round` of a value of the pair."""
     match args:
         case [Term() | Part() as value]:
             return ev.operate(name, (value,), place)
@@ -120,7 +122,7 @@ def _of_one(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: P
 
 
 def _extreme(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """`min` and `max`."""
+    """Return `min` or `max` of the arguments."""
     match args:
         case [_, _, *_] if not keywords and any(isinstance(a, Term | Part) for a in args):
             result = args[0]
@@ -132,7 +134,7 @@ def _extreme(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: 
             if not listed and "default" in keywords:
                 return keywords["default"]
             if not listed:
-                place.refuse("bad-number", f"`{name}` is given nothing", "give it a number")
+                place.refuse("bad-number", f"`{name}` gets no values", "pass a number")
             if "key" in keywords:
                 return _first_by(ev, name, listed, keywords["key"], place)
             return listed[0] if len(listed) == 1 else called(ev, name, listed, {}, place)
@@ -172,8 +174,8 @@ def _range(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
     if 1 <= len(args) <= 3 and all(is_number(a) for a in args):
         return numbers.computed(lambda: range(*args), place)
     if any(isinstance(a, Term | Part) for a in args):
-        hint = "write its steps one by one; the number of steps must be known from the source"
-        place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
+        hint = "write the steps one by one: the source must define the number of steps"
+        place.refuse("data-dependent", "the number of loop iterations depends on the pair", hint)
     return MISSING
 
 
@@ -200,7 +202,7 @@ def _sorted(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: P
 
 
 def _sequence(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    """`tuple` and `list`."""
+    """Return `tuple(...)` or `list(...)`."""
     if len(args) > 1:
         return MISSING
     return (tuple if name == "tuple" else list)(_listed(ev, args[0], place) if args else ())
@@ -210,7 +212,7 @@ def _map(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Plac
     match args:
         case [function, value]:
             if effects.runs_changes(ev, function):
-                place.refuse("not-in-language", "`map` calls what changes values", "write a loop")
+                place.refuse("not-in-language", "`map` calls a function that changes values", "write a loop")
             found = [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
             return Passing(found, of=[value])
     return MISSING
@@ -267,7 +269,7 @@ _PURE: Mapping[str, Callable[..., Any]] = {
     "max": max,
     "divmod": divmod,
 }
-"""Functions of numbers that are called as they are."""
+"""Functions that are called directly on numbers."""
 _KEYWORDS = {
     "enumerate": {"start"},
     "zip": {"strict"},
@@ -279,13 +281,13 @@ _KEYWORDS = {
 
 
 def _keys(ev: Reader, items: list[Any], key: Any, place: Place) -> list[Any]:
-    """The key that a sequence is ordered by; only numbers are read."""
+    """Return the sort keys of a sequence. Only numbers are supported."""
     keys = items if key is None else [ev.call(key, [item], {}, place) for item in items]
     for value in keys:
         if isinstance(value, Unknown):
             ev.untold(value)
         if not is_number(value):
-            place.refuse("not-in-language", f"{kind(value)} is ordered", "order numbers")
+            place.refuse("not-in-language", f"{kind(value)} cannot be sorted", "sort numbers")
     return keys
 
 
@@ -316,7 +318,7 @@ def _instance(args: list[Any], place: Place) -> Any:
     if isinstance(value, Unknown) or not paths:
         return Unknown(place, "a type")
     if isinstance(value, Tensor) and value.open and value.shape is None:
-        return Unknown(place, "the type of what is loaded")
+        return Unknown(place, "the type of this element")
     if isinstance(value, Tensor | Part | Term):
         return any(path == "torch.Tensor" for path in paths)
     return any(path in names and isinstance(value, names[path]) for path in paths)

@@ -1,4 +1,4 @@
-"""The state of reading a source, and what all parts of the evaluator ask of each other while they read it."""
+"""The state of reading a source, and the interface between parts of the evaluator."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ MAX_CALLS = 50
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A check of the source that the spec leaves to its user."""
+    """A check of the source that the kernels do not perform."""
 
     note: str
     tensors: tuple[Tensor, ...]
     called: bool
-    """True if the check is in the mod, or in what makes it, and not in a module beside it."""
+    """True if the check is in the mod or its factory, and not at module level."""
 
     def concerns(self, used: set[Tensor]) -> bool:
         return self.called or any(tensor in used for tensor in self.tensors)
 
 
 class Reader(ABC):
-    """Counts steps and calls, and knows what was made and changed so far. An `Evaluator` adds how values are found."""
+    """Counts of steps and calls, and a record of created and changed values. `Evaluator` adds evaluation."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -54,9 +54,9 @@ class Reader(ABC):
         self.of_a_pair = False
         """True while a mod is inlined: only terms and numbers are allowed there."""
         self.detaches = False
-        """True inside a block of `torch.no_grad()`, whose operations have no gradient."""
+        """True inside `torch.no_grad()`, where operations have no gradient."""
         self.context: object = self
-        """The source that is being read: a module, EXPR (this object), or a mod."""
+        """The current source: a module, EXPR (this object), or a mod."""
         self.main: Frame | None = None
         """The first module."""
         self.made: dict[int, tuple[Any, object]] = {}
@@ -64,56 +64,56 @@ class Reader(ABC):
         self.spoiled: dict[int, tuple[Any, Unknown]] = {}
         """Values that unread code may have changed."""
         self.learned: dict[int, tuple[Any, Tensor]] = {}
-        """Tensors of one number that the source makes learn, by the identity of the number."""
+        """Tensors with one element that the source makes trainable, by the identity of the number."""
         self.patched: dict[str, Unknown] = {}
-        """Names of other packages that the source sets."""
+        """Names of other packages that the source assigns."""
         self.renamed = False
-        """Set if the source sets attributes of functions."""
+        """True if the source sets attributes of functions."""
         self.symbols: dict[ast.AST, Symbols] = {}
         self.too_long = 0
         self.notes: dict[str, None] = {}
-        """The assumptions, in words for the user."""
+        """Assumptions, as text for the user."""
         self.unchecked: list[Unchecked] = []
 
     # Values, as an `Evaluator` finds them ------------------------
 
     @abstractmethod
     def expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
 
     @abstractmethod
     def call(self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-        """A call of whatever the callee is."""
+        """Call a callee of any kind."""
 
     @abstractmethod
     def operate(self, fn: str, args: tuple[Any, ...], place: Place) -> Any:
-        """An operator of Python on whatever its operands are."""
+        """Apply a Python operator to operands of any kind."""
 
     @abstractmethod
     def attribute(self, owner: Any, name: str, place: Place) -> Any:
-        """`owner.name`."""
+        """Return `owner.name`."""
 
     @abstractmethod
     def item(self, owner: Any, index: Any, place: Place) -> Any:
-        """`owner[index]`."""
+        """Return `owner[index]`."""
 
     @abstractmethod
     def items(self, value: Any, place: Place) -> Iterable[Any]:
-        """The items that a loop runs over."""
+        """Return the items of a loop."""
 
     @abstractmethod
     def defined(
         self, node: ast.FunctionDef | ast.Lambda | ast.ClassDef, scope: Frame | Scope, place: Place
     ) -> Any:
-        """A function or a class where it is defined."""
+        """Return the function or class of a definition."""
 
     @abstractmethod
     def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame, place: Place) -> None:
-        """The names of an `import`."""
+        """Bind the names of an `import`."""
 
     @abstractmethod
     def learn(self, value: Any, grad: bool, place: Place) -> Any:
-        """`value.requires_grad = grad`, under all names of the tensor."""
+        """Set `value.requires_grad = grad` for all names of the tensor."""
 
     # Counting ------------------------
 
@@ -129,7 +129,7 @@ class Reader(ABC):
 
     def deeper(self, work: Any, place: Place) -> Any:
         if self.depth >= MAX_CALLS:
-            hint = "a function that calls itself must come to an end"
+            hint = "end the recursion earlier"
             place.refuse("too-deep", f"calls nest more than {MAX_CALLS} deep", hint)
         self.depth += 1
         try:
@@ -139,7 +139,7 @@ class Reader(ABC):
 
     @contextmanager
     def reading(self, context: object, of_a_pair: bool = False) -> Iterator[None]:
-        """Read a module, even where a mod is what asks for it, or a mod: steps are counted for each."""
+        """Read a module or a mod, with its own count of steps. A mod may start reading a module."""
         before = self.context, self.of_a_pair, self.steps, self.depth
         self.context, self.of_a_pair, self.steps, self.depth = context, of_a_pair, 0, 0
         try:
@@ -160,12 +160,12 @@ class Reader(ABC):
     # Changes ------------------------
 
     def own(self, value: Any) -> Any:
-        """A list or a dictionary that is made here."""
+        """Record a list or a dictionary that the current source creates."""
         self.made.setdefault(id(value), (value, self.context))
         return value
 
     def changing(self, value: Any, place: Place) -> None:
-        """Refuse to change what is older than the mod or the module that is read."""
+        """Refuse to change a value that the current mod or module did not create."""
         made = (
             value.context
             if isinstance(value, Frame | Class | Instance)
@@ -174,17 +174,17 @@ class Reader(ABC):
         if made is self.context or (self.context is self and made is self.main):
             return
         if self.of_a_pair:
-            hint = "make a new value; PyTorch does not say how often it calls a mod"
-            place.refuse("not-in-language", "a mod changes what outlives it", hint)
+            hint = "create a new value: PyTorch does not define how often it calls a mod"
+            place.refuse("not-in-language", "a mod changes a value outside it", hint)
         hint = "bind the value where it is used"
-        place.refuse("not-in-language", "what another file made is changed here", hint)
+        place.refuse("not-in-language", "a value of another file is changed here", hint)
 
     def external(self, path: str) -> Any:
-        """A name of another package."""
+        """Return the value of a name of another package."""
         return self.patched.get(path) or constant(path)
 
     def note(self, text: str) -> None:
-        """Say what is assumed."""
+        """Record an assumption for the user."""
         self.notes[text] = None
 
     # Known values ------------------------
@@ -195,8 +195,8 @@ class Reader(ABC):
             hint = "write `torch.where(condition, a, b)`, and `&`, `|`, `~` for `and`, `or`, `not`"
             Place(source, node).refuse("data-dependent", "a branch depends on the pair", hint)
         if isinstance(value, Tensor):
-            hint = "decide with numbers of the source"
-            Place(source, node).refuse("data-dependent", "a branch depends on what a tensor holds", hint)
+            hint = "use numbers of the source in the condition"
+            Place(source, node).refuse("data-dependent", "a branch depends on the elements of a tensor", hint)
         if isinstance(value, Method):
             value = Unknown(Place(source, node), f"`.{value.name}`")
         if isinstance(value, Unknown):
@@ -204,7 +204,7 @@ class Reader(ABC):
         if isinstance(value, Instance) and any(
             value.cls.find(name) is not MISSING for name in ("__bool__", "__len__")
         ):
-            value = Unknown(Place(source, node), f"if {kind(value)} is true")
+            value = Unknown(Place(source, node), f"the truth value of {kind(value)}")
             self.untold(value)
         return (
             bool(value)
@@ -215,5 +215,5 @@ class Reader(ABC):
     def untold(self, value: Unknown) -> NoReturn:
         if value.error is not None:
             raise KgenError(value.error.diagnostics)
-        message = f"{value.what} cannot be told without running the source"
+        message = f"{value.what} cannot be determined without running the source"
         value.place.refuse("not-known", message, value.hint)

@@ -1,4 +1,4 @@
-"""Dataclasses of the source, and named tuples that a call makes: their fields and what a call of them gives."""
+"""Dataclasses of the source, and named tuples created by a call: fields and instances."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kgen.flex.values import MISSING, Class, External, Fresh, Partial, Unknown
 
 DATACLASS = External("dataclasses.dataclass")
 _READ = frozenset({"frozen", "eq", "order", "repr", "unsafe_hash", "slots", "match_args", "weakref_slot"})
-"""Options that leave how instances are made."""
+"""Options that do not change how instances are created."""
 
 
 def marked(decorators: Sequence[Any]) -> bool:
-    """True for the one decorator `dataclass`, with options or without."""
+    """True if the only decorator is `dataclass`, with or without options."""
     if len(decorators) != 1:
         return False
     (one,) = decorators
@@ -25,12 +25,12 @@ def marked(decorators: Sequence[Any]) -> bool:
 
 
 def options(decorator: Any) -> Mapping[str, Any]:
-    """The options of the decorator."""
+    """Return the options of the decorator."""
     return decorator.keywords if isinstance(decorator, Partial) else {}
 
 
 def fill(cls: Class, node: ast.ClassDef, given: Mapping[str, Any]) -> bool:
-    """Note the fields of a dataclass; false if its options or annotations are not read."""
+    """Record the fields of a dataclass. Return false if its options or annotations are not supported."""
     if set(given) - _READ or not all(isinstance(value, bool) for value in given.values()):
         return False
     fields = dict(cls.data or {})
@@ -49,12 +49,12 @@ def fill(cls: Class, node: ast.ClassDef, given: Mapping[str, Any]) -> bool:
     cls.data = fields
     cls.frozen = given.get("frozen") is True
     if given.get("eq") is not False:
-        cls.names.setdefault("__eq__", Unknown(cls.place, f"if two `{cls.name}` are equal"))
+        cls.names.setdefault("__eq__", Unknown(cls.place, f"the equality of two `{cls.name}`"))
     return True
 
 
 def field(keywords: Mapping[str, Any], place: Place) -> Any:
-    """`dataclasses.field(...)`."""
+    """Return the value of `dataclasses.field(...)`."""
     left = {
         name: value for name, value in keywords.items() if name not in ("repr", "compare", "hash", "metadata")
     }
@@ -65,18 +65,18 @@ def field(keywords: Mapping[str, Any], place: Place) -> Any:
             return Fresh(factory)
         case {**rest} if not rest:
             return MISSING
-    return Unknown(place, "what `field` gives")
+    return Unknown(place, "the result of `field`")
 
 
 def filled(
     ev: Reader, cls: Class, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> dict[str, Any]:
-    """The attributes of an instance that is made with these arguments."""
+    """Return the attributes of an instance created with these arguments."""
     fields = cls.data or {}
     given = dict(zip(fields, args, strict=False)) | dict(keywords)
     missing = [name for name, default in fields.items() if default is MISSING and name not in given]
     if len(given) != len(args) + len(keywords) or set(given) - set(fields) or missing:
-        place.refuse("bad-call", f"`{cls.name}` is not called so", f"give it {', '.join(fields)}")
+        place.refuse("bad-call", f"wrong arguments for `{cls.name}`", f"pass {', '.join(fields)}")
     made: dict[str, Any] = {}
     for name, default in fields.items():
         value = given.get(name, default)
@@ -88,7 +88,7 @@ def filled(
 
 
 def named_tuple(ev: Reader, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """`namedtuple("P", "a b")` or `NamedTuple("P", [("a", int), ("b", int)])`."""
+    """Return the class of `namedtuple("P", "a b")` or `NamedTuple("P", [("a", int), ("b", int)])`."""
     match args:
         case [str() as name, str() as text]:
             fields = text.replace(",", " ").split()

@@ -1,4 +1,4 @@
-"""The names that statements bind, and the frames that hold them, by Python's rules of scope."""
+"""Names that statements bind and the frames that hold them, by Python's scoping rules."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Callable_ = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class Symbols:
-    """The names of one scope: those that it binds, and those that it declares to be of another one."""
+    """Names of one scope: bound names, and names declared as belonging to another scope."""
 
     bound: frozenset[str]
     outer: frozenset[str]
-    """Declared `nonlocal`."""
+    """Names declared `nonlocal`."""
     module: frozenset[str]
-    """Declared `global`."""
+    """Names declared `global`."""
 
 
 class _Bound(ast.NodeVisitor):
-    """Collects the names that nodes bind in their own scope."""
+    """Collector of the names that nodes bind in their own scope."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -36,7 +36,7 @@ class _Bound(ast.NodeVisitor):
             self.names.add(node.id)
 
     def _function(self, node: Callable_) -> None:
-        # Decorators and default arguments are evaluated outside, the body is not.
+        # Decorators and default arguments are evaluated in the enclosing scope, the body is not.
         if not isinstance(node, ast.Lambda):
             self.names.add(node.name)
             self._all(node.decorator_list)
@@ -50,7 +50,7 @@ class _Bound(ast.NodeVisitor):
         self._all((*node.decorator_list, *node.bases, *(k.value for k in node.keywords)))
 
     def visit_comprehension(self, node: ast.comprehension) -> None:
-        # Its targets are names of the comprehension; `:=` inside binds in the scope around it.
+        # Targets are names of the comprehension. `:=` inside binds in the enclosing scope.
         self._all((node.iter, *node.ifs))
 
     def visit_alias(self, node: ast.alias) -> None:
@@ -80,7 +80,7 @@ class _Bound(ast.NodeVisitor):
 
 
 def bound(nodes: Iterable[ast.AST]) -> Symbols:
-    """The names that nodes of one scope bind."""
+    """Return the names that nodes of one scope bind."""
     found = _Bound()
     found._all(nodes)
     names = found.names - found.outer - found.module
@@ -88,18 +88,18 @@ def bound(nodes: Iterable[ast.AST]) -> Symbols:
 
 
 def parameters(given: ast.arguments) -> list[str]:
-    """The names of all parameters."""
+    """Return the names of all parameters."""
     rest = [a for a in (given.vararg, given.kwarg) if a is not None]
     return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest)]
 
 
 def body(node: Callable_) -> Sequence[ast.AST]:
-    """The nodes of a function that run when it is called."""
+    """Return the nodes of a function that run when it is called."""
     return [node.body] if isinstance(node, ast.Lambda) else node.body
 
 
 class Local(Frame):
-    """The names of one call. A name that the function binds is never looked up outside."""
+    """The names of one call. A name that the function binds is not looked up in outer scopes."""
 
     def __init__(self, scope: Scope, names: dict[str, object], symbols: Symbols) -> None:
         super().__init__(scope, names)
@@ -114,7 +114,7 @@ class Local(Frame):
 
 
 def _holder(scope: Scope, name: str) -> Scope:
-    """The frame around a function that a `nonlocal` name belongs to."""
+    """Return the enclosing frame of a `nonlocal` name."""
     while isinstance(scope, Frame):
         if name in scope.names or name in scope.bound:
             return scope
@@ -123,20 +123,20 @@ def _holder(scope: Scope, name: str) -> Scope:
 
 
 class Comprehension(Frame):
-    """The names of a comprehension; what `:=` binds goes into the frame around it."""
+    """The names of a comprehension. `:=` binds in the enclosing frame."""
 
 
 def store(frame: Frame, name: str, place: Place) -> Frame:
-    """The frame that an assignment to a name changes."""
+    """Return the frame that an assignment to a name changes."""
     holder = frame.shared.get(name, frame)
     if not isinstance(holder, Frame):
-        message = f"`{name}` belongs to a function outside, which is not read"
-        place.refuse("not-in-language", message, "give the value another name")
+        message = f"`{name}` belongs to an enclosing function, which is not read"
+        place.refuse("not-in-language", message, "use another name for the value")
     return holder
 
 
 def around(frame: Scope) -> Scope:
-    """The frame in which `:=` binds."""
+    """Return the frame in which `:=` binds."""
     while isinstance(frame, Comprehension):
         frame = frame.outer
     return frame

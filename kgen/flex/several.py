@@ -1,4 +1,4 @@
-"""Tensors taken apart and put together: rows, and functions of torch that give several tensors."""
+"""Splitting and joining of tensors: rows, and torch functions that return several tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FROM_OUTSIDE = frozenset({"load", "from_numpy", "frombuffer", "from_dlpack", "f
 
 
 class Results(tuple[Any, ...]):
-    """Values and their indices, as `torch.max` of a dimension gives them."""
+    """Values and indices, as returned by `torch.max(dim=...)`."""
 
     def find_attribute(self, name: str, place: Place) -> Any:
         if name in ("values", "indices"):
@@ -29,22 +29,22 @@ class Results(tuple[Any, ...]):
 
 
 def shape_of(value: Tensor | Part) -> Extents | None:
-    """The extents of the dimensions that are left."""
+    """Return the extents of the dimensions without an index."""
     if isinstance(value, Tensor):
         return value.shape
     return None if value.tensor.shape is None else value.tensor.shape[len(value.indices) :]
 
 
 def rows(value: Any, place: Place) -> list[Any]:
-    """The items of a loop over a tensor whose extent is known."""
+    """Return the items of a loop over a tensor with a known extent."""
     if not isinstance(value, Tensor | Part):
-        hint = "write its steps one by one; the number of steps must be known from the source"
+        hint = "write the steps one by one: the source must define the number of steps"
         place.refuse("data-dependent", "a loop runs over a value of the pair", hint)
     shape = shape_of(value)
     if not shape or shape[0] is None:
         named = tensors.called(value if isinstance(value, Tensor) else value.tensor)
-        message = f"a loop runs over {named}, whose length is not known here"
-        hint = "say its shape in the source, or in EXPR: `t := torch.zeros(3, 2)`"
+        message = f"a loop runs over {named}, whose length is unknown here"
+        hint = "state its shape in the source, or in EXPR: `t := torch.zeros(3, 2)`"
         place.refuse("data-dependent", message, hint)
     if isinstance(value, Tensor) and value.name is None and len(shape) > 1:
         return [_made(value, place, shape[1:]) for _ in range(shape[0])]
@@ -54,7 +54,7 @@ def rows(value: Any, place: Place) -> list[Any]:
 
 
 def whole(ev: Reader, value: Any, place: Place) -> Any:
-    """A row as a tensor, ahead of the mods."""
+    """Return a row as a tensor, before the mods."""
     if ev.of_a_pair or not isinstance(value, Part) or not shape_of(value):
         return value
     return _made(value.tensor, place, shape_of(value))
@@ -63,7 +63,7 @@ def whole(ev: Reader, value: Any, place: Place) -> Any:
 def size(
     value: Tensor | Part, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
-    """`.size()`, `.dim()` or `.numel()`."""
+    """Return `.size()`, `.dim()` or `.numel()`."""
     if name in ("dim", "ndimension"):
         return tensors.attribute(value, "ndim", place)
     shape = tensors.attribute(value, "shape", place)
@@ -85,9 +85,9 @@ def size(
 
 
 def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """The result of a torch function that takes tensors apart, outside of mods; None for any other function."""
+    """Return the results of a torch function that splits tensors, before the mods; None for other functions."""
     if name in _FROM_OUTSIDE:
-        of = [a for a in args if isinstance(a, Tensor)]  # whose memory it may share
+        of = [a for a in args if isinstance(a, Tensor)]  # the result may share memory with these
         roots = tuple(root for a in of for root in a.roots) or (Root(),)
         return Tensor(place, None, None, None, origin=tensors.origin(place), open=True, roots=roots)
     if name == "meshgrid":
@@ -120,7 +120,7 @@ def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, A
         rank = None if first.shape is None else len(first.shape)
         if name == "where" or keywords.get("as_tuple") is True:
             if rank is None:
-                return Unknown(place, f"how many tensors `{name}` gives")
+                return Unknown(place, f"the number of tensors that `{name}` returns")
             return tuple(_made(first, place, (None,), dtype="int64", open=True) for _ in range(rank))
         return _made(first, place, (None, rank), dtype="int64", open=True)
     if name == "masked_select":
@@ -154,9 +154,9 @@ def _extent(of: Tensor, axis: Any) -> int | None:
 
 
 def _split(of: Tensor, sizes: Sequence[int], axis: Any, gone: bool, place: Place) -> Any:
-    """The pieces of a tensor along a dimension."""
+    """Return the pieces of a tensor along a dimension."""
     if not sizes or of.shape is None:
-        return Unknown(place, f"how many parts of {tensors.called(of)} there are")
+        return Unknown(place, f"the number of parts of {tensors.called(of)}")
     numbers.sized((), len(sizes), place)
     at = axis % len(of.shape)
     before, after = of.shape[:at], of.shape[at + 1 :]
@@ -182,7 +182,7 @@ def _meshgrid(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) ->
     given = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
     order = keywords.get("indexing", "ij")
     if not given or not all(isinstance(a, Tensor) for a in given) or order not in ("ij", "xy"):
-        return Unknown(place, "what `meshgrid` gives")
+        return Unknown(place, "the result of `meshgrid`")
     extents = [_extent(a, 0) for a in given]
     if order == "xy" and len(extents) > 1:
         extents[:2] = extents[1::-1]
@@ -190,7 +190,7 @@ def _meshgrid(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) ->
 
 
 def _joined(name: str, given: Sequence[Any], axis: Any, place: Place) -> Any:
-    """`stack` or `cat`."""
+    """Return the result of `stack` or `cat`."""
     if not given or not all(isinstance(t, Tensor) for t in given):
         return None
     dtypes = {t.dtype for t in given}
@@ -238,7 +238,7 @@ def _unique(name: str, of: Tensor, rest: Sequence[Any], keywords: Mapping[str, A
 
 
 def _reduced(name: str, of: Tensor, axis: Any, keywords: Mapping[str, Any]) -> Extents | None:
-    """The shape of the values along a dimension."""
+    """Return the shape after a reduction of a dimension."""
     if of.shape is None or name in ("sort", "cummax", "cummin"):
         return of.shape
     if name == "topk" or type(axis) is not int or not -len(of.shape) <= axis < len(of.shape):

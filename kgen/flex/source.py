@@ -1,4 +1,4 @@
-"""Python source that is read and never run: its text, its syntax tree, and errors at their places in it."""
+"""Python source that is read and never run: text, syntax tree, and errors with places."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MAX_BYTES = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text with the name that diagnostics show: a path, or the option that it came from."""
+    """A text with its name in diagnostics: a path or a command-line option."""
 
     name: str
     text: str
 
     @cached_property
     def lines(self) -> list[str]:
-        # Python's parser counts these ends of lines alone.
+        # Python's parser counts only these line endings.
         return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     def module(self) -> ast.Module:
-        """The statements of a file."""
+        """Parse the statements of a file."""
         parsed = self._parse("exec")
         assert isinstance(parsed, ast.Module)
         return parsed
 
     def expression(self) -> ast.expr:
-        """The one expression of an option."""
+        """Parse the single expression of an option."""
         parsed = self._parse("eval")
         assert isinstance(parsed, ast.Expression)
         return parsed.body
@@ -47,10 +47,10 @@ class Source:
                 warnings.simplefilter("ignore")
                 return ast.parse(self.text, mode=mode)
         except SyntaxError as error:
-            # Python's own words differ between its versions, ours must not.
+            # Python's messages differ between versions, kgen's must not.
             place = (min(error.lineno or 1, len(self.lines)), max(error.offset or 1, 1))
-            hint = "Python must be able to read the source"
-            raise self.wrong("syntax-error", "this is not Python", *place, hint) from None
+            hint = "fix the syntax error"
+            raise self.wrong("syntax-error", "this is not valid Python", *place, hint) from None
         except (RecursionError, MemoryError, ValueError):
             hint = "split it into smaller parts"
             raise self.wrong("too-deep", "the source nests too deep to be read", 1, 1, hint) from None
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A node of a syntax tree in its source."""
+    """A node of a syntax tree with its source."""
 
     source: Source
     node: ast.AST
@@ -72,13 +72,13 @@ class Place:
         return int(getattr(self.node, "lineno", 1))
 
     def refuse(self, code: str, message: str, hint: str) -> NoReturn:
-        """Raise what is wrong here."""
+        """Raise an error at this place."""
         raise self.wrong(code, message, hint)
 
     def wrong(self, code: str, message: str, hint: str) -> KgenError:
-        """The error that something is wrong here."""
+        """Return an error at this place."""
         line = self.source.lines[self.line - 1] if self.line <= len(self.source.lines) else ""
-        # The parser's columns count bytes.
+        # The parser counts columns in bytes.
         start = self._column(line, getattr(self.node, "col_offset", 0))
         end = len(line.rstrip())
         if getattr(self.node, "end_lineno", None) == self.line:
@@ -91,7 +91,7 @@ class Place:
 
 
 def read(path: Path) -> Source:
-    """The text of a file. Raises `KgenError`."""
+    """Return the text of a file. Raise `KgenError` if it cannot be read."""
 
     def wrong(code: str, message: str, hint: str) -> KgenError:
         return KgenError(Diagnostic(code, message, path.as_posix(), 1, 1, hint=hint))

@@ -1,4 +1,4 @@
-"""Statements of the source, run over its syntax tree; control flow must be known from numbers of the source."""
+"""Execution of statements of the source. Control flow may depend only on numbers of the source."""
 
 from __future__ import annotations
 
@@ -17,62 +17,62 @@ from kgen.flex.values import External, Frame, Method, Part, Passing, Tensor, Ter
 
 
 class Returned(Exception):
-    """`return`, with the value."""
+    """Signal of `return`, with the value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class Left(Exception):
-    """`break`, or `continue`."""
+    """Signal of `break` or `continue`."""
 
     def __init__(self, ends: bool) -> None:
         self.ends = ends
 
 
 def run(ev: Reader, body: Sequence[ast.stmt], frame: Frame, source: Source) -> None:
-    """Statements, in order; names go into the frame."""
+    """Run statements in order. They bind names in the frame."""
     for node in body:
         statement(ev, node, frame, Place(source, node))
 
 
 def statement(ev: Reader, node: ast.stmt, frame: Frame, place: Place) -> None:
-    """Run one statement; refuse one that cannot be read."""
+    """Run one statement. Refuse a statement that cannot be read."""
     ev.step(place)
     run_it = _RUN.get(type(node))
     if run_it is None:
         word = type(node).__name__.lower()
-        place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
+        place.refuse("not-in-language", f"the statement `{word}` cannot be read", "write it in another way")
     run_it(ev, node, frame, place)
 
 
 UNTOLD = Unknown | Tensor | Part | Term | Method
-"""What a check of arguments is taken to find right."""
+"""Values for which a check of arguments is assumed to pass."""
 
 
 def guards(node: ast.If) -> bool:
-    """Whether it does no more than raise."""
+    """True if an `if` only raises."""
     return not node.orelse and all(isinstance(statement, ast.Raise) for statement in node.body)
 
 
 def checked(ev: Reader, node: ast.Assert, frame: Frame, place: Place) -> None:
-    """`assert`. Refuse one that does not hold, and state one whose outcome is not known."""
+    """Run `assert`. Refuse it if it fails. If its outcome is unknown, add a note."""
     try:
         test = ev.expression(node.test, frame, place.source)
     except KgenError:
         if not ev.of_a_pair:
             raise
-        unchecked(ev, node, frame, place)  # a mod may assert what the language has no words for
+        unchecked(ev, node, frame, place)  # a mod may assert conditions that are not in the language
         return
     if isinstance(test, UNTOLD):
         unchecked(ev, node, frame, place)
     elif not test:
-        message = f"the source asserts here what does not hold{_message(node.msg)}"
-        place.refuse("raises", message, "give it what it asks for")
+        message = f"an assertion of the source fails here{_message(node.msg)}"
+        place.refuse("raises", message, "pass arguments that satisfy the check")
 
 
 def unchecked(ev: Reader, node: ast.Assert | ast.If, frame: Frame, place: Place) -> None:
-    """Note that a check is left out."""
+    """Add a note that a check is left out."""
     names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
     values = [frame.find(name) for name in names]
     tensors = tuple(v.tensor if isinstance(v, Part) else v for v in values if isinstance(v, Part | Tensor))
@@ -85,20 +85,20 @@ def unchecked(ev: Reader, node: ast.Assert | ast.If, frame: Frame, place: Place)
 
 
 def _argument(node: ast.expr | None) -> ast.expr | None:
-    """The first argument of an exception that is raised."""
+    """Return the first argument of a raised exception."""
     return node.args[0] if isinstance(node, ast.Call) and node.args else None
 
 
 def _message(node: ast.expr | None) -> str:
-    """The text that the source gives a reader, where it is a literal."""
+    """Return the message of the source if it is a literal."""
     known = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value
     return f": {escaped(node.value)[:120]}" if known else ""  # type: ignore[union-attr]
 
 
 def entered(ev: Reader, node: ast.With, frame: Frame, place: Place) -> bool:
-    """The context managers of `with`: some of torch, which change no name and swallow no exception.
+    """Enter the context managers of `with`: supported ones of torch, which bind no name and catch no exception.
 
-    True if operations have gradients inside.
+    Return true if operations have gradients inside.
     """
     gradients = not ev.detaches
     for item in node.items:
@@ -107,25 +107,25 @@ def entered(ev: Reader, node: ast.With, frame: Frame, place: Place) -> bool:
         path = func.path if isinstance(func, External) else ""
         if path.partition(".")[0] not in ("torch", "warnings") and path != "contextlib.nullcontext":
             at = Place(place.source, call)
-            at.refuse("not-in-language", "what this `with` does is not known", "leave it out")
+            at.refuse("not-in-language", "the effect of this `with` is unknown", "leave it out")
         if isinstance(call, ast.Call) and path.rpartition(".")[2] in GRADIENT_MODES:
             gradients = _gradients(ev, path, call, frame, place, gradients)
         else:
             ev.expression(call, frame, place.source)
         if item.optional_vars is not None:
-            unknown = Unknown(place, "what `with` gives")
+            unknown = Unknown(place, "the value of `with`")
             assign(ev, item.optional_vars, unknown, frame, place.source)
     return gradients
 
 
 def _gradients(ev: Reader, path: str, call: ast.Call, frame: Frame, place: Place, before: bool) -> bool:
-    """True if operations have gradients after a context manager is entered."""
+    """Return true if operations have gradients inside a context manager."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     mode = ev.expression(given[0], frame, place.source) if given else True
     if not isinstance(mode, bool):
         if not ev.of_a_pair:
             return before
-        message = "whether operations have gradients here is not known"
+        message = "the gradient mode here is unknown"
         raise Place(place.source, call).wrong("not-known", message, "write `True` or `False`")
     return mode != (path.rpartition(".")[2] in NO_GRAD)
 
@@ -141,13 +141,15 @@ def loop(ev: Reader, node: ast.For, frame: Frame, place: Place) -> None:
             return
         if not all(same(now, before) for now, before in running):
             at.refuse(
-                "not-in-language", "the loop changes what it runs over", "loop over a copy: `list(...)`"
+                "not-in-language",
+                "the loop changes the sequence that it runs over",
+                "loop over a copy: `list(...)`",
             )
     run(ev, node.orelse, frame, place.source)
 
 
 def same(over: list[Any] | dict[Any, Any], before: list[Any]) -> bool:
-    """True if a sequence has the items that it had."""
+    """True if a sequence still has the items `before`."""
     return len(over) == len(before) and all(a is b for a, b in zip(over, before, strict=True))
 
 
@@ -227,7 +229,7 @@ def _match(ev: Reader, node: ast.Match, frame: Frame, place: Place) -> None:
 
 def _raise(ev: Reader, node: ast.Raise, frame: Frame, place: Place) -> None:
     message = f"the source raises an exception here{_message(_argument(node.exc))}"
-    place.refuse("raises", message, "give it what it asks for")
+    place.refuse("raises", message, "pass arguments that satisfy the check")
 
 
 def _import(ev: Reader, node: ast.Import | ast.ImportFrom, frame: Frame, place: Place) -> None:
@@ -262,4 +264,4 @@ _RUN: dict[type[ast.stmt], Callable[[Reader, Any, Frame, Place], None]] = {
     ast.Global: _nothing,
     ast.Nonlocal: _nothing,
 }
-"""The function that runs each kind of statement; other kinds are refused."""
+"""The function that runs each kind of statement. Other kinds are refused."""

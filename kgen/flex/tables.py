@@ -1,4 +1,4 @@
-"""What is known of torch's functions by their names: those of elements are terms, the others are refused in a mod."""
+"""Tables of torch functions by name. Pointwise functions become terms, mods must not use others."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ DEFAULTS: dict[str, dict[str, float]] = {
     "elu": {"alpha": 1.0},
     **{name: function.defaults for name, function in composed.FUNCTIONS.items()},
 }
-"""The arguments that need not be given."""
+"""Default values of arguments."""
 
 REDUCTIONS = frozenset(
     {
@@ -123,12 +123,12 @@ SAME = frozenset(
         *("pin_memory", "expand_as", "positive"),
     }
 )
-"""Methods that give what they are called on."""
+"""Methods that return the object itself."""
 
 NO_GRAD = frozenset({"no_grad", "inference_mode"})
-"""Contexts of torch whose results have no gradient; they are decorators, too."""
+"""Contexts and decorators of torch that disable gradients."""
 GRADIENT_MODES = NO_GRAD | {"enable_grad", "set_grad_enabled"}
-"""Contexts of torch that say whether operations have gradients."""
+"""Contexts of torch that enable or disable gradients."""
 
 OF_SEQUENCES = frozenset(
     {
@@ -136,7 +136,7 @@ OF_SEQUENCES = frozenset(
         *("copy", "get", "items", "keys", "values"),
     }
 )
-"""Methods of lists and dictionaries that are called as they are."""
+"""Methods of lists and dictionaries that are called directly."""
 
 CHANGING = frozenset(
     ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update")
@@ -161,7 +161,7 @@ DTYPES = {
     "short": "int16",
     "int8": "int8",
 }
-"""Torch's names of dtypes, and ours."""
+"""kgen's names of torch dtypes."""
 ALIASES = {
     "float": "float32",
     "half": "float16",
@@ -170,4 +170,4 @@ ALIASES = {
     "long": "int64",
     "short": "int16",
 }
-"""Names of dtypes that have another one."""
+"""Alternative names of dtypes."""

@@ -1,4 +1,4 @@
-"""Tensors of the source: what literal constructors say of them, how they are indexed, what is computed of them."""
+"""Tensors of the source: constructors, indexing and operations on whole tensors."""
 
 from __future__ import annotations
 
@@ -39,31 +39,31 @@ _LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_l
 
 
 def called(tensor: Tensor) -> str:
-    """A tensor in messages."""
+    """Return the name of a tensor for messages."""
     return f"`{tensor.name}`" if tensor.name else "a tensor"
 
 
 def is_device(value: Any) -> bool:
-    """Whether an argument of `.to` says where, and not what."""
+    """True if an argument of `.to` is a device and not a dtype."""
     if isinstance(value, External):
         return value.path.rpartition(".")[2] not in DTYPES
     return isinstance(value, str | Unknown)
 
 
 def dtype(value: Any, place: Place) -> str:
-    """Our name of a dtype."""
+    """Return kgen's name of a dtype."""
     if isinstance(value, External) and (name := value.path.rpartition(".")[2]) in DTYPES:
         return DTYPES["float32" if value.path == "builtins.float" else name]
     place.refuse("bad-dtype", f"{kind(value)} is not a dtype", "write `torch.float32`, `torch.int32`, ...")
 
 
 def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
-    """What a term or a tensor says of itself."""
+    """Return an attribute of a term or a tensor."""
     tensor = owner if isinstance(owner, Tensor) else owner.tensor if isinstance(owner, Part) else None
     gone = len(owner.indices) if isinstance(owner, Part) else 0
     shape = None if tensor is None or tensor.shape is None else tensor.shape[gone:]
     untold = f"the shape of {called(tensor)}" if tensor else ""
-    hint = f"say it in the source, or in the call: `{tensor.name} := torch.zeros(...)`" if tensor else ""
+    hint = f"state it in the source, or in EXPR: `{tensor.name} := torch.zeros(...)`" if tensor else ""
     match name:
         case "dtype":
             if tensor is None:
@@ -92,7 +92,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 
 
 def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
-    """Some more indices, or a tensor that is cut out ahead of the mods."""
+    """Return a tensor with further indices, or, before the mods, a slice of it."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
     index = tuple(map(measured, plain(index)))
     index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
@@ -101,7 +101,7 @@ def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Pla
     if ev.of_a_pair and len(given) == len(index) - 1 and rank == len(tensor.shape or range(rank)):
         return element(indexed(ev, owner, given, place))  # all axes have an index
     if tensor.open and not ev.of_a_pair and len(index) == 1 and isinstance(index[0], str):
-        return Tensor(place, origin=origin(place), open=True)  # of a file that has several
+        return Tensor(place, origin=origin(place), open=True)  # a file with several tensors
     if any(isinstance(i, slice | Tensor | list) or i is None or _is_ellipsis(i) for i in index):
         if not ev.of_a_pair:
             chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
@@ -132,12 +132,12 @@ def _is_ellipsis(index: Any) -> bool:
 
 
 def _forward(index: Any) -> bool:
-    """True for a slice from the front to the back."""
+    """True for a slice with a positive step."""
     return isinstance(index, slice) and (index.step is None or (type(index.step) is int and index.step > 0))
 
 
 def _sliced(shape: Extents | None, index: Sequence[Any]) -> Extents | None:
-    """The dimensions that slices and new axes leave; a slice is of any length."""
+    """Return the extents after slices and new axes. The length of a slice is unknown."""
     cut = sum(i is not None for i in index)
     if shape is None or cut > len(shape):
         return None
@@ -145,7 +145,7 @@ def _sliced(shape: Extents | None, index: Sequence[Any]) -> Extents | None:
 
 
 def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
-    """An index that is a number of the source. Refuse one that the dimension does not have."""
+    """Return a constant index, counted from the front. Refuse one that is out of bounds."""
     extent = tensor.shape[axis] if tensor.shape and axis < len(tensor.shape) else None
     if extent is not None and not -extent <= index < extent:
         message = f"the index {index} is out of bounds: dimension {axis} of {called(tensor)} has {extent}"
@@ -154,7 +154,7 @@ def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
 
 
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
-    """A tensor that learns, or that a module owns: what it holds is told at each call, of one number too."""
+    """Return a parameter or a tensor of a module. Calls pass its elements, even a single one."""
     match value:
         case Tensor():
             # A module may load other values.
@@ -169,21 +169,21 @@ def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
 
 
 def scalar(value: Any, place: Place) -> Any:
-    """A tensor without dimensions as what it holds, a value of every pair; anything else as it is."""
+    """Return the element of a zero-dimensional tensor. Return other values unchanged."""
     if isinstance(value, Tensor) and value.shape == ():
         return _read(value, (), place)
     return value
 
 
 def _read(tensor: Tensor, indices: tuple[Any, ...], place: Place) -> Term:
-    """An element, of a tensor that may be detached."""
+    """Return the term of an element. The tensor may be detached."""
     if tensor.detached_from is not None:
         return Term("detach", (_read(tensor.detached_from, indices, place),), place)
     return Term("read", (tensor, *indices), place)
 
 
 def detached(value: Any, place: Place) -> Any:
-    """The same value of a pair, through which no gradient goes; what is no tensor is as it is."""
+    """Return a value of a pair without its gradient. Return other values unchanged."""
     match value:
         case Tensor():
             return dataclasses.replace(value, detached_from=value)
@@ -195,7 +195,7 @@ def detached(value: Any, place: Place) -> Any:
 
 
 def element(part: Part) -> Term:
-    """The element that is read when all dimensions are indexed."""
+    """Return the element of a tensor whose dimensions all have an index."""
     tensor = part.tensor
     if tensor.shape is not None and len(part.indices) < len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are indexed"
@@ -207,7 +207,7 @@ def element(part: Part) -> Term:
 
 
 def made(ev: Reader, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """What a constructor of torch makes; None where it is none."""
+    """Return the tensor of a torch constructor; None for other functions."""
     if ev.of_a_pair and name in RANDOM:
         hint = "draw the numbers beforehand, and index the tensor that has them"
         place.refuse("randomness", f"`{name}` is random", hint)
@@ -264,14 +264,14 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
 
 
 def _flat(value: Any) -> list[Any]:
-    """The leaves of nested lists, in their order."""
+    """Return the leaves of nested lists in order."""
     if not isinstance(value, list | tuple | range):
         return [value]
     return [leaf for item in value for leaf in _flat(item)]
 
 
 def _extents(value: Any) -> tuple[Extents | None, list[Any]]:
-    """The shape of nested lists, and some of their leaves."""
+    """Return the shape of nested lists and some of the leaves."""
     shape: list[int | None] = []
     while isinstance(value, list | tuple | range):
         shape.append(len(value))
@@ -292,7 +292,7 @@ def _like(name: str, args: list[Any], keywords: Mapping[str, Any], known: str | 
     if isinstance(of, Part):
         of = element(of)
     if not isinstance(of, Term) or not (is_number(value) or isinstance(value, Term)):
-        return Unknown(place, f"what `{name}` gives")
+        return Unknown(place, f"the result of `{name}`")
     const = value if isinstance(value, Term) else Term("const", (value,), place)
     return Term("cast", (const, known), place) if known else Term("like", (const, of), place)
 
@@ -330,13 +330,13 @@ def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Ext
     return (max(math.ceil((stop - start) / step), 0) if step else None,)
 
 
-# --- tensors that are computed ahead of the mods ------------------------
+# --- tensors that are computed before the mods ------------------------
 
 
 def computed(
     fn: str, args: Sequence[Any], place: Place, keywords: Mapping[str, Any] = MappingProxyType({})
 ) -> Tensor:
-    """An operation of elements on whole tensors."""
+    """Return the result of a pointwise operation on whole tensors."""
     found = [a for a in args if isinstance(a, Tensor)]
     if any(a.shape is None for a in found):
         shape: Extents | None = None
@@ -361,7 +361,7 @@ _WHOLE, _REALS = _ORDER[:6], _ORDER[6:]
 
 
 def _promoted(fn: str, args: Sequence[Any]) -> str | None:
-    """The dtype of what an operation gives; None if one of the tensors has none that is known."""
+    """Return the dtype of the result, or None if the dtype of a tensor is unknown."""
     if fn in COMPARISONS | LOGICAL | TRUTH:
         return "bool"
     values = {"where": args[1:], "masked_fill": (*args[:1], *args[2:])}.get(fn, args)
@@ -395,7 +395,7 @@ def _broadcast(shapes: Sequence[Extents]) -> Extents | None:
 def method(
     ev: Reader, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
-    """A method of a whole tensor, ahead of the mods."""
+    """Return the result of a method of a whole tensor, before the mods."""
     if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):
         if name == "requires_grad_":
             owner.grad = not args or args[0] is not False
@@ -425,14 +425,14 @@ def method(
     if name in ("tril", "triu", "cumsum", "flip"):
         return made(ev, name, [owner, *args], keywords, place)
     if name in ("item", "tolist"):
-        return Unknown(place, f"what {called(owner)} holds")
+        return Unknown(place, f"the elements of {called(owner)}")
     if name in ELEMENTWISE:
         return computed(ELEMENTWISE[name][0], (owner, *args), place, keywords)
     return derived([owner, *args], keywords, place)
 
 
 def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
-    """Another tensor that is made of one here, and has no name yet."""
+    """Return a tensor derived from another one here, without a name."""
     known = {"name": None, "place": place, "origin": origin(place), "facts": None}
     return dataclasses.replace(owner, **{**known, **fields})
 
@@ -443,11 +443,11 @@ _MOVED = frozenset(
         *("narrow", "index_select", "gather", "select", "movedim", "broadcast_to", "unflatten"),
     }
 )
-"""Methods whose result has elements of the tensor, and so its dtype."""
+"""Methods whose result has elements of the tensor, and therefore its dtype."""
 
 
 def _moved(name: str, shape: Extents | None, args: Sequence[Any]) -> Extents | None:
-    """The shape of the result, if it is known."""
+    """Return the shape of the result, or None if it is unknown."""
     rank = 0 if shape is None else len(shape)
     if shape is None or not args or not all(type(n) is int and -rank <= n < rank for n in args):
         return None
@@ -479,7 +479,7 @@ def _reshaped(shape: Extents | None, sizes: Sequence[Any]) -> Extents:
 
 
 def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """What torch makes of tensors in a way that is not looked into."""
+    """Return the opaque result of a torch function on tensors."""
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
@@ -487,11 +487,13 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
         roots = tuple(root for a in found for root in a.roots)
         is_open = any(a.open for a in found)
         return Tensor(place, None, None, None, first.grad, origin(place), is_open, roots=roots)
-    return Unknown(place, "what torch computes here")
+    return Unknown(place, "the result of torch here")
 
 
 def origin(place: Place) -> str:
     name = place.source.name
     return (
-        f"as {name} says" if name.startswith("--") else f"made in line {place.line} of {PurePath(name).name}"
+        f"stated in {name}"
+        if name.startswith("--")
+        else f"created in line {place.line} of {PurePath(name).name}"
     )

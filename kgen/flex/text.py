@@ -1,4 +1,4 @@
-"""A tree as lines of a spec: values that are used again, or make a line long, have the names of the user."""
+"""Trees as text of a spec. Shared and long parts get the user's names on lines of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ INDICES = ("b", "h", "q_idx", "kv_idx", "score", "inf")
 
 
 def size(node: Node) -> int:
-    """How many terms a tree has with its shared parts written out as often as kernels print them; no more is counted
-    than a spec may have."""
+    """Return the number of terms of a tree, with shared parts counted as often as kernels print them.
+
+    Counting stops at the limit of a spec.
+    """
     return _sizes(node)[node]
 
 
@@ -31,7 +33,7 @@ def _sizes(node: Node) -> dict[Node, int]:
 
 
 def written(node: Node, labels: Mapping[Node, str], taken: Collection[str]) -> str:
-    """The text of a tree: its value in the last line, and the names of its parts before."""
+    """Return the text of a tree: lines that define names, then the value."""
     uses = Counter(child for part in distinct(node) for child in children(part))
     sizes = _sizes(node)
     shared = [
@@ -45,7 +47,7 @@ def written(node: Node, labels: Mapping[Node, str], taken: Collection[str]) -> s
 
 
 def _named(node: Node) -> bool:
-    """Whether a name says more than what it stands for."""
+    """True if a name for the node helps the reader."""
     return bool(children(node)) and not (
         isinstance(node, Call) and all(isinstance(a, Const) for a in node.args)
     )
@@ -66,7 +68,7 @@ def _lines(
 
 
 def _free(label: str, used: Collection[str]) -> str:
-    """A name that a line may define."""
+    """Return a name that a line may define."""
     name = label.strip("_") or "x"
     while "__" in name:
         name = name.replace("__", "_")

@@ -1,4 +1,7 @@
-"""The statements of a module, in order. One that cannot be read takes the names that it could bind with it."""
+"""Reading of module statements in order.
+
+If a statement cannot be read, the names that it could bind are unknown.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from kgen.flex.source import Place
 from kgen.flex.values import External, Unknown
 
 MAX_LONG = 4
-"""How many statements of all files may take too long before no further one is tried."""
+"""Number of statements that may take too long before the rest are skipped."""
 
 
 def read(ev: Reader, module: Module) -> None:
@@ -25,7 +28,7 @@ def read(ev: Reader, module: Module) -> None:
 
 
 def run(ev: Reader, body: Sequence[ast.stmt], module: Module) -> bool:
-    """Read statements; true if all of them could be read."""
+    """Read statements. Return true if all of them could be read."""
     read = [_statement(ev, node, module) for node in body]
     return all(read)
 
@@ -37,7 +40,9 @@ def _statement(ev: Reader, node: ast.stmt, module: Module) -> bool:
         try:
             if not short and ev.too_long >= MAX_LONG:
                 place.refuse(
-                    "too-large", "too much comes before this statement", "move it into a file of its own"
+                    "too-large",
+                    "the statements before this one take too many steps",
+                    "move it into a file of its own",
                 )
             return _run(ev, node, module, place)
         except (RecursionError, statements.Left, statements.Returned):
@@ -72,19 +77,19 @@ def _run(ev: Reader, node: ast.stmt, module: Module, place: Place) -> bool:
 
 
 def _attempt(ev: Reader, node: ast.Try, module: Module, place: Place) -> None:
-    """`try`, whose body either cannot raise, or leaves open which of its parts run."""
+    """Read `try`. If its body may raise, the executed parts are unknown."""
     if all(map(_cannot_raise, node.body)) and run(ev, node.body, module):
         made = scopes.bound(node.body).bound
         if not any(isinstance(module.names.get(name), Unknown) for name in made):
             run(ev, node.orelse, module)
             return
-    # A name of another package is that, or there is none.
+    # A name of another package either exists or raises.
     imports = [part for part in node.body if isinstance(part, ast.Import | ast.ImportFrom)]
     others = [*(part for part in node.body if part not in imports), *node.handlers, *node.orelse]
     elsewhere = scopes.bound(others).bound
     names = scopes.bound(imports).bound - elsewhere - set(module.names)
     hint = "bind the names outside of `try`"
-    error = place.wrong("not-known", "which parts of this `try` run is not known", hint)
+    error = place.wrong("not-known", "the parts of this `try` that run are unknown", hint)
     whole = ast.copy_location(ast.Try(node.body, node.handlers, node.orelse, []), node)
     effects.lost(ev, whole, module, error, place)
     for part in imports:
@@ -96,7 +101,7 @@ def _attempt(ev: Reader, node: ast.Try, module: Module, place: Place) -> None:
 
 
 def _cannot_raise(node: ast.stmt) -> bool:
-    """True if a statement that can be read raises no exception in Python either."""
+    """True if a readable statement cannot raise in Python either."""
     match node:
         case ast.Import(names=names):
             return all(_always_there(alias.name) for alias in names)
@@ -119,7 +124,7 @@ def _always_there(name: str) -> bool:
 
 
 def _plain(node: ast.expr) -> bool:
-    """True for an expression of literals and names: reading it is computing it."""
+    """True for an expression of literals and names, whose evaluation cannot raise."""
     kinds = (
         *(ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Tuple, ast.List, ast.IfExp),
         *(ast.BoolOp, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context),

@@ -1,4 +1,4 @@
-"""What expressions of a Python source stand for while it is read: numbers, terms of a pair, tensors, functions."""
+"""Values of expressions while a source is read: numbers, terms of a pair, tensors, functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DEPTH = 100
 
 
 class Term:
-    """A value of one (query, key) pair: an operation of torch over terms and numbers, known by its name.
+    """A value of one (query, key) pair: a torch operation, by name, on terms and numbers.
 
     `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and compared by identity.
     """
@@ -29,9 +29,9 @@ class Term:
         self.args = tuple(plain(arg) for arg in args)
         self.place = place
         self.label: str | None = None
-        """What the user called it."""
+        """The user's name of the value."""
         self.changes = self.args[0].changes if fn == "read" else 0
-        """How often the tensor that it reads had been changed."""
+        """Number of changes of the tensor at the time of the read."""
         self.depth = 1 + max((arg.depth for arg in self.args if isinstance(arg, Term)), default=0)
         if self.depth > MAX_DEPTH:
             message = f"the expression nests more than {MAX_DEPTH} deep"
@@ -39,12 +39,11 @@ class Term:
 
 
 class Least(float):
-    """The least number of a dtype: a number like others, but what `where` has for a pair that is left out, as
-    minus infinity."""
+    """The smallest number of a dtype. In `where` it means minus infinity, elsewhere it is a normal number."""
 
 
 class FromEnd(int):
-    """An index below zero, which counts from the end of its dimension."""
+    """A negative index, counted from the end of its dimension."""
 
 
 @dataclass(eq=False)
@@ -56,7 +55,7 @@ class Root:
 
 @dataclass(eq=False)
 class Tensor:
-    """A tensor of the source, which the kernel is given. `None` is what cannot be told: its rank, extents, dtype."""
+    """A tensor of the source. Rank, extents and dtype are None if unknown."""
 
     place: Place
     name: str | None = None
@@ -64,34 +63,34 @@ class Tensor:
     dtype: str | None = None
     grad: bool = False
     origin: str = ""
-    """Where it comes from, for a comment."""
+    """The origin of the tensor, for a comment."""
     open: bool = False
-    """Set if its extents depend on values: an index does not say them."""
+    """True if its extents depend on values. Then indices do not determine them."""
     changes: int = 0
-    """How often it was changed in place."""
+    """Number of in-place changes."""
     follows: bool = False
-    """It belongs to a module, which may convert its floating-point tensors to another dtype."""
+    """True if a module owns it and may convert its floating-point dtype."""
     detached_from: Tensor | None = None
-    """The tensor whose elements these are, where no gradient goes back to it."""
+    """The tensor with the same elements from which this one is detached."""
     facts: Any = None
-    """The facts that the source proves of its integers (`kgen.flex.ascending.Facts`), until it changes them."""
+    """Proved facts about its integers (`kgen.flex.ascending.Facts`), until a change."""
     roots: tuple[Root, ...] = field(default_factory=lambda: (Root(),))
-    """The memory that it may be a view of."""
+    """Memory that it may be a view of."""
 
     def change(self) -> None:
-        """Note a change in place."""
+        """Record an in-place change."""
         self.changes += 1
         self.forget()
 
     def forget(self) -> None:
-        """Take nothing of its elements for granted."""
+        """Discard the facts about its elements."""
         for root in self.roots:
             root.changed = True
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A tensor with some of its indices: as many more make a term of it."""
+    """A tensor with some indices. It becomes a term when all dimensions have one."""
 
     tensor: Tensor
     indices: tuple[Any, ...]
@@ -99,7 +98,7 @@ class Part:
 
 
 def note_change(value: Any) -> None:
-    """Note a change in place of a tensor, of a row or an element of one, or of each of several."""
+    """Record an in-place change of a tensor, of its rows or elements, or of several tensors."""
     match value:
         case Tensor():
             value.change()
@@ -111,7 +110,7 @@ def note_change(value: Any) -> None:
 
 
 def changes_in_place(name: str) -> bool:
-    """True for the name of a function or method that changes what it is given: `neg_`, `__setitem__`, `__iadd__`."""
+    """True for the name of a function or method that changes its argument: `neg_`, `__setitem__`, `__iadd__`."""
     if name.endswith("__"):
         return name == "__setitem__" or name.startswith("__i")
     return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
@@ -119,9 +118,9 @@ def changes_in_place(name: str) -> bool:
 
 @dataclass(frozen=True)
 class External:
-    """A name of another package, as `torch.tanh`, and what of torch is no more than a name here: dtypes, devices.
+    """A name of another package, such as `torch.tanh`, a dtype or a device.
 
-    Names that are equal are the same.
+    Equal names are the same object.
     """
 
     path: str
@@ -129,7 +128,7 @@ class External:
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """An attribute of a term or a tensor that is going to be called."""
+    """A method of a term or a tensor, before its call."""
 
     owner: Any
     name: str
@@ -144,22 +143,22 @@ class DtypeOf:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """What cannot be told without running the source; it may still be of no account."""
+    """A value that cannot be determined without running the source. It may turn out to be unused."""
 
     place: Place
     what: str
     hint: str = "write its value as a literal"
     error: KgenError | None = None
-    """The message, where a statement that failed has one."""
+    """The error of a failed statement, if there is one."""
 
     def lost(self) -> Unknown:
-        """The unknown result of an operation on this value."""
+        """Return the unknown result of an operation on this value."""
         return Unknown(self.place, self.what, self.hint, self.error)
 
 
 @dataclass(frozen=True, eq=False)
 class Extent(Unknown):
-    """A length that only the tensor of a call says, or a value computed from such lengths. Mods use its `term`."""
+    """A length that is known only in a call, or a value computed from lengths. Mods use its `term`."""
 
     term: Term | None = None
 
@@ -172,14 +171,14 @@ class Shape(Unknown):
     gone: int = 0
 
     def find_item(self, index: Any, place: Place) -> Unknown:
-        """One length of it."""
+        """Return one length."""
         if self.tensor is None or type(index) is not int:
             return self
         return extent(self.tensor, index if index < 0 else index + self.gone, self)
 
 
 def extent(tensor: Tensor, axis: int | None, untold: Unknown) -> Extent:
-    """The length of an axis, by default of the only one, which is `untold` ahead of the mods."""
+    """Return the length of an axis, by default the only one. Before the mods it is `untold`."""
     while tensor.detached_from is not None:
         tensor = tensor.detached_from
     term = Term("length", (tensor, axis), untold.place)
@@ -187,48 +186,48 @@ def extent(tensor: Tensor, axis: int | None, untold: Unknown) -> Extent:
 
 
 def measured(value: Any) -> Any:
-    """A length as what it is in a mod, a value of every pair; anything else as it is."""
+    """Return the term of a length. Return other values unchanged."""
     return value.term if isinstance(value, Extent) else value
 
 
 class Passing:
-    """The elements of an iterator such as a generator or `map`. It is used where it stands, and has no name."""
+    """The elements of an iterator such as a generator or `map`. It must be used where it is created."""
 
     def __init__(self, items: list[Any], once: bool = True, of: Sequence[Any] = ()) -> None:
         self.items = items
         self.once = once
         self.of = [(value, list(value)) for value in of if isinstance(value, list | dict)]
-        """The lists that are run over, and what they held."""
+        """The lists that are iterated, with their elements at creation."""
         self.used = False
 
 
 class Scope(Protocol):
-    """Where names are looked up."""
+    """Interface for looking up names."""
 
     def find(self, name: str) -> Any:
-        """The value, or `MISSING`."""
+        """Return the value, or `MISSING`."""
 
     def closure(self) -> Scope:
-        """The scope that functions defined in it see."""
+        """Return the scope that functions defined here see."""
 
 
 MISSING = object()
 UNBOUND = object()
-"""A name that the function binds further down: Python does not look it up outside."""
+"""Value of a name that the function binds later. Python does not look it up in outer scopes."""
 
 
 @dataclass(eq=False)
 class Frame:
-    """The names of a call, within the scope that its function was defined in."""
+    """The names of a call, inside the scope of the function's definition."""
 
     outer: Scope
     names: dict[str, Any] = field(default_factory=dict)
     bound: frozenset[str] = frozenset()
     """The names that the function binds, with a value or without one."""
     shared: Mapping[str, Scope] = field(default_factory=dict)
-    """The frames of names that are declared `global` or `nonlocal`."""
+    """The frames of names declared `global` or `nonlocal`."""
     context: object = None
-    """The source that was being read when the frame was made: a module, EXPR or a mod."""
+    """The current source when the frame was created: a module, EXPR or a mod."""
 
     def find(self, name: str) -> Any:
         if name in self.names:
@@ -243,16 +242,16 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function or a lambda of the source, with the scope and the default arguments that it was defined with."""
+    """A function or a lambda of the source, with its scope and default arguments."""
 
     node: ast.FunctionDef | ast.Lambda
     place: Place
     scope: Scope
     defaults: Mapping[str, Any]
     results: dict[Any, Any] | None = None
-    """By arguments, where the function keeps what it returned."""
+    """Cached results by arguments, for a function with `lru_cache`."""
     owner: Class | None = None
-    """The class that it is a method of, for `super()`."""
+    """The class of a method, for `super()`."""
 
     def of(self, owner: Class) -> Function:
         return dataclasses.replace(self, owner=self.owner or owner)
@@ -264,7 +263,7 @@ class Function:
 
 @dataclass(eq=False)
 class Class:
-    """A class of the source. `bases` has the paths of all bases that are of other packages."""
+    """A class of the source. `bases` has the paths of all bases from other packages."""
 
     name: str
     place: Place
@@ -279,7 +278,7 @@ class Class:
     data: dict[str, Any] | None = None
     """The fields of a dataclass, with their defaults: `MISSING`, a value, or a `Fresh`."""
     frozen: bool = False
-    """Set if attributes of its instances cannot be set."""
+    """True if attributes of its instances cannot be set."""
 
     def find(self, name: str) -> Any:
         if name in self.names:
@@ -287,7 +286,7 @@ class Class:
         return self.parent.find(name) if self.parent else MISSING
 
     def find_items(self, place: Place) -> list[Any] | None:
-        """The members of an enumeration. Versions of Python differ in those of flags."""
+        """Return the members of an enumeration. For flags they differ between Python versions."""
         unknown = any(isinstance(value, Unknown) for value in self.names.values())
         flags = any(path.endswith("Flag") for path in self.bases)
         return None if self.members is None or unknown or flags else list(self.members.values())
@@ -295,7 +294,7 @@ class Class:
 
 @dataclass(frozen=True, eq=False)
 class Fresh:
-    """The default of a field that a function makes for each instance."""
+    """A default that a factory creates for each instance."""
 
     factory: Any
 
@@ -329,7 +328,7 @@ class Super:
 
 
 class Member(int):
-    """A member of an enumeration of integers, which is one."""
+    """A member of an integer enumeration."""
 
     cls: Class
     label: str
@@ -341,19 +340,19 @@ class Member(int):
 
 
 class Narrow:
-    """A scalar of numpy whose arithmetic is not that of Python: it rounds, or wraps around."""
+    """A numpy scalar whose arithmetic rounds or wraps around, unlike Python's."""
 
 
 class NarrowInt(Narrow, int):
-    """A scalar of an integer dtype."""
+    """A numpy scalar of an integer dtype."""
 
 
 class NarrowFloat(Narrow, float):
-    """A scalar of a floating-point dtype."""
+    """A numpy scalar of a floating-point dtype."""
 
 
 def plain(value: Any) -> Any:
-    """A value as functions of torch see it: members of enumerations and scalars of numpy are numbers."""
+    """Convert members of enumerations and numpy scalars to numbers, as torch does."""
     match value:
         case Member() | NarrowInt():
             return int(value)
@@ -377,7 +376,7 @@ class Named(tuple[Any, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """A function with some of its arguments."""
+    """A function with some arguments bound."""
 
     function: Any
     args: tuple[Any, ...]
@@ -390,14 +389,14 @@ def is_number(value: Any) -> bool:
 
 
 def is_callable(value: Any) -> bool:
-    """Whether the source may call it."""
+    """True if the source may call the value."""
     if isinstance(value, Instance):
         return any(isinstance(value.cls.find(name), Function) for name in ("__call__", "forward"))
     return isinstance(value, Function | Partial | External | Method)
 
 
 def kind(value: Any) -> str:
-    """A value in words."""
+    """Return a description of a value for messages."""
     match value:
         case None:
             return "None"

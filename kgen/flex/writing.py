@@ -1,4 +1,4 @@
-"""The YAML of a spec that was imported, with comments that say what was assumed."""
+"""The YAML of an imported spec, with comments about assumptions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_RENAMES = 20
 
 @dataclass(eq=False)
 class Spec:
-    """A spec that was imported. `buffers` have a shape, a dtype, whether they are learned, and where they are from."""
+    """An imported spec. `buffers` maps a name to shape, dtype, gradient flag and origin."""
 
     name: str
     origin: str
@@ -38,20 +38,20 @@ class Spec:
     labels: dict[Node, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
-    """Where each mod is defined."""
+    """The place of each mod."""
     ascending: set[str] = field(default_factory=set)
-    """The buffers whose rows the source puts in order."""
+    """Buffers whose rows the source sorts."""
     sorted: set[str] = field(default_factory=set)
-    """The buffers that the spec promises to be sorted."""
+    """Buffers with `sorted: true`."""
 
     def promised(self, useful: Iterable[str]) -> Spec:
-        """The same with a promise for each buffer that is proved to be in order, or a note that one would be of use."""
+        """Return the spec with `sorted: true` for proved `useful` buffers, and a note for the others."""
         left = [name for name in useful if name not in self.ascending]
         notes = [f"if each row of {name} ascends, `sorted: true` lets kernels skip tiles" for name in left]
         return replace(self, sorted={*useful} & self.ascending, notes=[*self.notes, *notes])
 
     def renamed(self, old: str, new: str) -> Spec:
-        """The same with another name for one buffer."""
+        """Return the spec with another name for one buffer."""
 
         def rename(node: Node) -> Node:
             return (
@@ -59,14 +59,14 @@ class Spec:
             )
 
         buffers = {new if name == old else name: value for name, value in self.buffers.items()}
-        notes = [*self.notes, f"{new} is {old} of the source, a name that kernels have themselves"]
+        notes = [*self.notes, f"{new} is {old} of the source: kernels reserve the name {old}"]
         trees = {f: transform(tree, rename) for f, tree in self.trees.items()}
         labels = {transform(node, rename): label for node, label in self.labels.items()}
         ascending = {new if name == old else name for name in self.ascending}
         return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes, ascending=ascending)
 
     def text(self) -> str:
-        """The YAML."""
+        """Return the YAML."""
         spec = YAML().load("kernel: attention\n")
         spec["name"] = self.name
         spec["summary"] = DoubleQuotedScalarString(_summary(self.origin))
@@ -83,9 +83,8 @@ class Spec:
         spec["passes"] = _flow(["forward", "backward"])
         spec["targets"] = YAML().load("{triton: {}}")
         said = [_comment(f"Imported from {self.origin}"), *map(_comment, self.notes)]
-        assumed = (
-            f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa} are of the import, not of the source"
-        )
+        options = f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa}"
+        assumed = f"{options} are options of the import, not of the source"
         spec.yaml_set_start_comment("\n".join([*said, assumed]))
         out = io.StringIO()
         yaml = YAML()
@@ -95,9 +94,9 @@ class Spec:
 
 
 def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
-    """The text of a spec that renders, and what it says; buffers whose names kernels have get others.
+    """Return the text of a spec that can be rendered, and the loaded spec.
 
-    Raises `KgenError` for what the kernels cannot do.
+    Rename buffers whose names kernels reserve. Raise `KgenError` if kernels cannot compute the spec.
     """
     for _ in range(MAX_RENAMES):
         text = spec.text()
@@ -116,7 +115,7 @@ def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
 
 
 def _with_promises(spec: Spec, text: str, loaded: Loaded, file: str) -> tuple[str, Loaded]:
-    """The same with `sorted: true` where it is of use and proved, and with a comment where it is of use alone."""
+    """Add `sorted: true` where it is useful and proved, and a comment where it is only useful."""
     promises = family(loaded.spec.kernel).promises
     useful = promises(loaded) if promises is not None else ()
     if not useful:
@@ -128,7 +127,7 @@ def _with_promises(spec: Spec, text: str, loaded: Loaded, file: str) -> tuple[st
 
 
 def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
-    """Raise what is wrong with an expression at the mod that it comes from: the spec is not written."""
+    """Raise an error of an expression at the place of its mod, because the spec is not written."""
     lines = text.split("\n")
     for d in error.diagnostics:
         above = [f for f in spec.places for line in lines[: d.line or 0] if line.startswith(f"{f}:")]
@@ -137,7 +136,7 @@ def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
 
 
 def _taken(error: KgenError, spec: Spec) -> list[str]:
-    """The buffers whose names are refused: the places of the diagnostics are their keys."""
+    """Return the buffers whose names are refused. Diagnostics point at their keys."""
     found = []
     for d in error.diagnostics:
         if (
@@ -182,7 +181,7 @@ def _flow(items: list[Any]) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    """An expression that YAML would read as something else than text is quoted."""
+    """Quote an expression that YAML would not read as text."""
     return DoubleQuotedScalarString(text) if _is_special(text) else text
 
 
@@ -192,7 +191,7 @@ def _is_special(text: str) -> bool:
 
 
 def _summary(text: str) -> str:
-    """One line that may open an emitted file."""
+    """Return one line that is safe at the start of an emitted file."""
     plain = escaped(text).replace("\\", "/").replace("*/", "* /")
     while '"""' in plain:
         plain = plain.replace('"""', '"')

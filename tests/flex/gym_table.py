@@ -1,4 +1,4 @@
-"""The mods and masks of attn-gym, as they are asked for: field, EXPR, and why those that are refused are.
+"""The mods and masks of attn-gym: field, EXPR, and the reason if kgen refuses it.
 
 B is 2, HQ is 4, SQ and SK are 64.
 """
@@ -50,19 +50,19 @@ ACCEPTED = [
 
 REFUSED = {
     ("mask_mod", "generate_vsa_mask_mod(TOPK, 16)"): (
-        "it looks for a tile among those of a list with `.any()`, which is a reduction",
+        "it searches a list of tiles with `.any()`, which is a reduction",
         "error[not-in-language]",
     ),
     ("score_mod", "generate_mla_rope_score_mod(SPATIAL, SPATIAL, 4)"): (
-        "`torch.dot` is a reduction: one more product of queries and keys belongs into `head_dim`",
+        "`torch.dot` is a reduction: append the features to queries and keys, in `head_dim`",
         "error[reduction]",
     ),
     ("score_mod", "generate_tanh_softcap(20, approx=True)"): (
-        "the class is a `torch.autograd.Function`; the spec's own word is `fast_math: true`",
+        "the class is a `torch.autograd.Function`: write `fast_math: true` in the spec instead",
         "error[not-known]",
     ),
 }
-"""By what is asked for: why it is refused, in words, and what the message begins with."""
+"""By field and EXPR: the reason for the page, and the beginning of the message."""
 
 HELPERS = {
     *("build_tree_ancestor_matrix", "shortest_path_distances", "shortest_path_edge_types", "undo_softmax"),
@@ -71,11 +71,11 @@ HELPERS = {
     *("lift_vsa_tile_output", "pool_to_vsa_tiles", "tile_vsa_sequence", "untile_vsa_sequence"),
     *("validate_vsa_block_mask_inputs", "vsa_additive_combine", "vsa_gated_mix", "vsa_topk_from_sparsity"),
 }
-"""What the package offers that gives no mod."""
+"""Functions of the package that return no mod."""
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """What EXPRs name."""
+    """The tensors that EXPRs name."""
     make = torch.Generator().manual_seed(2)
     edges = torch.randn(4, 2, 5, generator=make, dtype=torch.float64)
     starts = torch.tensor([0, 10, 30, 50])

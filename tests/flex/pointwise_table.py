@@ -1,6 +1,6 @@
-"""Torch's functions of elements: how each is called where it is read, and why the others are refused.
+"""Torch's pointwise functions: calls of each function that kgen reads, and the reasons for the others.
 
-In calls, `s` is the score, `t` a real number of a tensor, `n` an integer that may be below zero, `m` one that is not,
+In calls, `s` is the score, `t` a real number of a tensor, `n` an integer, `m` a non-negative integer,
 and `c` a truth value.
 """
 
@@ -91,7 +91,7 @@ MORE: dict[str, tuple[str, ...]] = {
 """Other calls of functions that are listed above."""
 
 SERIES = ("erfc", "erfcx", "ndtr", "log_ndtr")
-"""Functions that are a series to the accuracy of float32, in float64 too."""
+"""Functions computed as a series with the accuracy of float32, in float64 as well."""
 
 REFUSED = {
     **dict.fromkeys(
@@ -103,10 +103,10 @@ REFUSED = {
             *("special_modified_bessel_k1", "special_scaled_modified_bessel_k0", "special_zeta"),
             *("special_scaled_modified_bessel_k1", "special_spherical_bessel_j0"),
         ),
-        "specs have no such special function, and kernels no code for it; put its values into a tensor",
+        "specs have no such function: put its values into a tensor",
     ),
     **{
-        f"special_{name}_polynomial_{letter}": "a polynomial whose degree the pair decides"
+        f"special_{name}_polynomial_{letter}": "the degree of the polynomial depends on the pair"
         for name, letters in {
             "chebyshev": "tuvw",
             "shifted_chebyshev": "tuvw",
@@ -116,15 +116,15 @@ REFUSED = {
         }.items()
         for letter in letters
     },
-    "gcd": "a loop, and the values decide how long it runs",
-    "lcm": "a loop, and the values decide how long it runs",
+    "gcd": "the number of loop iterations depends on the values",
+    "lcm": "the number of loop iterations depends on the values",
     "frexp": "it has two results",
-    "nextafter": "it counts in the last bits of a dtype, and kernels compute in fp32",
-    "glu": "it halves a dimension",
+    "nextafter": "its step depends on the dtype, and kernels compute in fp32",
+    "glu": "it splits a dimension into halves",
 }
-"""Why the others are refused."""
+"""The reason why kgen refuses each of the others."""
 INTERNAL = ("native_dropout_backward", "equal")
-"""Names of torch's own use, besides those that end in `_backward`."""
+"""Internal names of torch, besides the names that end in `_backward`."""
 
 
 def calls() -> list[str]:

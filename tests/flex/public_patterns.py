@@ -887,7 +887,7 @@ refuse(
     {"score_mod": "stick_breaking"},
     6,
     "is a reduction",
-    "the weight of a key needs a sum over all keys between: it is no function of one pair",
+    "the weight of a key needs a sum over all keys between, so it is no function of one pair",
     """
 import torch
 
@@ -915,7 +915,7 @@ refuse(
     {"score_mod": "topk_only"},
     5,
     "is a reduction",
-    "which scores are the greatest of a row is no function of one pair",
+    "the rank of a score in its row is no function of one pair",
     """
 import torch
 
@@ -929,7 +929,7 @@ refuse(
     {"mask_mod": "by_branch"},
     3,
     "a branch depends on the pair",
-    "`if` decides with numbers of the source, `torch.where` with the pair",
+    "`if` may depend only on numbers of the source: use `torch.where` for the pair",
     """
 def by_branch(b, h, q_idx, kv_idx):
     if kv_idx < 4:

@@ -1,4 +1,4 @@
-"""The mods of attn-gym, all of them: imported, rendered and verified, or refused for a reason; docs have the table."""
+"""All mods of attn-gym: each is imported, rendered and verified, or refused for a reason. Makes the page."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,11 +34,11 @@ SAMPLE = (
     "generate_sandwich_bias(4, 64)",
     "generate_activation_score_mod()",
 )
-"""Those whose kernels run each time."""
+"""The mods whose kernels run at every change."""
 
 
 class ByName(ast.NodeTransformer):
-    """The tensors themselves, where an EXPR says what shape they have."""
+    """Replace `name := shape` in an EXPR by the tensor of that name."""
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
         return ast.Name(node.target.id, ast.Load())
@@ -49,7 +50,7 @@ def function_of(field: str, text: str) -> Any:
 
 
 def test_nothing_is_left_out() -> None:
-    """Each function of the package that is, or gives, a mod."""
+    """Every function of the package that is a mod or returns one."""
     asked = " ".join(text for _, text in (*ACCEPTED, *REFUSED))
     for module in MODULES.values():
         known = {n for n, value in vars(module).items() if callable(value) and not isinstance(value, type)}
@@ -129,44 +130,67 @@ def cell(text: str) -> str:
     return f"<code>{text}</code>".replace("|", "&#124;")
 
 
+def block(texts: Iterable[str]) -> list[str]:
+    """A block of code with the texts, several on a line."""
+    lines: list[str] = []
+    for text in texts:
+        if lines and len(lines[-1]) + len(text) < 97:
+            lines[-1] += f", {text}"
+        else:
+            lines += [text]
+    return ["```text", *(f"{line}," for line in lines[:-1]), lines[-1], "```"]
+
+
 def rows(module: ModuleType) -> list[str]:
     """The table of one module."""
-    lines = ["| asked for | |", "|---|---|"]
+    lines = ["| EXPR | result |", "|---|---|"]
     fields = [field for field, own in MODULES.items() if own is module]
     lines += [f"| {cell(text)} | verified |" for field, text in ACCEPTED if field in fields]
-    lines += [f"| {cell(text)} | {why} |" for (field, text), (why, _) in REFUSED.items() if field in fields]
+    lines += [
+        f"| {cell(text)} | refused: {why} |" for (field, text), (why, _) in REFUSED.items() if field in fields
+    ]
     return lines
 
 
 def elements() -> list[str]:
-    """The functions of elements, and why some are refused."""
+    """The section about pointwise functions, with the reasons for those that are refused."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in pointwise_table.REFUSED.items():
         by_reason.setdefault(reason, []).append(cell(name))
-    names = ", ".join(map(cell, sorted(pointwise_table.accepted())))
     table = [f"| {', '.join(found)} | {reason} |" for reason, found in by_reason.items()]
     title = "## Functions of elements"
-    said = "Torch's pointwise operators, and the activations of `torch.nn.functional`. Read, with torch's values:"
+    intro = [
+        "kgen reads these pointwise operators of torch and activations of `torch.nn.functional`. They have",
+        "torch's values:",
+    ]
     series = ", ".join(map(cell, pointwise_table.SERIES))
-    series += (
-        " are a series: their relative error stays below 1.2e-7, and that of their gradients below 1e-5."
-    )
-    return [title, "", said, "", names + ".", "", series, "", "| refused | |", "|---|---|", *table, ""]
+    series = [
+        "Kernels compute some functions as a series:",
+        "",
+        "| functions | relative error | relative error of the gradient |",
+        "|---|---|---|",
+        f"| {series} | below 1.2e-7 | below 1e-5 |",
+    ]
+    names = block(sorted(pointwise_table.accepted()))
+    refused = ["| refused | reason |", "|---|---|", *table]
+    return [title, "", *intro, "", *names, "", *series, "", *refused, ""]
 
 
 def public() -> list[str]:
-    """The sources of public models and articles, and why some are refused."""
-    names = ", ".join(public_patterns.READ)
+    """The section about public models and articles, with the reasons for those that are refused."""
     table = [f"| {name} | {row[3]} |" for name, row in public_patterns.REFUSED.items()]
-    said = "Sources as people write them, in `tests/flex/public_patterns.py`. Read, with the values that Python gives:"
+    intro = [
+        "`tests/flex/public_patterns.py` has functions in the style of public models and articles. kgen",
+        "reads these, and the specs have the values of the Python functions:",
+    ]
     return [
         "## Public models and articles",
         "",
-        said,
+        *intro,
         "",
-        f"{names}.",
+        *block(public_patterns.READ),
         "",
-        "| refused | |",
+        "| refused | reason |",
         "|---|---|",
         *table,
         "",
@@ -181,7 +205,7 @@ def test_the_page_is_current() -> None:
         parts += [f"## {title} of attn-gym", "", *rows(module), ""]
     for title, texts in (("Masks", MASKS), ("Score mods", SCORES)):
         parts += [f"## {title} of FlexAttention's tests, transformers and the field", ""]
-        parts += [", ".join(map(cell, texts)) + ".", ""]
+        parts += ["The functions are in `tests/flex/patterns.py`:", "", *block(texts), ""]
     parts += public()
     parts += elements()
     wanted = before + "<!-- coverage -->\n\n" + "\n".join(parts) + "<!-- end -->\n" + after

@@ -166,7 +166,7 @@ def test_shapes_and_dtypes_are_those_of_the_source() -> None:
     }
     assert loaded.spec.name == "bias_by_distance_document_padded"
     assert "DOC: {shape: [SQ], dtype: int32}" in spec.text()
-    assert "int32 is assumed" in spec.text()
+    assert "int32 assumed" in spec.text()
 
 
 def test_learned_tensors_have_gradients() -> None:
@@ -282,7 +282,7 @@ def test_an_error_from_python_says_what_the_command_says() -> None:
     assert said.startswith("error[reduction]: `.sum()` is a reduction\n")
     assert f"test_import.py:{line}:24\n" in said
     assert "        return score + table[q].sum()\n" in said
-    assert "= hint: a mod is computed for one pair" in said
+    assert "= hint: a mod computes one pair" in said
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.exit_code) == (said, 2)
 

@@ -47,7 +47,7 @@ WHOLE = {
         ["--mask", "mod"],
         "raises",
         "mods.py:8:5",
-        "asserts here what does not hold",
+        "an assertion of the source fails here",
     ),
     "chain": (
         "def mod(b, h, q, k):\n    return 0 <= q - k < 8\n",
@@ -61,7 +61,7 @@ WHOLE = {
         ["--mask", "mod"],
         "data-dependent",
         "mods.py:7:14",
-        "how often a loop runs",
+        "the number of loop iterations",
     ),
     "while": (
         "def mod(b, h, q, k):\n    while q > 0:\n        q = q - 1\n    return q > k\n",
@@ -159,7 +159,7 @@ WHOLE = {
         ["--mask", "bias"],
         "bad-call",
         "--mask:1:1",
-        "`bias` is a tensor, and not a function of a pair",
+        "`bias` is a tensor, expected a function of a pair",
     ),
     "method of a tensor for a function": (
         BIAS + "def causal(b, h, q, k):\n    return q >= k\n",
@@ -173,7 +173,7 @@ WHOLE = {
         ["--score", "mod"],
         "no-name",
         "mods.py:8:16",
-        "a tensor that has no name is read",
+        "a tensor without a name is read",
     ),
     "unknown name inside": (
         "def causal(b, h, q, k):\n    return q >= key\n",
@@ -194,14 +194,14 @@ WHOLE = {
         ["--mask", "mod"],
         "bad-call",
         "--mask:1:1",
-        "it takes what a score_mod takes: name it with `--score`",
+        "it has the parameters of a score_mod: name it with `--score`",
     ),
     "mask for score, hint": (
         "def mod(b, h, q, k):\n    return q >= k\n",
         ["--score", "mod"],
         "bad-call",
         "--score:1:1",
-        "it takes what a mask_mod takes: name it with `--mask`",
+        "it has the parameters of a mask_mod: name it with `--mask`",
     ),
     "nothing": (
         "def mod(s, b, h, q, k):\n    s * 2\n",
@@ -215,7 +215,7 @@ WHOLE = {
         ["--score", "make()[0]"],
         "bad-call",
         "--score:1:1",
-        "a score_mod is a function, this is None",
+        "a score_mod must be a function, got None",
     ),
     "whole tensor": (
         BIAS + "def mod(s, b, h, q, k):\n    return s + bias[q]\n",
@@ -278,7 +278,7 @@ WHOLE = {
         ["--mask", "mod(3)"],
         "raises",
         "mods.py:7:5",
-        "does not hold",
+        "an assertion of the source fails",
     ),
     "in place": (
         "def mod(s, b, h, q, k):\n    return s.mul_(2)\n",
@@ -315,8 +315,8 @@ WHOLE = {
         "mods.py:7:12",
         "32 bits",
     ),
-    "not Python": ("def mod(:\n", ["--mask", "mod"], "syntax-error", "mods.py:6:9", "not Python"),
-    "EXPR is not Python": ("", ["--mask", "mod("], "syntax-error", "--mask:1:4", "not Python"),
+    "not Python": ("def mod(:\n", ["--mask", "mod"], "syntax-error", "mods.py:6:9", "not valid Python"),
+    "EXPR is not Python": ("", ["--mask", "mod("], "syntax-error", "--mask:1:4", "not valid Python"),
     "name": (
         "def mod(b, h, q, k):\n    return q >= k\n",
         ["--mask", "mod", "--name", "Upper"],

@@ -66,15 +66,15 @@ def test_a_mod_gives_what_python_gives(name: str, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "a loop": ("", "sum(k == cu[i] for i in range(len(cu))) > 0", "cannot be told"),
-    "a function ahead of the mod": ("n = min(len(cu), 9)\n", "k < cu[0] + n", "cannot be told"),
-    "a reduction ahead of the mod": ("n = max((len(cu), 9))\n", "k < cu[0] + n", "cannot be told"),
-    "a sum ahead of the mod": ("n = sum([len(cu), 9])\n", "k < cu[0] + n", "cannot be told"),
-    "a conversion ahead of the mod": ("n = abs(len(cu) - 9)\n", "k < cu[0] + n", "cannot be told"),
-    "a branch": ("n = 3 if len(cu) > 4 else 5\n", "k < cu[0] + n", "cannot be told"),
-    "a test of what it is": ("n = len(cu) is None\n", "(k < cu[0]) & n", "cannot be told"),
-    "an axis": ("", "k < cu[0] + cu.size(1)", "no dimension 1"),
-    "a length of no element": ("x = torch.load('x.pt')\n", "k < x.shape[0]", "cannot be told"),
+    "a loop": ("", "sum(k == cu[i] for i in range(len(cu))) > 0", "cannot be determined"),
+    "a function ahead of the mod": ("n = min(len(cu), 9)\n", "k < cu[0] + n", "cannot be determined"),
+    "a reduction ahead of the mod": ("n = max((len(cu), 9))\n", "k < cu[0] + n", "cannot be determined"),
+    "a sum ahead of the mod": ("n = sum([len(cu), 9])\n", "k < cu[0] + n", "cannot be determined"),
+    "a conversion ahead of the mod": ("n = abs(len(cu) - 9)\n", "k < cu[0] + n", "cannot be determined"),
+    "a branch": ("n = 3 if len(cu) > 4 else 5\n", "k < cu[0] + n", "cannot be determined"),
+    "a test of what it is": ("n = len(cu) is None\n", "(k < cu[0]) & n", "cannot be determined"),
+    "an axis": ("", "k < cu[0] + cu.size(1)", "got dimension 1"),
+    "a length of no element": ("x = torch.load('x.pt')\n", "k < x.shape[0]", "cannot be determined"),
 }
 
 
@@ -92,7 +92,7 @@ def test_an_index_that_is_no_literal_is_stated(tmp_path: Path) -> None:
     path = tmp_path / "mods.py"
     path.write_text(written("", "k < cu[torch.where(q < 5, -1, 0)]"))
     text, _ = settled(imported(str(path), {"mask_mod": "mod"}, Options(name="one")), "one.yaml")
-    assert "# an index of cu below zero reads zero, where torch counts from the end" in text
+    assert "# a negative index of cu reads zero in kernels, and counts from the end in torch" in text
     path.write_text(written("", "k < cu[cu.shape[0] - 1]"))
     text, _ = settled(imported(str(path), {"mask_mod": "mod"}, Options(name="one")), "one.yaml")
     assert "below zero" not in text

@@ -1,4 +1,4 @@
-"""Parts of `docs/walkthrough.md`: one spec in the representation of each stage."""
+"""The blocks of `docs/walkthrough.md`: the form of one spec after every stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPELLED_OTHERWISE = {
     "q_idx >= kv_idx": "not (kv_idx > q_idx)",
 }
 WITHOUT_KERNELS = ("gpt_oss", "longformer", "causal_fp32")
-"""Specs in which some pass has no kernels for Hopper."""
+"""Specs with a pass that has no kernels for Hopper."""
 
 
 @cache
@@ -40,7 +40,7 @@ def plan() -> AttentionPlan:
 
 
 def read() -> Iterable[str]:
-    """Yield the trees of a spec, one node per line."""
+    """The trees of a spec, as nodes."""
     for field, tree in loaded().trees.items():
         yield f"{field}:"
         yield from (f"  {line}" for line in _tree(tree))
@@ -62,7 +62,7 @@ def _tree(node: Node) -> Iterable[str]:
 
 
 def one_form() -> Iterable[str]:
-    """Yield two spellings of the expressions, and their common canonical form."""
+    """Two spellings of the expressions, and the form that both have."""
     text = loaded().text
     for written, otherwise in SPELLED_OTHERWISE.items():
         assert written in text
@@ -77,7 +77,7 @@ def one_form() -> Iterable[str]:
 
 
 def softmax() -> Iterable[str]:
-    """Yield the logits of the loop."""
+    """The logits of the loop."""
     form = plan().form
     yield f"core:       {show(form.core)}"
     yield f"multiplier: {show(form.multiplier)}"
@@ -88,7 +88,7 @@ def softmax() -> Iterable[str]:
 
 
 def program() -> Iterable[str]:
-    """Yield each value of the forward kernel, with the place where it is computed."""
+    """The place of each value."""
     loop = plan().forward
     for binding in loop.program.bindings:
         place = binding.place
@@ -100,14 +100,14 @@ def program() -> Iterable[str]:
 
 
 def spans() -> Iterable[str]:
-    """Yield the keys that a tile of queries visits."""
+    """The keys that a tile of queries visits."""
     for span in plan().forward.spans:
         yield f"visited:      [{show(span.lo)}, {show(span.hi)})"
         yield f"without mask: [{show(span.full_lo)}, {show(span.full_hi)})"
 
 
 def gradients() -> Iterable[str]:
-    """Yield the factor of P * (dP - delta) in each backward kernel."""
+    """The factors of P * (dP - delta) in the backward kernels."""
     for name, loop in (("dq", plan().dq), ("dk and dv", plan().dkdv)):
         assert loop is not None
         yield f"{name + ':':10} {show(loop.dscore)} in the loop, scale and {show(loop.dscore_factor)} after it"
@@ -121,7 +121,7 @@ def hopper_plan() -> HopperPlan:
 
 
 def reasons() -> Iterable[str]:
-    """Yield the condition that excludes kernels for Hopper, by spec and pass."""
+    """The passes with kernels for Hopper, and the reasons of the others."""
     for name in (SPEC.stem, *WITHOUT_KERNELS):
         missing = without_kernels(plan_attention(load(SPEC.with_stem(name))))
         for pass_ in ("forward", "backward"):
@@ -129,7 +129,7 @@ def reasons() -> Iterable[str]:
 
 
 def hopper() -> Iterable[str]:
-    """Yield the tiles and idioms of the kernels for Hopper."""
+    """The plan of the kernels for Hopper."""
     found = hopper_plan()
     tiles = {"forward": found.forward, "dq": found.dq, "dk and dv": found.dkdv, "all three": found.fused}
     for name, tile in tiles.items():
@@ -151,7 +151,7 @@ def _slots(kernel: str, tile: HopperTile) -> str:
 
 
 def statements(language: str) -> Callable[[], Iterable[str]]:
-    """Yield the statements for the scores and the mask of a tile."""
+    """The scores and the mask of a tile, spelled."""
 
     def lines() -> Iterable[str]:
         lowering, loop = Lowering(plan()), plan().forward
@@ -164,7 +164,7 @@ def statements(language: str) -> Callable[[], Iterable[str]]:
 
 
 def emitted() -> Iterable[str]:
-    """Yield the softmax of the forward kernel for Hopper, as it stands in the file."""
+    """The softmax of the forward kernel for Hopper, as it stands in the file."""
     lines = render_spec(loaded())["hopper.py"].splitlines()
     first = lines.index("def _hopper_softmax(")
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("    return "))
@@ -187,7 +187,7 @@ STAGES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
 
 
 def stage(name: str) -> str:
-    """Return a block of the walkthrough."""
+    """A block of the walkthrough."""
     language, lines = STAGES[name]
     body = "\n".join(line.rstrip() for line in lines())
     return f"```{language}\n{body}\n```\n"

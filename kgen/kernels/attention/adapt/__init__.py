@@ -1,1 +1,1 @@
-"""What models take attention by: kernels for their caches and paddings, and the functions by which they call them."""
+"""Adapters: packages through which models call attention kernels, with kernels for caches and padding."""

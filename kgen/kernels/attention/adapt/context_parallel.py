@@ -1,4 +1,4 @@
-"""An adapter for sequences that are spread over ranks: context parallel, by torch.distributed."""
+"""Adapter for context parallelism: sequences sharded over ranks with torch.distributed."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ RUNS_BESIDE = (
     "exchange runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
-"""The files that run beside the kernels, the same for all specs."""
+"""Runtime files of the package, identical for all specs."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The arguments of the docstring's example."""
+    """The arguments in the example of the docstring."""
 
     length: str
     plan: list[str]
@@ -48,16 +48,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class Intervals:
-    """A function of the package: intervals over positions of the whole sequence."""
+    """A function of the package that returns intervals of positions in the whole sequence."""
 
     params: list[str]
     ranges: list[tuple[str, str]]
-    """The first and the end of each, in Python."""
+    """Python code of the first position and the end of each interval."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The arguments of the runtime's `Kernels`, in Python."""
+    """Python code of the arguments of the runtime's `Kernels`."""
 
     views: str
     tensors: str
@@ -72,7 +72,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Package(Template):
-    """`__init__.py`: the function over ranks, and the one that makes its plans."""
+    """Values for `__init__.py`: the function over ranks and the function that makes its plans."""
 
     template: ClassVar[str] = "attention/adapters/context_parallel.j2"
 
@@ -90,30 +90,30 @@ class Package(Template):
     keys: Intervals
     queries: Intervals | None
     modules: list[tuple[str, str]]
-    """Dtype and head in Python, and the module that has the kernels for them."""
+    """Python code of dtype and head_dim, and the module with their kernels."""
     kernels: Kernels
     operands: list[str]
-    """The tensors of the operators behind q, k and v."""
+    """Tensor arguments of the operators after q, k and v."""
     runtime: list[str]
     """The run-time parameters."""
     runtime_params: list[str]
     """The same with their types."""
     reduce: list[str]
-    """The argument that says whether ranks sum gradients, where there are any but those of q, k and v."""
+    """The argument that controls summing of gradients over ranks, if buffers or sinks have gradients."""
     given: str
-    """All arguments of a call by name, as a dictionary in Python."""
+    """Python code of a dictionary with all arguments of a call."""
     alike: list[str]
-    """The arguments that the runtime takes apart."""
+    """The arguments that the runtime splits."""
     sinks: str
-    """The attention sinks, or None, in Python."""
+    """Python code of the attention sinks, or None."""
     lse_shape: str
     lse_words: str
     exact: Exact
     derivatives: Derivatives
     learned: list[str]
-    """The tensors with gradients behind q, k and v."""
+    """Tensors with gradients after q, k and v."""
     gradient_returns: list[str]
-    """A gradient or None for each operand behind q, k and v."""
+    """A gradient or None for each operand after q, k and v."""
     packed_operands: list[str]
     keywords: list[str]
     tensors_words: str
@@ -127,15 +127,15 @@ class Package(Template):
     plan_lengths: str
     """The lengths of queries and keys."""
     plan_given: str
-    """The tensors and numbers that masks read, as a dictionary in Python."""
+    """Python code of a dictionary with the tensors and numbers that masks read."""
     plan_sizes: list[str]
     """The sizes that masks read."""
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """`<name>_context_parallel`: a package whose function takes the rows of a rank, with the kernels of parts.
+    """Return the package `<name>_context_parallel`, whose function takes the rows of one rank.
 
-    Raises `KgenError` for a spec whose keys are in pages, and for one without the pass `forward`.
+    Raise `KgenError` if the spec has paged keys or no pass `forward`.
     """
     part, path = part_of(variants[0]), variants[0].path
     text = part.text()
@@ -154,17 +154,17 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 
 
 def _rendered(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
-    """`__init__.py`."""
+    """Render `__init__.py`."""
     return render_source([loaded], Source("__init__.py", _package(_Facts(loaded, part, parts))))
 
 
 def _require_names(loaded: Loaded) -> None:
-    """Raise `KgenError` for a name of the spec that is another name too in the package's file."""
+    """Raise `KgenError` if a name of the spec conflicts with a name in the package's file."""
     spec = loaded.spec
     names = {spec.name: "own", **dict.fromkeys((*spec.buffers, *spec.params), "given")}
     for name, kind in names.items():
         if name in _names(kind):
-            message = f"`{name}` is a name of the package for several ranks, too"
+            message = f"`{name}` is already a name in the package for several ranks"
             path = loaded.path.as_posix()
             raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
 
@@ -180,19 +180,19 @@ params: {{given_number: {{type: int, runtime: true}}, given_real: {{type: float,
 score_mod: score * given_real + given_learned[h]
 mask_mod: q_idx >= kv_idx - given_number
 """
-"""Specs whose own names nothing else has, and whose files have all that there may be in one."""
+"""Specs with unique names that use every feature. Their files show all names of a package."""
 
 
 @cache
 def _names(kind: str) -> frozenset[str]:
-    """The names of the package's file that a spec's own ones of a kind meet in a scope: its name, or what is given."""
+    """Return the names of the package's file that share a scope with the spec's names of this kind."""
     found = set()
     for varlen in ("false", "true"):
         (loaded,) = loads_variants(PROBES.format(varlen=varlen), Path("own.yaml"))
         part = part_of(loaded)
         text = _rendered(loaded, part, loads_variants(part.text(), loaded.path))
         scopes = [symtable.symtable(text, "", "exec")]
-        for scope in scopes:  # grows meanwhile
+        for scope in scopes:  # the list grows during the loop
             scopes += scope.get_children()
             names = scope.get_identifiers()
             found |= {*names} if any(name.removeprefix("d").startswith(kind) for name in names) else set()
@@ -201,7 +201,7 @@ def _names(kind: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """A spec with its part, and the facts that several fields of the package follow from."""
+    """A spec with its part, and properties from which fields of the package are derived."""
 
     loaded: Loaded
     part: PartSpec
@@ -229,7 +229,7 @@ class _Facts:
 
     @property
     def packed(self) -> list[str]:
-        """The tensors that say where packed sequences are."""
+        """The tensors with the offsets of packed sequences."""
         return ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
 
     @property
@@ -239,12 +239,12 @@ class _Facts:
 
     @cached_property
     def keys(self) -> _Ranges:
-        """The keys of a tile of queries."""
+        """The ranges of keys for a tile of queries."""
         return _Ranges(self.own, self.own.forward)
 
     @cached_property
     def queries(self) -> _Ranges | None:
-        """The queries of a tile of keys."""
+        """The ranges of queries for a tile of keys."""
         return None if self.own.dkdv is None else _Ranges(self.own, self.own.dkdv)
 
     @property
@@ -262,7 +262,7 @@ class _Facts:
 
     @cached_property
     def learned(self) -> list[str]:
-        """The tensors with gradients behind q, k and v."""
+        """Tensors with gradients after q, k and v."""
         buffers = {view.name: view.buffer for view in self.part.views}
         found = list(dict.fromkeys(buffers[name] for name in _learned(self.plan)))
         return found + self.sinks if self.own.backward else found
@@ -374,21 +374,21 @@ def _kernels(facts: _Facts) -> Kernels:
 
 
 def _without_gradient(facts: _Facts) -> list[str]:
-    """The tensors of real numbers that get no gradient."""
+    """Return the real tensors without a gradient."""
     found = [] if facts.own.backward else ["q", "k", "v", *facts.sinks]
     buffers = facts.spec.buffers.items()
     return found + [n for n, b in buffers if b.element is Type.FLOAT and n not in facts.learned]
 
 
 def _returned(facts: _Facts) -> list[str]:
-    """The gradients of all operands behind q, k and v; a plan, the scale, numbers, a group and a flag have none."""
+    """Return the gradients of all operands after q, k and v; None for numbers and flags."""
     tensors = (*facts.packed, *facts.spec.buffers, *facts.sinks)
     others = ("plan", "scale", *facts.runtime, "group", *(["reduce_gradients"] if facts.learned else []))
     return [*(f"d{n}" if n in facts.learned else "None" for n in tensors), *("None" for _ in others)]
 
 
 def _plan_params(facts: _Facts, sizes: Mapping[str, str]) -> list[str]:
-    """The parameters of the function that makes a plan. Sizes that a buffer has are found there."""
+    """Return the parameters of the function that makes a plan. Sizes come from buffers where possible."""
     lengths = facts.packed or ["length", "kv_length=None"]
     by_name = [n for n in facts.asked if n not in facts.packed]
     by_default = [f"{word}={'None' if found else 1}" for word, found in sizes.items()]
@@ -396,18 +396,18 @@ def _plan_params(facts: _Facts, sizes: Mapping[str, str]) -> list[str]:
 
 
 def _as_dict(values: Mapping[str, str]) -> str:
-    """A dictionary in Python."""
+    """Return Python code of a dictionary."""
     return "{" + ", ".join(f'"{n}": {x}' for n, x in values.items()) + "}"
 
 
 def _refused(names: Sequence[str]) -> tuple[Refused, ...]:
-    """The tensors that get no gradient from a function over ranks."""
+    """Return the tensors for which a function over ranks computes no gradient."""
     given = ", ".join(f"{n}={n}" for n in names)
     return (Refused(given, "but a function over ranks gives it none:"),) if given else ()
 
 
 def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> tuple[bool, list[str]]:
-    """True if there are kernels for several dtypes; and how operands are cast under autocast."""
+    """Return true if there are kernels for several dtypes, and the casts under autocast."""
     dtypes = list(dict.fromkeys(family("attention").varies["dtype"].literal(one.spec) for one in parts))
     several = len(dtypes) > 1
     wanted = f"_wanted(q, ({', '.join(dtypes)}))" if several else dtypes[0]
@@ -416,28 +416,28 @@ def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> tuple[bool, list[str
 
 
 SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
-"""The sizes that a plan may depend on besides lengths, by argument."""
+"""Sizes besides lengths that a plan may depend on, by argument."""
 
 
 def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
-    """A size as Python finds it in an argument of the plan; empty if no argument has it."""
+    """Return Python code that reads a size from an argument of the plan, or an empty string."""
     shapes = ((name, spec.buffers[name].shape) for name in asked if name in spec.buffers)
     return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
 
 
 def _on_host(bound: Node) -> bool:
-    """True if a bound needs no other length of a buffer than that of its first axis: buffers are lists there."""
+    """True if a bound needs only first-axis lengths of buffers, because buffers are lists on the host."""
     return all(length[1] == 0 for name in variables(bound) if (length := measured(name)))
 
 
 def _by_elements(bound: Node) -> dict[Node, Node]:
-    """The lengths in a bound as those of the lists that buffers are on the host."""
+    """Replace lengths of buffers in a bound by lengths of lists, because buffers are lists on the host."""
     found = ((name, measured(name)) for name in variables(bound))
     return {Var(n, Type.INT): Var(f"len({of[0]}.values)", Type.INT) for n, of in found if of is not None}
 
 
 class _Ranges:
-    """The spans of a loop as Python over positions of the whole sequence."""
+    """The spans of a loop as Python code over positions of the whole sequence."""
 
     def __init__(self, plan: AttentionPlan, loop: TileLoop) -> None:
         known: dict[Node, Node] = {
@@ -459,7 +459,7 @@ class _Ranges:
 
 
 def _learned(plan: AttentionPlan) -> list[str]:
-    """The buffers of a part with a gradient, in the order of the gradients."""
+    """Return the buffers of a part with gradients, in the order of the gradients."""
     if not plan.backward:
         return []
     asked = (*(g.buffer for g in plan.gradients), *(n for n, b in plan.spec.buffers.items() if b.grad))

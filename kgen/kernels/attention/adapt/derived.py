@@ -1,9 +1,9 @@
-"""Specs that a model needs beside its own, as text: YAML that anybody can read, render and verify.
+"""Specs that a model needs in addition to its own, as YAML that can be read, rendered and verified.
 
-cached        for caches and padded sequences: query i stands at q_start[b] + i and key j at kv_start[b] + j, and
-              only the keys kv_first[b] <= j < kv_end[b] are there; the window is the argument `sliding_window`
-everywhere    without the window, for those layers of a model that have none
-causal        of a spec without a mask: of the keys up to each query
+cached        for caches and padded sequences: query i has position q_start[b] + i, key j has kv_start[b] + j, and
+              only the keys kv_first[b] <= j < kv_end[b] are valid; the window is the argument `sliding_window`
+everywhere    without the window, for layers of a model that have none
+causal        for a spec without a mask: only keys up to each query
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from kgen.spec.load import Loaded
 from kgen.spec.source import Document
 
 PLACES = ("q_start", "kv_start", "kv_first", "kv_end")
-"""Buffers [B] int32 of a spec for caches: positions of the first query and key, and which keys are there."""
+"""Buffers [B] int32 of a spec for caches: positions of the first query and key, and bounds of valid keys."""
 FURTHEST = 2**27
-"""No position is further from zero. With a run-time window of 2**30 and 2**29 rows of a call, sums fit 32 bits."""
+"""Largest distance of a position from zero. With a window of 2**30 and 2**29 rows, sums fit in 32 bits."""
 WINDOW = "sliding_window"
 DISTANCE = call("sub", Q_IDX, KV_IDX)
 
 
 def place() -> dict[str, Any]:
-    """A buffer of positions, one for each sequence."""
+    """Return a buffer with one position for each sequence."""
     return {"shape": ["B"], "dtype": "int32", "within": FURTHEST}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A spec as models see it: its trees in their canonical form, and what their layers say of themselves."""
+    """A spec as models see it: canonical trees, window and cap of scores."""
 
     loaded: Loaded
 
@@ -60,24 +60,24 @@ class Variant:
 
     @cached_property
     def trees(self) -> Mapping[str, Node]:
-        """In the one spelling that all others have, too."""
+        """The trees in canonical form."""
         return canonical(self.loaded.trees, numbers(self.spec.params))
 
     @property
     def conditions(self) -> list[Node]:
-        """What the mask requires all at once."""
+        """The conditions whose conjunction is the mask."""
         return conjuncts(self.trees["mask_mod"]) if "mask_mod" in self.trees else []
 
     @cached_property
     def window(self) -> int | None:
-        """How many keys a query sees up to its own, if the spec says so beside that none comes after it."""
+        """Number of keys that a query sees up to its own position, if the mask is a causal window."""
         if call("ge", Q_IDX, KV_IDX) not in self.conditions:
             return None
         return next((width for c in self.conditions if (width := self._width(c)) is not None), None)
 
     @property
     def softcap(self) -> float | None:
-        """The bound of `cap * tanh(score / cap)`, where that is all of the score."""
+        """The cap, if the score is `cap * tanh(score / cap)`."""
         match self.with_numbers(self.trees.get("score_mod", SCORE)):
             case Call("mul", (Const(cap), Call("tanh", (inner,)))) | Call(
                 "mul", (Call("tanh", (inner,)), Const(cap))
@@ -96,12 +96,12 @@ class Variant:
 
     @property
     def sees_positions(self) -> bool:
-        """Whether it matters where queries and keys stand."""
+        """True if the result depends on the positions of queries and keys."""
         used = {name for tree in self.trees.values() for name in variables(tree)}
         return bool({"q_idx", "kv_idx"} & used)
 
     def with_numbers(self, node: Node) -> Node:
-        """A tree with the params that are known in it, and what follows of them."""
+        """Return a tree with known parameters replaced by their values, and simplified."""
         params = self.spec.params.items()
         known: dict[Node, Node] = {
             Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params if p.value is not None
@@ -109,18 +109,18 @@ class Variant:
         return folded(substitute(node, known), {})
 
     def everywhere(self) -> str:
-        """The same attention without its window."""
+        """The YAML of the same attention without its window."""
         kept = [c for c in self.conditions if self._width(c) is None]
         trees = {**self.trees, "mask_mod": all_of(kept)}
         return self._text("everywhere", "for layers without a window", trees, {}, self.spec.passes)
 
     def causal(self) -> str:
-        """The same attention of the keys up to each query."""
+        """The YAML of the same attention with a causal mask."""
         trees = {**self.trees, "mask_mod": all_of([*self.conditions, call("ge", Q_IDX, KV_IDX)])}
         return self._text("causal", "for causal layers", trees, {}, self.spec.passes)
 
     def cached(self) -> str:
-        """The same attention where positions and the keys that are there are arguments."""
+        """The YAML of the same attention with positions and valid keys as arguments."""
         self._refuse_sizes()
         b = Var("b", Type.INT)
         q_start, kv_start, kv_first, kv_end = (Read(name, (b,), Type.INT) for name in PLACES)
@@ -142,7 +142,7 @@ class Variant:
     # --- parts ------------------------
 
     def _width(self, condition: Node) -> int | None:
-        """The window that a condition is: q_idx - kv_idx < width."""
+        """Return the width of a condition `q_idx - kv_idx < width`, or None."""
         match self.with_numbers(condition):
             case Call("lt" | "le" as fn, (left, Const(int(width)))) if left == DISTANCE:
                 return width + (fn == "le")
@@ -150,7 +150,7 @@ class Variant:
 
     @cached_property
     def given(self) -> Mapping[str, Any]:
-        """The spec as it was written."""
+        """The spec as the user wrote it."""
         data: Mapping[str, Any] = Document(self.loaded.text, self.loaded.path.as_posix()).data
         return data
 
@@ -163,7 +163,7 @@ class Variant:
         passes: Sequence[str],
         labels: Mapping[Node, str] = MappingProxyType({}),
     ) -> str:
-        """The YAML of a spec with other trees, further buffers, and what is left of the rest."""
+        """Return the YAML of a spec with other trees and further buffers."""
         cached = word == "cached"
         used = {name for tree in trees.values() for name in variables(tree)}
         read = {n for tree in trees.values() for n in buffers_of(tree)}
@@ -175,11 +175,11 @@ class Variant:
         return Derived(self, word, words, trees, {**tables, **buffers}, passes, params, labels, fields).yaml()
 
     def _refuse_sizes(self) -> None:
-        """A cache has other lengths than the sequence that it is of, and arguments of its own."""
+        """Refuse lengths, which differ in a cache, and names of its arguments."""
         for field, tree in self.loaded.trees.items():
             if named := sorted({"SQ", "SK"} & variables(tree)):
-                message = f"`{field}` reads {named[0]}, which in a cache is not what the sequence has"
-                self._refuse(message, "say it by positions: a cache knows where queries and keys stand")
+                message = f"`{field}` reads {named[0]}, which has another value in a cache"
+                self._refuse(message, "use positions: a cache knows the positions of queries and keys")
         kept = [c for c in self.conditions if self.window is None or self._width(c) is None]
         own = [*kept, *(tree for field, tree in self.trees.items() if field != "mask_mod")]
         used = {name for tree in own for name in variables(tree)} | {*self.spec.buffers}
@@ -193,25 +193,25 @@ class Variant:
 
 @dataclass(frozen=True)
 class Derived:
-    """A spec that is made of another: its trees, buffers, and what else is not as there."""
+    """A spec derived from another one, with the fields that differ."""
 
     variant: Variant
     word: str
-    """The end of its name."""
+    """The suffix of its name."""
     words: str
-    """The adapter that it is for."""
+    """The use of the spec, for its summary."""
     trees: Mapping[str, Node]
     buffers: Mapping[str, Any]
     passes: Sequence[str]
     params: Mapping[str, Any]
-    """Further ones, beside those of the spec that trees name."""
+    """Additional parameters. Parameters of the original spec that trees read are kept."""
     labels: Mapping[Node, str]
     """Local names of values."""
     fields: Mapping[str, Any]
-    """Further fields."""
+    """Additional fields."""
 
     def yaml(self) -> str:
-        """Its text."""
+        """Return its YAML."""
         given = self.variant.given
         used = {name for tree in self.trees.values() for name in variables(tree)}
         params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {**self.params}
@@ -238,7 +238,7 @@ class Derived:
 
 
 def checked(loaded: Loaded) -> Variant:
-    """A spec that models can call. Raises `KgenError` for one that has another layout than their tensors."""
+    """Return a spec that models can call. Raise `KgenError` if the tensors of models have another layout."""
     spec = loaded.spec
     reasons = {
         "its sequences are packed": spec.varlen,
@@ -248,7 +248,7 @@ def checked(loaded: Loaded) -> Variant:
     }
     for reason, holds in reasons.items():
         if holds:
-            hint = "write a spec of whole sequences: kernels for caches are made of it"
+            hint = "write a spec of whole sequences: kgen derives kernels for caches from it"
             hint = hint if "forward" in spec.passes else "add `forward` to `passes`"
             message = f"models of transformers cannot call `{spec.name}`: {reason}"
             raise KgenError(Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint))
@@ -256,12 +256,12 @@ def checked(loaded: Loaded) -> Variant:
 
 
 def _in_flow(mapping: Mapping[str, Any]) -> CommentedMap:
-    """A mapping on one line."""
+    """Return a mapping that YAML prints on one line."""
     found = CommentedMap(mapping)
     found.fa.set_flow_style()
     return found
 
 
 def _open(buffer: Mapping[str, Any]) -> dict[str, Any]:
-    """A buffer whose rows are as long as its tensor: positions in a cache go beyond the queries of a call."""
+    """Open the extents of a buffer, because positions in a cache exceed the queries of a call."""
     return {**buffer, "shape": [ANY if size in ("SQ", "SK") else size for size in buffer["shape"]]}

@@ -1,4 +1,4 @@
-"""An adapter for the kernel hub of Hugging Face: a repository as its builder takes it."""
+"""Adapter for Hugging Face's kernel hub: a repository for `kernel-builder`."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
 LAST_AT_LAST = call("ge", call("sub", call("add", Q_IDX, SK), SQ), KV_IDX)
-"""A causal mask as flash-attn has it: the last query sees the last key."""
+"""The causal mask of flash-attn: the last query sees the last key."""
 DISTANCE = call("sub", call("sub", call("add", Q_IDX, SK), KV_IDX), SQ)
 LENGTH = 256
-"""Queries and keys of the tests that a repository starts with: a multiple of what specs promise."""
+"""Number of queries and keys in the generated tests: a multiple of the lengths that specs promise."""
 
 
 @dataclass(frozen=True)
 class Flash:
-    """A variant in the words of flash-attn's functions."""
+    """A variant as arguments of flash-attn's functions."""
 
     causal: bool
     window: int | None
-    """Keys that a query sees up to its own."""
+    """Number of keys that a query sees up to its own position."""
     softcap: float | None
     sinks: bool
 
 
 @dataclass(frozen=True)
 class FlashFunctions:
-    """The functions of flash-attn that a package has: what they do, and the arguments that they refuse."""
+    """The flash-attn functions of a package: their documentation and the arguments that they refuse."""
 
     words: str
     causal: bool
     mask: str
     softcaps: str
-    """A tuple in Python."""
+    """Python code of a tuple."""
     window: str
-    """The condition of another window."""
+    """Python condition that is true for another window."""
     short: int | None
-    """Keys up to which a window leaves out none."""
+    """Longest sequence for which the window excludes no key."""
     sinks: list[str]
-    """The name of attention sinks, where there are any."""
+    """The name of the attention sinks, if there are any."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """An argument of a test, and the Python that makes it."""
+    """An argument of a test and the Python code that creates it."""
 
     name: str
     made: str
@@ -70,7 +70,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Package(Template):
-    """`__init__.py` of the package."""
+    """Values for `__init__.py` of the package."""
 
     template: ClassVar[str] = "attention/adapters/hub.j2"
 
@@ -84,7 +84,7 @@ class Package(Template):
 
 @dataclass(frozen=True)
 class BuildFile(Template):
-    """`build.toml`."""
+    """Values for `build.toml`."""
 
     template: ClassVar[str] = "attention/adapters/build.toml.j2"
 
@@ -94,7 +94,7 @@ class BuildFile(Template):
 
 @dataclass(frozen=True)
 class Card(Template):
-    """`README.md`."""
+    """Values for `README.md`."""
 
     template: ClassVar[str] = "attention/adapters/card.md.j2"
 
@@ -111,42 +111,42 @@ class Card(Template):
 
 @dataclass(frozen=True)
 class TestFile(Template):
-    """`tests/test_<name>.py`."""
+    """Values for `tests/test_<name>.py`."""
 
     template: ClassVar[str] = "attention/adapters/hub_test.py.j2"
 
     name: str
     tested: str
-    """The names that it imports of the package."""
+    """The names that the test imports from the package."""
     pytest: str | None
-    """The import of pytest."""
+    """The line that imports pytest."""
     length: int
     group: int
-    """Query heads for each head of keys."""
+    """Query heads for each key-value head."""
     head: Head
     dtype: str
     mods: list[str]
-    """Functions that score and mask pairs in PyTorch."""
+    """Lines of score and mask functions in PyTorch."""
     given: str
-    """The names that these functions take, as a list in Python."""
+    """Python code of a list of the arguments of these functions."""
     given_tensors: list[Given]
     varlen: bool
     gradients: bool
     learned: str
-    """The tensors with gradients, as a list in Python."""
+    """Python code of a list of the tensors with gradients."""
     flash: FlashFunctions | None
 
 
 @dataclass(frozen=True)
 class BenchmarkFile(Template):
-    """`benchmarks/benchmark.py`."""
+    """Values for `benchmarks/benchmark.py`."""
 
     template: ClassVar[str] = "attention/adapters/hub_benchmark.py.j2"
 
     name: str
     repository: str
     group: int
-    """Query heads for each head of keys."""
+    """Query heads for each key-value head."""
     head: Head
     dtype: str
     given_tensors: list[Given]
@@ -154,14 +154,14 @@ class BenchmarkFile(Template):
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """`<name>_hub`: the package under `torch-ext`, which kgen keeps, and the rest of a repository to start from.
+    """Return `<name>_hub`: the package under `torch-ext`, which kgen updates, and initial files of a repository.
 
-    Raises `KgenError` for a spec of a cache, whose arguments belong to a server.
+    Raise `KgenError` for a spec of a cache, because a server passes its arguments.
     """
     variant = Variant(variants[0])
     spec, name = variant.spec, variant.spec.name
     if spec.per_batch or spec.paged_kv is not None:
-        message, hint = "a spec of a cache has no adapter for hub", "leave out `per_batch` and `paged_kv`"
+        message, hint = "`--for hub` does not support specs of caches", "leave out `per_batch` and `paged_kv`"
         raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
     root, package = f"{name}_hub", f"{name}_hub/torch-ext/{name}"
     init = Source("__init__.py", _package(variant))
@@ -178,7 +178,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 
 
 def flash(variant: Variant) -> Flash | None:
-    """What flash_attn_varlen_func would be asked for to compute this; None where it has no words for it."""
+    """Return the arguments with which flash_attn_varlen_func computes this variant, or None."""
     spec = variant.spec
     if not spec.varlen or spec.buffers or any(p.runtime for p in spec.params.values()):
         return None
@@ -269,7 +269,7 @@ def _group(spec: AttentionSpec) -> int:
 
 
 def _call(spec: AttentionSpec) -> str:
-    """The arguments of a call."""
+    """Return the arguments of a call."""
     operands = ["q", "k", "v"]
     if spec.varlen:
         operands += ["cu_seqlens_q", "cu_seqlens_k"]
@@ -282,14 +282,14 @@ def _runtime(spec: AttentionSpec) -> list[str]:
 
 
 def _given(spec: AttentionSpec) -> list[Given]:
-    """The keyword arguments of a call in tests."""
+    """Return the keyword arguments of a call in tests."""
     given = [Given(n, _tensor(b)) for n, b in spec.buffers.items()]
     given += [Given(n, "100" if spec.params[n].type == "int" else "0.5") for n in _runtime(spec)]
     return [*given, Given("sinks", "torch.randn(HQ, device=DEVICE)")] if spec.sinks else given
 
 
 def _functions(variant: Variant) -> FlashFunctions | None:
-    """The functions of flash-attn for a variant."""
+    """Return the flash-attn functions for a variant, or None."""
     said = flash(variant)
     if said is None:
         return None
@@ -312,7 +312,10 @@ def _seen(said: Flash) -> str:
 
 
 def _other_window(window: int | None) -> str:
-    """The condition of another window. A window is not said where no sequence is longer."""
+    """Return a Python condition that is true for another window.
+
+    Callers may omit a window that excludes no key.
+    """
     if window:
         return f"(window_size[0] + 1 != {window} and not (window_size[0] < 0 and short))"
     return (
@@ -321,7 +324,7 @@ def _other_window(window: int | None) -> str:
 
 
 def _tensor(buffer: Buffer) -> str:
-    """Python that makes a tensor for a test."""
+    """Return Python code that creates a tensor for a test."""
     sizes = {"B": "2", "HKV": "2", "HQ": "HQ", "SQ": "LENGTH", "SK": "LENGTH", ANY: "2 * LENGTH"}
     shape = ", ".join(sizes.get(str(n), str(n)) for n in buffer.shape) or "()"
     dtype = f"torch.{TORCH_DTYPES[buffer.dtypes[0]]}"

@@ -1,8 +1,9 @@
-"""The spec of a part: the same attention of some queries and some keys of a longer sequence.
+"""The spec of a part: attention between some queries and some keys of a longer sequence.
 
-Query i stands at `q_start` + i and key j at `kv_start` + j, of `q_length` and `kv_length`; of packed sequences these
-are tensors with a number for each. A buffer that has an element for each query or key is handed over as the slice that
-the part is of, twice where it is read from both sides; any other whole. Sinks join where parts are merged.
+Query i has position `q_start` + i of `q_length`, key j has position `kv_start` + j of `kv_length`. For packed
+sequences these are tensors with one number per sequence. A part receives the slice of a buffer
+with an element for each query or key, and two slices if both sides read it. Other buffers are passed whole. Sinks
+are added when parts are merged.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from kgen.spec.load import Loaded
 
 PLACES = ("q_start", "kv_start", "q_length", "kv_length")
 OF_PLANS = ("length", "kv_length", "batch", "heads", "kv_heads", "ranks", "sharding")
-"""What the function that makes a plan asks for besides."""
+"""Other arguments of the function that makes a plan."""
 LENGTHS = {"SQ": "q_length", "SK": "kv_length"}
 SIDES: Mapping[tuple[Any, Node], str] = {
     (size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))
 }
-"""By extent and index: whose slice a dimension is. One that is as long as the other side means self-attention."""
+"""Side of a sliced dimension, by extent and index. An extent of the other side implies self-attention."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What a part is handed of a buffer: by dimension "q" or "kv", whose slice it is, or None where it is whole."""
+    """The view of a buffer that a part receives: for each dimension "q" or "kv" for a slice, or None."""
 
     name: str
     buffer: str
@@ -42,18 +43,18 @@ class View:
 
 @dataclass(frozen=True)
 class PartSpec:
-    """The spec of a part, made of a spec."""
+    """The spec of a part, derived from a spec."""
 
     variant: Variant
 
     @property
     def packed(self) -> bool:
-        """Whether sequences lie end to end."""
+        """True if sequences are packed."""
         return bool(self.variant.spec.varlen)
 
     @cached_property
     def views(self) -> tuple[View, ...]:
-        """Of all buffers, in the order in which they are declared."""
+        """The views of all buffers, in the order of declaration."""
         found: dict[str, list[tuple[str | None, ...]]] = {name: [] for name in self.variant.spec.buffers}
         for tree in self.variant.trees.values():
             for node in _reads(tree):
@@ -61,7 +62,7 @@ class PartSpec:
                 if sides not in found[node.buffer]:
                     found[node.buffer].append(sides)
         for tree in self.variant.trees.values():
-            for name in buffers_of(tree):  # a length alone is that of the whole
+            for name in buffers_of(tree):  # a length without an index is the length of the whole sequence
                 found[name] = found[name] or [(None,) * len(self.variant.spec.buffers[name].shape)]
         taken = {*self.variant.spec.buffers, *self.variant.spec.params, *PLACES}
         views = []
@@ -79,13 +80,13 @@ class PartSpec:
 
     @cached_property
     def places(self) -> tuple[str, ...]:
-        """Those of `PLACES` that the part asks for."""
+        """The names of `PLACES` that the part needs."""
         used = {n for tree in self._trees.values() for n in variables(tree)}
         used |= {n for tree in self._trees.values() for n in buffers_of(tree)}
         return tuple(name for name in PLACES if name in used)
 
     def text(self) -> str:
-        """Its YAML."""
+        """Return its YAML."""
         self._check()
         read = {n for tree in self._trees.values() for n in buffers_of(tree)}
         buffers: dict[str, Any] = {}
@@ -133,7 +134,7 @@ class PartSpec:
         return {field: self._moved(tree, moved) for field, tree in self.variant.trees.items()}
 
     def _moved(self, node: Node, moved: dict[Node, Node]) -> Node:
-        """A tree with positions of the whole sequence in place of those of the part; `moved` has what is done."""
+        """Return a tree with positions of the whole sequence. `moved` caches finished nodes."""
         if node not in moved:
             moved[node] = self._rebuilt(node, moved)
         return moved[node]
@@ -171,7 +172,7 @@ class PartSpec:
         )
         for reason, holds, hint in reasons:
             if holds:
-                message = f"`{spec.name}` does not go over several ranks: {reason}"
+                message = f"`{spec.name}` cannot run over several ranks: {reason}"
                 raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint=hint))
         names = {*spec.buffers, *spec.params}
         for name in (*PLACES, *OF_PLANS, "plan", "group"):
@@ -189,11 +190,11 @@ def _at(index: Node, start: str, packed: bool) -> Node:
 
 
 def _reads(node: Node) -> Sequence[Read]:
-    """Every read in a tree, those in indices of others, too."""
+    """Return every read in a tree, including reads inside indices."""
     found = [read for child in children(node) for read in _reads(child)]
     return [node, *found] if isinstance(node, Read) else found
 
 
 def part_of(loaded: Loaded) -> PartSpec:
-    """The part of a spec. Raises `KgenError` where it is rendered (`text`), for a spec that has none."""
+    """Return the part of a spec. `text` raises `KgenError` if the spec has none."""
     return PartSpec(Variant(positioned(loaded)))

@@ -1,7 +1,7 @@
-"""The masks that models of transformers ask for, and which kernels of a spec compute them.
+"""Masks that models of transformers request, and the kernels that compute them.
 
-A request names the functions of `transformers.masking_utils` whose conjunction is the mask, with their numbers, as in
-`causal_mask_function` and `sliding_window_overlay(8)`. The emitted adapter looks it up in a table of these.
+A request names the functions of `transformers.masking_utils` whose conjunction is the mask, with their numbers:
+`causal_mask_function`, `sliding_window_overlay(8)`. The emitted adapter looks up requests in a table.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ BOTH_SIDES = "sliding_window_bidirectional_overlay"
 
 @dataclass(frozen=True)
 class Request:
-    """A mask that a model asks for. `window` is the number of its overlay, None without one."""
+    """A mask that a model requests. `window` is the number of its overlay, or None."""
 
     causal: bool
     window: int | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The functions of transformers that the mask is made of, in alphabetical order."""
+        """The functions of transformers that compose the mask, in alphabetical order."""
         base, overlay = (CAUSAL, WINDOW) if self.causal else (BIDIRECTIONAL, BOTH_SIDES)
         return (base,) if self.window is None else (base, f"{overlay}({self.window})")
 
@@ -51,12 +51,12 @@ class Request:
         """The values of `sliding_window` that a layer with this mask passes."""
         if self.window is None:
             return (None,)
-        # For a window to both sides, layers pass the number of the config, or that number plus one.
+        # For a two-sided window, layers pass the number of the config or that number plus one.
         return (None, self.window) if self.causal else (None, self.window, self.window + 1)
 
     @property
     def words(self) -> str:
-        """The keys of a query in words."""
+        """A description of the keys of a query."""
         if self.window is None:
             return "keys up to each query" if self.causal else "all keys"
         side = f"the last {self.window} keys up to each query"
@@ -64,16 +64,16 @@ class Request:
 
     @property
     def models(self) -> str:
-        """Examples of models that ask for it."""
+        """Examples of models with this mask."""
         if self.window is None:
             return "Llama, Qwen3, GPT-NeoX" if self.causal else "BERT, ViT, BART's encoder"
         return "Mistral" if self.causal else "ModernBERT"
 
 
 def own_request(variant: Variant) -> Request | None:
-    """The request that the spec's own mask answers, None for a mask that no model asks for."""
+    """Return the request for the spec's own mask, or None if no model requests it."""
     if INF in walk(variant.with_numbers(variant.trees.get("score_mod", SCORE))):
-        return None  # the score leaves pairs out, as a mask does
+        return None  # the score excludes pairs, as a mask does
     mask = _conditions(variant.with_numbers(variant.trees.get("mask_mod", TRUE)))
     return next((one for one in _requests(mask) if _conditions(one.mask) == mask), None)
 
@@ -87,5 +87,5 @@ def _requests(mask: frozenset[Node]) -> Iterator[Request]:
 
 
 def _conditions(mask: Node) -> frozenset[Node]:
-    """The conditions that a mask requires all at once, in canonical form."""
+    """Return the conditions whose conjunction is the mask, in canonical form."""
     return frozenset(conjuncts(canonical({"mask_mod": mask}).get("mask_mod", TRUE)))

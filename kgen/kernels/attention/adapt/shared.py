@@ -1,4 +1,4 @@
-"""The dataclasses that templates of several adapters print."""
+"""Dataclasses for the templates of several adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class Verbatim(Template):
-    """A file whose text is there already."""
+    """A file with fixed text."""
 
     template: ClassVar[str] = "attention/adapters/spec.j2"
 
@@ -20,12 +20,12 @@ class Verbatim(Template):
 
 @dataclass(frozen=True)
 class Head:
-    """The columns of a head."""
+    """The numbers of columns of a head."""
 
     qk: int
     v: int
 
 
 def head_of(spec: AttentionSpec) -> Head:
-    """The columns of a spec's heads."""
+    """Return the numbers of columns of a spec's heads."""
     return Head(spec.head_dim.qk, spec.head_dim.v)

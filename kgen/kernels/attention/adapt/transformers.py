@@ -1,4 +1,4 @@
-"""An adapter for Hugging Face's transformers: `attn_implementation="NAME"` in training and in generation."""
+"""Adapter for Hugging Face's transformers: `attn_implementation="NAME"` in training and generation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NO_WINDOW = "2**30"
 class Kernels:
     """The kernels for one mask: the names of two functions, and the mask.
 
-    `places` are the positions that the function for caches takes. `window` is its argument `sliding_window`, None if it
-    has no such argument.
+    `places` are the position arguments of the function for caches. `window` is its argument `sliding_window`, or
+    None if it has no such argument.
     """
 
     whole: str
@@ -37,7 +37,7 @@ class Kernels:
 
     @property
     def row(self) -> str:
-        """The row of the adapter's table of kernels."""
+        """Return the row of the adapter's table of kernels."""
         places = _tuple(f'"{name}"' for name in self.places)
         window = "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
         layers = self.request.layers if self.request else (None, *["WINDOW"] * (self.window == "WINDOW"))
@@ -47,7 +47,7 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Family:
-    """A spec and the specs that kgen makes of it: their text by name, and the kernels that come of them."""
+    """A spec and its derived specs: their text by name, and their kernels."""
 
     variants: Sequence[Loaded]
     made: dict[str, Sequence[Loaded]]
@@ -56,7 +56,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Package(Template):
-    """`__init__.py`: the function that a layer calls, and the one that makes its masks."""
+    """Values for `__init__.py`: the function that a layer calls and the function that makes its masks."""
 
     template: ClassVar[str] = "attention/adapters/transformers.j2"
 
@@ -66,7 +66,7 @@ class Package(Template):
     usage: list[str]
     head: Head
     window: int | None
-    """Keys that a query of a layer with a window sees."""
+    """Number of keys that a query sees in a layer with a window."""
     functions: list[str]
     """The functions of all kernels."""
     kernels: list[str]
@@ -74,29 +74,29 @@ class Package(Template):
     answers: list[str]
     """The rows of the table of masks."""
     masks: str
-    """The masks of all kernels in words."""
+    """A description of the masks of all kernels."""
     bidirectional: str
-    """The function of transformers for a mask of all keys."""
+    """The function of transformers for a mask with all keys."""
     softcaps: str
-    """The bounds of scores that a layer may ask for, as a tuple in Python."""
+    """Python code of a tuple of score caps that a layer may pass."""
     caps: str
-    """The bound of the kernels' scores, in words."""
+    """A description of the score cap of the kernels."""
     sinks: bool
     positions: bool
-    """True if it matters where queries and keys stand."""
+    """True if the result depends on the positions of queries and keys."""
     given: list[str]
-    """The buffers and run-time parameters, which `register` takes."""
+    """The buffers and run-time parameters that `register` takes."""
     given_words: list[str]
     given_dict: str
-    """The same as a dictionary in Python."""
+    """Python code of a dictionary of them."""
     registers: bool
     """True if importing the package registers the kernels."""
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """`<name>_transformers`: a package that registers the kernels, with a folder for each spec that it calls.
+    """Return the package `<name>_transformers`, which registers the kernels and has a folder for each spec.
 
-    Raises `KgenError` for a spec that models cannot call.
+    Raise `KgenError` if models cannot call the spec.
     """
     variant = checked(variants[0])
     family = _family(variant, variants)
@@ -114,7 +114,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 
 
 def _family(variant: Variant, variants: Sequence[Loaded]) -> Family:
-    """The kernels for each mask: first those of the spec, then those of the specs that are made of it."""
+    """Return the kernels for each mask: kernels of the spec first, then of its derived specs."""
     path = variants[0].path
     made: dict[str, Sequence[Loaded]] = {}
 
@@ -167,14 +167,14 @@ def _package(variant: Variant, family: Family, package: str) -> Package:
 
 
 def _given(variant: Variant) -> dict[str, str]:
-    """The buffers and run-time parameters in words, by name."""
+    """Return descriptions of the buffers and run-time parameters by name."""
     spec = variant.spec
     given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
     return given | {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
 
 
 def _words(variant: Variant, family: Family) -> str:
-    """Sentences on the layers that the package is for, and on the functions that run."""
+    """Return sentences about the layers of the package and the functions that run."""
     heading, *lines = _fits(variant, family)
     whole = " or ".join(f"`{k.whole}`" for k in family.kernels)
     cached = " or ".join(dict.fromkeys(f"`{k.cached}`" for k in family.kernels))
@@ -186,13 +186,13 @@ def _words(variant: Variant, family: Family) -> str:
 
 
 def _answer(number: int, request: Request) -> str:
-    """A row of the adapter's table of masks."""
+    """Return a row of the adapter's table of masks."""
     parts = _tuple(f'"{part}"' for part in request.parts)
     return f"{parts}: {number}"
 
 
 def _tuple(items: Iterable[object]) -> str:
-    """A tuple in Python."""
+    """Return Python code of a tuple."""
     first, *rest = map(str, items)
     return f"({', '.join([first, *rest])})" if rest else f"({first},)"
 
@@ -202,7 +202,7 @@ def _mask_words(kernels: Kernels) -> str:
 
 
 def _fits(variant: Variant, family: Family) -> list[str]:
-    """The layers that the kernels fit: a heading, and a line for each mask."""
+    """Return a heading and, for each mask, a line about the layers that the kernels fit."""
     spec = variant.spec
     heading = f"layers with head_dim {spec.head_dim.qk}"
     if spec.head_dim.v != spec.head_dim.qk:

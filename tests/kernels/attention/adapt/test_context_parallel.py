@@ -348,5 +348,7 @@ def test_a_name_that_the_package_has_is_refused(name: str) -> None:
     number = f"params: {{{name}: {{type: int, runtime: true}}}}\nmask_mod: kv_idx < {name}"
     for rest in (learned, number):
         text = SMALL.format(name="taken", dtype="bf16", rest=rest)
-        with pytest.raises(KgenError, match=f"`{name}` is a.* (argument|name) of the .* for several ranks"):
+        with pytest.raises(
+            KgenError, match=f"`{name}` is a.* (argument|name) (of|in) the .* for several ranks"
+        ):
             adapter(loads_variants(text, Path("taken.yaml")))

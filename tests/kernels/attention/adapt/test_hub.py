@@ -106,7 +106,7 @@ def test_what_flash_attn_has_words_for(mods: str, said: Flash | None) -> None:
 
 
 def test_a_cache_has_no_repository() -> None:
-    with pytest.raises(KgenError, match="of a cache"):
+    with pytest.raises(KgenError, match="of caches"):
         adapter(loads_variants(spec("lengths: {kv: {per_batch: true}}"), "own.yaml"))
 
 
