@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from kgen.diagnostics import shown
-from kgen.spec.common import is_integer
+from kgen.spec.common import ParamSpec, is_integer, number_or_param
 from kgen.spec.problems import all_known, problem
 
 PASSES = ("forward", "backward", "decode")
+MOST = 2**30
+"""Largest magnitude of integers that kernels add to positions."""
 
 
 def checked_gqa(value: Any) -> Any:
@@ -37,6 +41,37 @@ def passes_in_order(value: Any) -> Any:
     return value
 
 
+class AttentionParam(ParamSpec):
+    """A scalar that expressions use by name: a compile-time constant, or an argument of every call."""
+
+    within: Annotated[int, Field(ge=2**17, le=MOST, examples=[2**27])] | None = None
+    """Largest magnitude of a run-time integer. Calls check it, and `kgen prove` uses it. Default: 2**30."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> AttentionParam:
+        if self.within is not None and (self.type != "int" or not self.runtime):
+            found = "a real number" if self.type == "float" else "a compile-time constant"
+            message = f"`within` bounds run-time integers, and the parameter is {found}"
+            raise problem("bad-within", message, "remove `within`", at=("within",), key=True)
+        return self
+
+    @property
+    def most(self) -> int:
+        """Largest magnitude of a run-time integer. Tile ranges add it to positions in 32 bits."""
+        return self.within or MOST
+
+    @property
+    def most_spelled(self) -> str:
+        """The same as an expression of Python: a power of two is easier to read than its digits."""
+        return f"2**{self.most.bit_length() - 1}" if self.most.bit_count() == 1 else str(self.most)
+
+
+Param = Annotated[
+    AttentionParam,
+    BeforeValidator(number_or_param, json_schema_input_type=int | float | AttentionParam),
+]
+
+
 def bounded(dtype: str, within: int | None) -> None:
     """Raise where elements of a dtype have no bound that can be promised."""
     if within is not None and dtype not in ("int32", "int64"):
@@ -52,4 +87,7 @@ def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
     for buffer in (dumped.get("buffers") or {}).values():
         if buffer.get("within") is None:
             buffer.pop("within", None)
+    for param in (dumped.get("params") or {}).values():
+        if param.get("within") is None:
+            param.pop("within", None)
     return dumped

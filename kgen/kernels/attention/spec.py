@@ -15,7 +15,7 @@ from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
-from kgen.kernels.attention.fields import bounded, checked_gqa, passes_in_order, without_defaults
+from kgen.kernels.attention.fields import Param, bounded, checked_gqa, passes_in_order, without_defaults
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
@@ -23,7 +23,6 @@ from kgen.spec.common import (
     REALS,
     Expression,
     License,
-    Param,
     Summary,
     checked_name,
     checked_own_name,

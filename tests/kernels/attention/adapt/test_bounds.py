@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kgen.kernels.attention.adapt.derived import FURTHEST, PLACES, Variant
+from kgen.kernels.attention.adapt.part import PartSpec
 from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Extent
@@ -31,5 +32,12 @@ def verdicts(text: str) -> set[Verdict]:
 def test_sums_of_positions_fit_32_bits(name: str) -> None:
     text = Variant(load(ROOT / f"specs/{name}.yaml")).cached()
     assert all(f"{place}: {{shape: [B], dtype: int32, within: {FURTHEST}}}" in text for place in PLACES)
+    assert verdicts(text) == {Verdict.PROVED}
+    assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))
+
+
+def test_sums_of_positions_of_a_part_fit_32_bits() -> None:
+    text = PartSpec(Variant(load(ROOT / "specs/sliding_window.yaml"))).text()
+    assert f"q_start: {{type: int, runtime: true, within: {FURTHEST}}}" in text.replace("\n    ", " ")
     assert verdicts(text) == {Verdict.PROVED}
     assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))
