@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, distinct
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, distinct, measured
 from kgen.expr.rows import Finite
 
 NOT_ZERO = frozenset({"B", "HQ", "HKV"})

@@ -12,8 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,9 +26,6 @@ ROW_RATIO = 3.0
 
 CANARY = 0xA5
 _MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
-
-
-NO_PARTS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -97,87 +93,106 @@ class Check:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Traits:
+    """The traits of an output that decide how exact it has to be, each with a default that asks for nothing."""
+
+    natural: Tensor | None = None
+    """The norms that its rows would have without cancellation."""
+    rounding: float = 0.0
+    """The distance that the result moves when stored outputs move by a relative 1."""
+    empty: Tensor | None = None
+    """The rows (without the last dimension; for `lse` the entries) that nothing contributes to: exactly zero, or -inf
+    where the truth is."""
+    dtype: Any = None
+    """The dtype that it must have."""
+    apart: bool = False
+    """True if each element is rounded separately. These errors average, so a rest along the truth is a wrong factor."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Terms whose sum is the truth: none may have a wrong factor."""
+    terms: Tensor | None = None
+    """The norms of the rows before anything cancels. They are there if each element is computed in float32 and rounded
+    once, to `dtype`."""
+
+
+PLAIN = Traits()
+
+
 def check(
-    name: str,
-    got: Tensor,
-    want: Tensor,
-    eager: Tensor,
-    allowed: Tolerance,
-    *,
-    natural: Tensor | None = None,
-    rounding: float = 0.0,
-    empty: Tensor | None = None,
-    dtype: Any = None,
-    apart: bool = False,
-    parts: Mapping[str, Tensor] = NO_PARTS,
-    terms: Tensor | None = None,
+    name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits = PLAIN
 ) -> Check:
-    """Compare an output with the float64 truth `want` of the same shape.
-
-    `empty` marks the rows (`want` without its last dimension; for `lse` its entries) that nothing contributes
-    to: exactly zero, or -inf where `want` is. `natural` holds the norms that its rows would have without
-    cancellation; `rounding` is how far the result moves when stored outputs move by a relative 1. `dtype` is
-    the one that `got` must have. `apart`: elements are rounded each by itself, so that these errors average, and what
-    is left of them along the truth is a wrong factor. `parts` are terms whose sum is the truth: none may have a
-    wrong factor of its own. `terms` is there if each element is computed in float32 and rounded once, to `dtype`: the
-    norms of the rows before anything cancels.
-    """
-
-    def wrong(message: str, error: float = math.inf) -> Check:
-        return Check(name, False, error, math.nan, math.inf, f"{name}: {message}")
-
-    if tuple(got.shape) != tuple(want.shape):
-        return wrong(f"shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-    if dtype is not None and got.dtype != dtype:
-        return wrong(f"dtype {got.dtype}, expected {dtype}")
+    """Compare an output with the float64 truth `want` of the same shape."""
+    if wrong := _misfit(got, want, traits.dtype):
+        return failure(name, f"{name}: {wrong}")
     if want.numel() == 0:
         return Check(name, True, 0.0, 0.0, 0.0)
     got64, eager64 = got.detach().double(), eager.detach().double()
     infinite = want == -torch.inf
-    if not (torch.isfinite(want) | infinite).all():
-        return wrong(f"the reference is not finite in {_count(~torch.isfinite(want) & ~infinite)}")
-    if (infinite != (got64 == -torch.inf)).any():
-        return wrong(f"-inf in {_count(got64 == -torch.inf)}, expected in {_count(infinite)}")
-    bad = ~torch.isfinite(got64) & ~infinite
-    if bad.any():
-        return wrong(f"not finite in {_count(bad)}")
-    if empty is not None and empty.any() and not infinite.any():
-        rows = got64[empty]
-        if rows.abs().max() > 0:
-            return wrong(f"{_count((rows != 0).flatten(1).any(1))} rows without a key are not zero", 1.0)
+    if wrong := _wrong_infinity(got64, want, infinite):
+        return failure(name, f"{name}: {wrong}")
+    if not infinite.any() and (wrong := _not_empty(got64, traits.empty)):
+        return replace(failure(name, f"{name}: {wrong}"), error=1.0)
+    want, got64, eager64 = (x.masked_fill(infinite, 0.0) for x in (want, got64, eager64))
+    return _by_numbers(name, got64, want, eager64, allowed, traits)
 
-    want, got64 = want.masked_fill(infinite, 0.0), got64.masked_fill(infinite, 0.0)
-    eager64 = eager64.masked_fill(infinite, 0.0)
-    size = float(want.norm())
-    whole = 0.0 if natural is None else float(natural.norm())
+
+def _misfit(got: Tensor, want: Tensor, dtype: Any) -> str | None:
+    """A shape or a dtype that is not the expected one, as a message."""
+    if tuple(got.shape) != tuple(want.shape):
+        return f"shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if dtype is not None and got.dtype != dtype:
+        return f"dtype {got.dtype}, expected {dtype}"
+    return None
+
+
+def _wrong_infinity(got: Tensor, want: Tensor, infinite: Tensor) -> str | None:
+    """Elements that are not finite, but for -inf where the truth is `infinite`, as a message."""
+    if not (torch.isfinite(want) | infinite).all():
+        return f"the reference is not finite in {_count(~torch.isfinite(want) & ~infinite)}"
+    if (infinite != (got == -torch.inf)).any():
+        return f"-inf in {_count(got == -torch.inf)}, expected in {_count(infinite)}"
+    bad = ~torch.isfinite(got) & ~infinite
+    return f"not finite in {_count(bad)}" if bad.any() else None
+
+
+def _not_empty(got: Tensor, empty: Tensor | None) -> str | None:
+    """Rows that nothing contributes to and that are not zero, as a message."""
+    if empty is None or not empty.any():
+        return None
+    rows = got[empty]
+    if rows.abs().max() > 0:
+        return f"{_count((rows != 0).flatten(1).any(1))} rows without a key are not zero"
+    return None
+
+
+def _by_numbers(
+    name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits
+) -> Check:
+    """The verdict on finite numbers in float64: as a whole, by row, and along the truth."""
+    norm, whole = float(want.norm()), 0.0 if traits.natural is None else float(traits.natural.norm())
+    size = norm
     if size <= 1e-6 * whole or size == 0:
         size = whole or 1.0  # all of it cancelled: relative to what cancelled
-    distance = float((got64 - want).norm())
-    yardstick = float((eager64 - want).norm())
+    distance, yardstick = float((got - want).norm()), float((eager - want).norm())
     if not math.isfinite(yardstick):
         # The eager computation overflowed where the kernel must not.
-        yardstick, eager64 = 0.0, want
-    slack = (
-        allowed.floor * float(want.norm())
-        + allowed.noise * whole
-        + allowed.unit * rounding
-        + allowed.smallest
-    )
+        yardstick, eager = 0.0, want
+    slack = allowed.floor * norm + allowed.noise * whole + allowed.unit * traits.rounding + allowed.smallest
     error, eager_error = distance / size, yardstick / size
     ratio = distance / max(yardstick, slack, 1e-300)
     if distance > RATIO * yardstick + slack:
         message = f"{name}: error {error:.2e}, eager {eager_error:.2e}, ratio {ratio:.2f}"
         return Check(name, False, error, eager_error, ratio, message)
-    wrong_in = _worst_row(got64, want, eager64, slack, allowed.row_noise, natural)
-    if wrong_in is None and apart:
-        wrong_in = wrong_factor("all of it", got64, want, eager64, want, slack)
-    for part, term in parts.items():
+    wrong = _worst_row(got, want, eager, slack, allowed.row_noise, traits.natural)
+    if wrong is None and traits.apart:
+        wrong = wrong_factor("all of it", got, want, eager, want, slack)
+    for part, term in traits.parts.items():
         share = allowed.floor * float(term.norm()) + allowed.noise * max(size, whole)
-        wrong_in = wrong_in or wrong_factor(part, got64, want, eager64, term, share, by_row=True)
-    if wrong_in is None and terms is not None:
-        wrong_in = misrounded(got64, want, terms, dtype)
-    message = "" if wrong_in is None else f"{name}: {wrong_in}"
-    return Check(name, wrong_in is None, error, eager_error, ratio, message)
+        wrong = wrong or wrong_factor(part, got, want, eager, term, share, by_row=True)
+    if wrong is None and traits.terms is not None:
+        wrong = misrounded(got, want, traits.terms, traits.dtype)
+    message = "" if wrong is None else f"{name}: {wrong}"
+    return Check(name, wrong is None, error, eager_error, ratio, message)
 
 
 def _count(flags: Tensor) -> str:

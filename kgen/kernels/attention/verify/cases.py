@@ -245,14 +245,18 @@ def _compare(
     for name, value in got.items():
         if name == "out":
             found.append(
-                compare.check(name, value, truth.out, yardstick.out, allowed, empty=dead, dtype=dtype)
+                compare.check(
+                    name, value, truth.out, yardstick.out, allowed, compare.Traits(empty=dead, dtype=dtype)
+                )
             )
         elif name == "lse":
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
             natural = torch.ones_like(truth.lse)
             limit = compare.of_log_sums(allowed, problem.fast_math, reach)
-            found.append(compare.check(name, *values, limit, natural=natural, dtype=torch.float32))
+            found.append(
+                compare.check(name, *values, limit, compare.Traits(natural=natural, dtype=torch.float32))
+            )
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
@@ -263,22 +267,25 @@ def _compare(
                 # row; a gradient that sums over rows averages these.
                 summed = max(1.0, truth.lse.numel() / max(1, value.numel()))
                 limit = replace(allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed)))
-            common: dict[str, Any] = {"natural": truth.natural.get(source), "empty": empty, "dtype": expected}
-            both = truth.grads[source], yardstick.grads[source]
-            plain = compare.check(
-                name, value, *both, limit, rounding=truth.rounding.get(source, 0.0), **common
+            traits = compare.Traits(
+                natural=truth.natural.get(source),
+                empty=empty,
+                dtype=expected,
+                rounding=truth.rounding.get(source, 0.0),
             )
+            both = truth.grads[source], yardstick.grads[source]
+            plain = compare.check(name, value, *both, limit, traits)
             shift = truth.shifts.get(source)
             if plain.ok and shift is not None and problem.dtype in ("bf16", "fp16"):
                 want, rounded = (x + shift for x in both)
-                finer = _of_its_output(name, value, want, rounded, allowed, common)
+                finer = _of_its_output(name, value, want, rounded, allowed, traits)
                 plain = plain if finer.ok else replace(plain, ok=False, message=finer.message)
             found.append(plain)
     return found
 
 
 def _of_its_output(
-    name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, common: dict[str, Any]
+    name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, traits: compare.Traits
 ) -> compare.Check:
     """The verdict on dq or dk without the rounding of the output.
 
@@ -286,10 +293,8 @@ def _of_its_output(
     at most half a unit in the last place of the row's terms.
     """
     limit = replace(allowed, row_noise=allowed.unit)
-    parts = {"all of it": want}
-    return compare.check(
-        f"{name} with the delta of its output", value, want, eager, limit, parts=parts, **common
-    )
+    traits = replace(traits, rounding=0.0, parts={"all of it": want})
+    return compare.check(f"{name} with the delta of its output", value, want, eager, limit, traits)
 
 
 def compile_calls(

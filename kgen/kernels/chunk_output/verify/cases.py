@@ -111,7 +111,9 @@ def _compare(
             states = states.reshape(want.shape)
             parts = {"the term of the states": states, "the term of the tokens": want - states}
         found.append(
-            compare.check(name, value, want, eager, allowed, natural=natural, dtype=dtype, parts=parts)
+            compare.check(
+                name, value, want, eager, allowed, compare.Traits(natural=natural, dtype=dtype, parts=parts)
+            )
         )
     return found
 
