@@ -21,7 +21,7 @@ from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_f
 from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differentiable, draw, sized
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
-from kgen.kernels.attention.verify.reference import Result, attention, eager
+from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
@@ -183,25 +183,25 @@ def references(
 
     `stored` is the output that a kernel's backward pass read.
     """
-    common: dict[str, Any] = {
-        "score_mod": problem.score_mod,
-        "mask_mod": problem.mask_mod,
-        "buffers": {n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
-        "sinks": inputs.buffers["sinks"] if problem.sinks else None,
-        "params": inputs.params,
-        "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
-        "scale": inputs.case.scale,
-        "kv_lens": inputs.cache.get("kv_lens"),
-        "aligned_to_end": problem.aligned_to_end,
-    }
+    of_call = Call(
+        score_mod=problem.score_mod,
+        mask_mod=problem.mask_mod,
+        buffers={n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
+        sinks=inputs.buffers["sinks"] if problem.sinks else None,
+        params=inputs.params,
+        cu_seqlens=inputs.case.cu_seqlens if problem.varlen else None,
+        scale=inputs.case.scale,
+        kv_lens=inputs.cache.get("kv_lens"),
+        aligned_to_end=problem.aligned_to_end,
+    )
     if wanted:
-        common |= {"dout": inputs.dout, "dlse": inputs.dlse, "wanted": wanted}
+        of_call = replace(of_call, dout=inputs.dout, dlse=inputs.dlse, wanted=wanted)
     operands = (inputs.q, inputs.clean_k, inputs.clean_v)
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        rounded = eager(*operands, **common, tf32=problem.precision == "tf32")
-        return attention(*operands, **common, stored=stored), rounded
+        rounded = eager(*operands, of_call, tf32=problem.precision == "tf32")
+        return attention(*operands, of_call, stored=stored), rounded
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 

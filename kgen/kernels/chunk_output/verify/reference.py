@@ -74,34 +74,40 @@ class Result:
     from_states: dict[str, Tensor] = field(default_factory=dict)
 
 
-def chunk_output(
-    inputs: Mapping[str, Tensor],
-    chunks: Chunks,
-    *,
-    decay: Node | None = None,
-    gate_base: str | int = "e",
-    state_layout: str = "kv",
-    padded: bool = False,
-    scale: float | None = None,
-    exact: bool = True,
-    do: Tensor | None = None,
-    wanted: Sequence[str] = (),
-) -> Result:
-    """The output, and with `do` the gradients of the inputs in `wanted`.
+@dataclass(frozen=True)
+class Call:
+    """The call beside its tensors: the options of the spec, and the gradients of the inputs in `wanted` with `do`.
 
-    `inputs` are q and k [B, T, H, K], v [B, T, HV, V] (or [B, NT * BT, HV, V] where `padded`), h
-    [B, NT, HV, K, V] (or [B, NT, HV, V, K]), g [B, T, HV] and g_gamma [HV] where `decay` reads them; `exact` computes
-    in float64. What lies in the padding of v does not count, NaN neither.
+    With `padded`, v is [B, NT * BT, HV, V]. What lies in the padding of v does not count, NaN neither.
     """
-    q = inputs["q"]
+
+    decay: Node | None = None
+    gate_base: str | int = "e"
+    state_layout: str = "kv"
+    padded: bool = False
+    scale: float | None = None
+    do: Tensor | None = None
+    wanted: Sequence[str] = ()
+
+
+PLAIN = Call()
+
+
+def chunk_output(
+    inputs: Mapping[str, Tensor], chunks: Chunks, call: Call = PLAIN, *, exact: bool = True
+) -> Result:
+    """The output, and the gradients that the call asks for.
+
+    `inputs` are q and k [B, T, H, K], v [B, T, HV, V], h [B, NT, HV, K, V] (or [B, NT, HV, V, K]), g [B, T, HV] and
+    g_gamma [HV] where the decay reads them; `exact` computes in float64.
+    """
+    q, do, wanted = inputs["q"], call.do, call.wanted
     store, real = (torch.float64, torch.float64) if exact else (q.dtype, torch.float32)
     leaves = {
         n: t.detach().to(real if n in ("g", "g_gamma") else store).requires_grad_(n in wanted)
         for n, t in inputs.items()
     }
-    o, natural, before = _output(
-        leaves, chunks, decay, gate_base, state_layout == "vk", padded, scale, real, do
-    )
+    o, natural, before = _output(leaves, chunks, call, real)
     if do is None:
         return Result(o.detach(), from_states={"o": before.detach()})
 
@@ -116,60 +122,64 @@ def chunk_output(
 
 
 def _output(
-    t: Mapping[str, Tensor],
-    chunks: Chunks,
-    decay: Node | None,
-    base: str | int,
-    transposed: bool,
-    padded: bool,
-    scale: float | None,
-    real: Any,
-    do: Tensor | None,
+    t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """The output, `natural` and the term of the output that comes from the states."""
-    (B, T, H, K), HV, V = t["q"].shape, t["v"].shape[2], t["v"].shape[3]
-    BT, store = chunks.rows.shape[1], t["q"].dtype
-    scale = K**-0.5 if scale is None else scale
-    live = chunks.live[:, :, None, None]  # [NT, BT, 1, 1]
-
-    def tokens(x: Tensor) -> Tensor:
-        """[B, T, heads, ...] -> [NT, heads, BT, ...], zero where a chunk has no token."""
-        found = x[chunks.batch[:, None], chunks.rows]
-        return torch.where(live.reshape(*live.shape[:2], *[1] * (x.ndim - 2)), found, 0).transpose(1, 2)
-
-    q, k = (tokens(t[n]).repeat_interleave(HV // H, 1) for n in ("q", "k"))
-    v = torch.where(live, t["v"].reshape(-1, BT, HV, V), 0).transpose(1, 2) if padded else tokens(t["v"])
+    (B, T, H, K), HV, store = t["q"].shape, t["v"].shape[2], t["q"].dtype
+    scale = K**-0.5 if call.scale is None else call.scale
+    q, k = (_tokens(t[n], chunks).repeat_interleave(HV // H, 1) for n in ("q", "k"))
+    v = _values(t["v"], chunks, call.padded)
     state = t["h"].reshape(-1, HV, *t["h"].shape[3:])
-    state = state.mT if transposed else state
+    state = state.mT if call.state_layout == "vk" else state
 
-    i = torch.arange(BT, device=q.device)
-    exponent = torch.zeros(1, 1, 1, dtype=real, device=q.device)
-    if decay is not None:
-        env: dict[str, Any] = {"i": i, "h": torch.arange(HV, device=q.device)[:, None], "H": H, "HV": HV}
-        env |= {"g": tokens(t["g"])} if "g" in t else {}
-        env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
-        exponent = evaluate(substitute(decay, VALUES), env, torch, real)
-        exponent = exponent * (1.0 if base == "e" else math.log(2.0))
-        exponent = exponent.expand(
-            torch.broadcast_shapes(exponent.shape, (HV, BT))
-        )  # also where it is one number
-    # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
-    pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
-    gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()
-    start = exponent.exp()[..., None]
-
+    gamma, start = _decays(t, chunks, call, real)
     before = start * (q @ state.to(store)).to(real)
     scores = (q @ k.mT).to(real) * gamma
     within = (scores * scale).to(store) @ v
     o = (scale * before + within.to(real)).to(store)
     natural = None
-    if do is not None and "g" in t:
-        d = tokens(do).to(real)
+    if call.do is not None and "g" in t:
+        d = _tokens(call.do, chunks).to(real)
         terms = (scores * (d @ v.mT.to(real)) * scale).detach().abs()
         natural = terms.sum(-1) + terms.sum(-2) + (scale * before * d).detach().abs().sum(-1)
         natural = _scatter(natural.transpose(1, 2), chunks, B, T)
     o, states = (_scatter(x.transpose(1, 2), chunks, B, T) for x in (o, scale * before))
     return o, natural, states
+
+
+def _decays(t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any) -> tuple[Tensor, Tensor]:
+    """The decay from token to token of a chunk, [NT, HV, BT, BT], and from the state to each token."""
+    BT, H, HV = chunks.rows.shape[1], t["q"].shape[2], t["v"].shape[2]
+    i = torch.arange(BT, device=t["q"].device)
+    exponent = torch.zeros(1, 1, 1, dtype=real, device=t["q"].device)
+    if call.decay is not None:
+        heads = torch.arange(HV, device=t["q"].device)[:, None]
+        env: dict[str, Any] = {"i": i, "h": heads, "H": H, "HV": HV}
+        env |= {"g": _tokens(t["g"], chunks)} if "g" in t else {}
+        env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
+        exponent = evaluate(substitute(call.decay, VALUES), env, torch, real)
+        exponent = exponent * (1.0 if call.gate_base == "e" else math.log(2.0))
+        shape = torch.broadcast_shapes(exponent.shape, (HV, BT))
+        exponent = exponent.expand(shape)  # also where it is one number
+    # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
+    pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
+    gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()
+    return gamma, exponent.exp()[..., None]
+
+
+def _tokens(x: Tensor, chunks: Chunks) -> Tensor:
+    """[B, T, heads, ...] -> [NT, heads, BT, ...], zero where a chunk has no token."""
+    found = x[chunks.batch[:, None], chunks.rows]
+    live = chunks.live.reshape(*chunks.live.shape, *[1] * (x.ndim - 2))
+    return torch.where(live, found, 0).transpose(1, 2)
+
+
+def _values(v: Tensor, chunks: Chunks, padded: bool) -> Tensor:
+    """The values of each chunk, [NT, HV, BT, V]."""
+    if not padded:
+        return _tokens(v, chunks)
+    rows = v.reshape(-1, chunks.rows.shape[1], *v.shape[2:])
+    return torch.where(chunks.live[:, :, None, None], rows, 0).transpose(1, 2)
 
 
 def _scatter(x: Tensor, chunks: Chunks, B: int, T: int) -> Tensor:
