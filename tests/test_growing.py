@@ -13,7 +13,7 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
-LIMIT = 3.0
+LIMIT = 2.0
 """Seconds of this process, on a machine of the pace of `pace.py`. The largest take one."""
 
 

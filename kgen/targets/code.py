@@ -75,6 +75,11 @@ class Op(Code):
     def names(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset().union(*(a.names for a in self.args))
 
+    @cached_property
+    def operands(self) -> dict[str, tuple[str, ...]]:
+        """The texts of the operands by language, as far as they were asked for: each breaking of a line asks again."""
+        return {}
+
     __str__, __format__ = Code.__str__, Code.__format__
 
 
@@ -88,13 +93,19 @@ def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
     return f"({text})" if own.binds < context else text
 
 
-def operands_of(code: Op, language: str) -> list[str]:
+def operands_of(code: Op, language: str) -> tuple[str, ...]:
     """The texts of the operands of an operation, in the brackets that it needs."""
+    if language not in code.operands:
+        code.operands[language] = _operands(code, language)
+    return code.operands[language]
+
+
+def _operands(code: Op, language: str) -> tuple[str, ...]:
     own = code.spelled[language]
     # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
     infix = own.binds in (ADD, MUL, COMPARE)
     contexts = (min(own.operand + (infix and i > 0), ATOM) for i in range(len(code.args)))
-    return [spell(a, language, c) for a, c in zip(code.args, contexts, strict=True)]
+    return tuple(spell(a, language, c) for a, c in zip(code.args, contexts, strict=True))
 
 
 @cache

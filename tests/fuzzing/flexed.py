@@ -16,7 +16,7 @@ from torch.nn.attention import flex_attention
 
 from kgen.flex.flexcode import flex_code
 from kgen.kernels.attention.verify.inputs import Case, draw
-from kgen.kernels.attention.verify.reference import attention
+from kgen.kernels.attention.verify.reference import Call, attention
 from kgen.spec.load import Loaded
 
 BOUND = 1e-6
@@ -60,13 +60,15 @@ def difference(loaded: Loaded, problem: Any, case: Case) -> float:
         q,
         k,
         v,
-        score_mod=problem.score_mod,
-        mask_mod=problem.mask_mod,
-        buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
-        params=inputs.params,
-        scale=case.scale,
-        kv_lens=inputs.cache.get("kv_lens"),
-        aligned_to_end=problem.aligned_to_end,
+        Call(
+            score_mod=problem.score_mod,
+            mask_mod=problem.mask_mod,
+            buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
+            params=inputs.params,
+            scale=case.scale,
+            kv_lens=inputs.cache.get("kv_lens"),
+            aligned_to_end=problem.aligned_to_end,
+        ),
     )
     error = (scope["out"] - wanted.out).abs().nan_to_num(torch.inf).max()
     return float(error / wanted.out.abs().max().clamp(min=1e-30))

@@ -87,6 +87,17 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"file": GENERATED / "causal_alibi", "package": packages / "causal_alibi"}
 
 
+@pytest.fixture(scope="module")
+def saved(origins, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A program of each origin. The folder of the function that it was made with is removed."""
+    folder = tmp_path_factory.mktemp("saved")
+    for name, origin in origins.items():
+        shutil.copytree(origin, folder / "here" / "causal_alibi")
+        ran(SAVES, folder / "here", folder / f"{name}.pt2")
+        shutil.rmtree(folder / "here")
+    return {name: folder / f"{name}.pt2" for name in origins}
+
+
 @pytest.fixture(params=["file, file", "package, package", "file, package", "package, file"])
 def folders(origins, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """Two places with the same function: where a program is made, and where it runs."""
@@ -95,11 +106,13 @@ def folders(origins, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Pa
     return tmp_path / "here", tmp_path / "there"
 
 
-def test_an_exported_program_runs_in_another_folder_and_process(folders, tmp_path: Path) -> None:
-    here, there = folders
-    ran(SAVES, here, tmp_path / "model.pt2")
-    shutil.rmtree(here)
-    assert ran(LOADS, there, tmp_path / "model.pt2").split() == ["True", "True"]
+@pytest.mark.parametrize("here", ["file", "package"])
+@pytest.mark.parametrize("there", ["file", "package"])
+def test_an_exported_program_runs_in_another_folder_and_process(
+    here: str, there: str, origins, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(origins[there], tmp_path / "causal_alibi")
+    assert ran(LOADS, tmp_path, saved[here]).split() == ["True", "True"]
 
 
 @pytest.mark.thorough

@@ -171,6 +171,7 @@ def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
     return outside, outside & inside
 
 
+@pytest.mark.thorough
 def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:

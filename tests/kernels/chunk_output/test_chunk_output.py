@@ -21,7 +21,7 @@ from kgen.kernels.chunk_output.plan.planning import bytes_per_token, plan_chunk_
 from kgen.kernels.chunk_output.verify.cases import reference
 from kgen.kernels.chunk_output.verify.inputs import cases, draw
 from kgen.kernels.chunk_output.verify.problem import problem_of
-from kgen.kernels.chunk_output.verify.reference import chunk_indices_of, chunk_output, chunks_of
+from kgen.kernels.chunk_output.verify.reference import Call, chunk_indices_of, chunk_output, chunks_of
 from kgen.pages.text import text as printed
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
@@ -69,7 +69,7 @@ def by_token(t, lengths, scale, base, exponent):
 def test_reference_is_the_sum_over_tokens(lengths, batch, base):
     t = drawn(lengths, batch)
     decay = spec("decay: g[i] + (i + 1) * g_gamma[h] + h / HV\n").trees["decay"]
-    got = chunk_output(t, chunks_of(lengths, BT, batch), decay=decay, gate_base=base, scale=0.3)
+    got = chunk_output(t, chunks_of(lengths, BT, batch), Call(decay=decay, gate_base=base, scale=0.3))
     want = by_token(
         t,
         lengths,
@@ -88,8 +88,10 @@ def test_layouts_of_the_reference_agree():
     padded[0, chunks.live.reshape(-1)] = t["v"][0]
     other = t | {"v": padded, "h": t["h"].mT}
     do = torch.randn_like(want.o)
-    got = chunk_output(other, chunks, state_layout="vk", padded=True, do=do, wanted=("q", "k", "v", "h"))
-    again = chunk_output(t, chunks, do=do, wanted=("q", "k", "v", "h"))
+    got = chunk_output(
+        other, chunks, Call(state_layout="vk", padded=True, do=do, wanted=("q", "k", "v", "h"))
+    )
+    again = chunk_output(t, chunks, Call(do=do, wanted=("q", "k", "v", "h")))
     torch.testing.assert_close(got.o, want.o)
     torch.testing.assert_close(got.grads["q"], again.grads["q"])
     torch.testing.assert_close(got.grads["h"].mT, again.grads["h"])
@@ -104,7 +106,8 @@ def test_a_steep_gate_of_a_chunk_that_is_not_full():
     do, decay = torch.randn_like(t["v"]), spec("decay: g[i]\n").trees["decay"]
     wanted = ("q", "k", "v", "h", "g")
     got, want = (
-        chunk_output(t, chunks_of([BT - 1], size), decay=decay, do=do, wanted=wanted) for size in (BT, BT - 1)
+        chunk_output(t, chunks_of([BT - 1], size), Call(decay=decay, do=do, wanted=wanted))
+        for size in (BT, BT - 1)
     )
     assert got.natural is not None
     assert torch.isfinite(got.natural).all()
