@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b0391e00c64f1e05
-# body: c397cd4f3c86ef5a
-"""Adds a block's output to the residual stream and norms the sum; returns both.
+# inputs: c18ad5958a8cb7c8
+# body: 44ab63aaa8ec3fd0
+"""Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -372,7 +372,7 @@ _register_autograd(_LIBRARY, "fused_add_rms_norm", _forward_op, _backward, _save
 
 
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
-    """Adds a block's output to the residual stream and norms the sum; returns both.
+    """Add a block's output to the residual stream, normalize the sum, and return both.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     residual: [..., D] bfloat16, added to x before the norm.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: da4dc7e38c655cf0
-# body: 9a80c418ae96b2c6
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: 98786be70a9c0012
+# body: 8cbafa5995c9fb29
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -429,7 +429,7 @@ _register_autograd(_LIBRARY, "gated_rms_norm", _forward_op, _backward, _save_for
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94d05184c45aeca2
-# body: 26f60b9426cc380e
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: 263061522577540a
+# body: 31fae017065e1dfd
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -372,7 +372,7 @@ _register_autograd(_LIBRARY, "gated_rms_norm", _forward_op, _backward, _save_for
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b2377e38be30e30c
-# body: a4f9ca32af62b02f
-"""Layer norm of rows of 65536.
+# inputs: f7bf7c2aed4a807a
+# body: f8557aaf24732dab
+"""Layer norm of rows of 65536 elements.
 
     h = x
     x_hat = (h - mean(h)) / sqrt(mean((h - mean(h))**2) + eps)
@@ -394,7 +394,7 @@ _register_autograd(_LIBRARY, "layer_norm_wide", _forward_op, _backward, _save_fo
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ec9c75e773fd3c66
-# body: aef6c9ab80357768
-"""Layer norm of rows of 65536.
+# inputs: 4dd3c5cab919dad5
+# body: 6c2aa5da3f3448d6
+"""Layer norm of rows of 65536 elements.
 
     h = x
     x_hat = (h - mean(h)) / sqrt(mean((h - mean(h))**2) + eps)
@@ -348,7 +348,7 @@ _register_autograd(_LIBRARY, "layer_norm_wide", _forward_op, _backward, _save_fo
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., D] bfloat16, the rows to norm, D 65536.
     weight: [D] bfloat16, multiplies the normed rows.

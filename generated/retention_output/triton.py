@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6d950b52521a971
-# body: b295f843ca86a91a
-"""The output step of chunked retention, where each head decays by a constant of its own.
+# inputs: 0d23b2ef1e7cbfd2
+# body: 5fa6f62a19effa29
+"""The output step of chunked retention, where each head has its own constant decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
 
@@ -309,7 +309,7 @@ _register_autograd(_LIBRARY, "retention_output", _forward_op, _backward, _save_f
 
 
 def retention_output(q, k, v, h, g_gamma, *, scale=None):
-    """The output step of chunked retention, where each head decays by a constant of its own.
+    """The output step of chunked retention, where each head has its own constant decay.
 
     K is 128, V is 256.
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a8b5d30161a4a3f
-# body: 2ed044ce44c0eb2f
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: c4dda9d80676ce0e
+# body: 61249cf38b85be2d
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -425,7 +425,7 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

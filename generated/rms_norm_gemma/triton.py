@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8502e4baade369bd
-# body: b83d36aa9e272566
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: d00be7ebd8ae6500
+# body: 42bfb9a0616bed93
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -355,7 +355,7 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

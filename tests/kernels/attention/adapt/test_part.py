@@ -102,7 +102,7 @@ def by_hand(
 
 def test_parts_of_a_pass_that_is_not_there_are_refused() -> None:
     text = SPEC + "passes: [forward]\nbackward_in_parts: true\n"
-    with pytest.raises(KgenError, match="there is no backward pass to take in parts"):
+    with pytest.raises(KgenError, match="`backward_in_parts` needs the backward pass"):
         loads(text, "attended.yaml")
 
 
