@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ff7d19218179377
-# body: dc150ddbf4a57f71
+# inputs: 32f0b1088dd3a085
+# body: 88b3e4c7fceeeca4
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -191,7 +191,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

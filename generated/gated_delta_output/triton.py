@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 989e13cde33e74e7
-# body: e764330c142f3691
+# inputs: 5cf69a3aa2438eae
+# body: 15bcc5c5bc7c5931
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -170,7 +170,8 @@ def _dqdk_kernel(
 ):
     """Compute BLOCK_K columns of dq and dk for one (chunk, head of q and k).
 
-    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk. dg has a partial sum for each block of columns.
+    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk.
+    dg has a partial sum for each block of columns.
     """
     blocks: tl.constexpr = K // BLOCK_K
     pid = tl.program_id(0)
@@ -205,7 +206,7 @@ def _dqdk_kernel(
             dp = tl.dot(do, tl.trans(v), dp)
             dq = tl.dot((do * factor).to(do.dtype), state, dq)
         ds = dp * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf"))) * scale
-        # The exponent c_i multiplies row i by b**c_i and divides column i by it, so dc is a row sum minus a column sum.
+        # b**c_i multiplies row i and divides column i, so dc is a row sum minus a column sum.
         # The state's term of dc is the increase of q . dq in this value head.
         pds = tl.dot(q, tl.trans(k)) * ds
         dc = tl.sum(pds, 1) - tl.sum(pds, 0) + tl.sum(q * dq, 1) - q_dq

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2e084dea3ec67da
-# body: 47464b47b81228d4
+# inputs: c89c3e3aa7e380dd
+# body: c86de1279c552573
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -130,7 +130,10 @@ def _within(x: Int32, most: Int32):
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """Return batch, state, first token of chunk n, and the number of tokens from there to the end of its sequence."""
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
+    """
     # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
@@ -209,7 +212,8 @@ def _clear_after_sequences(
 ):
     """Write zeros for the tokens after the last sequence, 16 bytes at a time.
 
-    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces; a thread owns every `threads`-th piece.
+    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces, and a thread owns every
+    `threads`-th piece.
     """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
@@ -283,10 +287,11 @@ def _kernel(
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
     # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA uses stage s % HV_STAGES of h and v, and stage s // GROUP % QK_STAGES of q and k.
-    # Each pass over the stages flips the parity on which threads wait.
-    # Warpgroup w computes the slots with s % WARPGROUPS == w. HV_STAGES is a multiple of WARPGROUPS, so each stage of
-    # h and v has one reader.
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
+    #   reader
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
     # --- the producer warp ---
@@ -331,11 +336,13 @@ def _kernel(
         fh, fv = thr_qh.make_fragment_B(thr_qh.partition_B(sh)), thr_pv.make_fragment_B(thr_pv.partition_B(sv))
         s = thr_qk.make_fragment_C(thr_qk.partition_shape_C((ROWS, BT)))
         acc = thr_qh.make_fragment_C(thr_qh.partition_shape_C((ROWS, V)))
-        # The thread map of an accumulator [64, n]: lane l of warp w owns rows 16 * w + l // 4 and 8 rows further, and
-        # of each 8 columns the two at 2 * (l % 4). Element e is in row e // 2 % 2 of the two, at column e % 2 of the
-        # pair, in columns 8 * (e // 4) to 8 * (e // 4) + 7. `place` has row and column of each element of s.
-        # Per 16 columns this is the register layout of the left operand, so p = s needs no shuffles
-        # (PTX ISA, wgmma register fragments).
+        # The thread map of an accumulator [64, n] (PTX ISA, wgmma register fragments). Element e of lane l of warp w:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element of s
+        #
+        # The left operand of p @ v has the same map for each 16 columns. So a thread converts its elements of s to p
+        # without shuffles.
         p = cute.make_rmem_tensor(cute.make_layout(((2, 2, 2), 1, BT // 16)), BFloat16)
         place = thr_qk.partition_C(cute.make_identity_tensor((ROWS, BT)))
         # stmatrix stores a panel [64, PANEL] of o, of which this thread owns PANEL // 2 elements. Each warpgroup has a

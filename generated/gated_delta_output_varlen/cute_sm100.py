@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4d4a85227145c64
-# body: 63d68628bd8a3c52
+# inputs: cd1792b10ec69384
+# body: a720473729c24e8a
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -182,7 +182,10 @@ def _within(x: Int32, most: Int32):
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """Return batch, state, first token of chunk n, and the number of tokens from there to the end of its sequence."""
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
+    """
     # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
@@ -261,7 +264,8 @@ def _clear_after_sequences(
 ):
     """Write zeros for the tokens after the last sequence, 16 bytes at a time.
 
-    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces; a thread owns every `threads`-th piece.
+    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces, and a thread owns every
+    `threads`-th piece.
     """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
@@ -350,10 +354,11 @@ def _kernel(
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
     # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA uses stage s % HV_STAGES of h and v, and stage s // GROUP % QK_STAGES of q and k.
-    # Each pass over the stages flips the parity on which threads wait.
-    # The tensor cores execute products in the order of issue. When q @ k^T of a slot is complete, p @ v of the slot
-    # before it has read p, so p needs no empty barrier.
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - when its q @ k^T is complete, p @ v of the slot before it has read p: products complete in the order of issue,
+    #   so p needs no empty barrier
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
     if warp_idx == TMA_WARP:
@@ -425,8 +430,10 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load: lane l of warp w owns rows 16 * w + l // 4 and 8 rows further, and of each 8
-        # columns the two at 2 * (l % 4). `place` has row and column of each element.
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element
         src = load.get_slice(thread).partition_S(s)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, BT)))
         weights = cute.make_rmem_tensor(place.shape, Float32)

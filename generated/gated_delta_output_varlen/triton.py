@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6fe3a24945a714ec
-# body: 73dbf36f044e2273
+# inputs: 6d2719addbe54237
+# body: e76658a0571294ea
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -65,7 +65,7 @@ _DQDK_TILES = [
 
 @triton.jit(do_not_specialize=["NT"])
 def _chunk_indices_kernel(cu_seqlens_ptr, chunk_indices_ptr, NT, BLOCK: tl.constexpr):
-    """Store (sequence, chunk inside it) for the chunks of one sequence. Chunks after all sequences belong to the last."""
+    """Store (sequence, chunk inside it) for the chunks of one sequence. The last one owns the chunks after it, too."""
     seq = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
@@ -135,7 +135,7 @@ def _forward_kernel(
     out = tl.dot(p.to(v.dtype), v, out) * scale
     o_rows = o_ptr + b * stride_ob + first * stride_ot + h * stride_oh + i[:, None] * stride_ot
     tl.store(o_rows + offs_v[None, :] * stride_od, out.to(o_ptr.dtype.element_ty), mask=live[:, None])
-    # Tokens after the last sequence belong to no chunk. The programs of all chunks share the work of storing zeros there.
+    # Tokens after the last sequence belong to no chunk. The programs of all chunks together store zeros there.
     tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
     for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
@@ -213,7 +213,8 @@ def _dqdk_kernel(
 ):
     """Compute BLOCK_K columns of dq and dk for one (chunk, head of q and k).
 
-    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk. dg has a partial sum for each block of columns.
+    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk.
+    dg has a partial sum for each block of columns.
     """
     blocks: tl.constexpr = K // BLOCK_K
     pid = tl.program_id(0)
@@ -253,7 +254,7 @@ def _dqdk_kernel(
             dp = tl.dot(do, tl.trans(v), dp)
             dq = tl.dot((do * factor).to(do.dtype), state, dq)
         ds = dp * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf"))) * scale
-        # The exponent c_i multiplies row i by b**c_i and divides column i by it, so dc is a row sum minus a column sum.
+        # b**c_i multiplies row i and divides column i, so dc is a row sum minus a column sum.
         # The state's term of dc is the increase of q . dq in this value head.
         pds = tl.dot(q, tl.trans(k)) * ds
         dc = tl.sum(pds, 1) - tl.sum(pds, 0) + tl.sum(q * dq, 1) - q_dq
@@ -267,7 +268,7 @@ def _dqdk_kernel(
     dk_rows = dk_ptr + b * stride_yb + first * stride_yt + h_qk * stride_yh + i[:, None] * stride_yt
     tl.store(dq_rows + offs_k[None, :] * stride_xd, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(dk_rows + offs_k[None, :] * stride_yd, dk.to(dk_ptr.dtype.element_ty), mask=live[:, None])
-    # Tokens after the last sequence belong to no chunk. The programs of all chunks share the work of storing zeros there.
+    # Tokens after the last sequence belong to no chunk. The programs of all chunks together store zeros there.
     tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
     for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 047d83bb47093902
-# body: 3597a7d55ebc1363
+# inputs: 027eb529291d828f
+# body: c645a68c48635e53
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -191,7 +191,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb98d0c78f162f3b
-# body: 005d34a00fc56834
+# inputs: 0388a45494a693a6
+# body: bd55cfec6c63b063
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -191,7 +191,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

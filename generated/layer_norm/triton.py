@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c2fdc15e19750dd
-# body: a197d65cd27742d4
+# inputs: bc4b4ff3ff7ed187
+# body: 3bf2822d45e50e2a
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -85,11 +85,11 @@ _BACKWARD_TILES = [
 def _hand_in(value, slots_ptr, part, turn, SLOTS: tl.constexpr):
     """Publish the value [1] of one part of a row, with its turn, to the programs of the other parts.
 
-    The slot of a part holds the bits of the value in its low 32 bits and turn + 1 in its high 32 bits.
+    The low 32 bits of a slot are the value, the high 32 bits are turn + 1.
     """
     word = tl.sum(value, 0).to(tl.uint32, bitcast=True).to(tl.uint64) | (turn + 1).to(tl.uint64) << 32
-    # There are four sets of slots. A part that publishes turn t + 4 has read a later turn than t from every part, so
-    # no program still reads turn t.
+    # There are four sets of slots. A part that publishes turn t + 4 has read a turn after t from every part. So no
+    # program still reads turn t.
     tl.atomic_xchg(slots_ptr + turn % 4 * SLOTS + part, word, sem="relaxed")
 
 
@@ -267,8 +267,8 @@ def _schedule(table, x):
             raise ValueError(
                 f"layer_norm: rows of {width} take {parts} programs at once, this device runs {at_once}"
             )
-        # The programs of a row wait for each other. `maxnreg` lets all of them run at once; a cooperative launch fails if
-        # they cannot.
+        # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
+        # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
         constants["launch_cooperative_grid"] = True
     return groups, groups * parts, constants

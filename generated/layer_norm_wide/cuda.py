@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 184aa72a0817dc7b
-# body: 1f36efb8836f7902
+# inputs: f612dabed42b27e7
+# body: b173731d734ed66a
 """Layer norm of rows of 65536.
 
     h = x
@@ -154,7 +154,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 562031e2701eac14
-# body: 6b96fb9e13427ad1
+# inputs: 917aed6f2c51a043
+# body: 93d64e7f9bae9eb0
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -165,7 +165,10 @@ def _after_thread_sync():
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Return batch, state, first token of chunk n, and the number of tokens from there to the end of the batch row."""
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of the batch row.
+    """
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start
@@ -267,10 +270,11 @@ def _kernel(
     )
 
     # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA uses stage s % HV_STAGES of h and v, and stage s // GROUP % QK_STAGES of q and k.
-    # Each pass over the stages flips the parity on which threads wait.
-    # The tensor cores execute products in the order of issue. When q @ k^T of a slot is complete, p @ v of the slot
-    # before it has read p, so p needs no empty barrier.
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - when its q @ k^T is complete, p @ v of the slot before it has read p: products complete in the order of issue,
+    #   so p needs no empty barrier
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
     if warp_idx == TMA_WARP:
@@ -338,8 +342,10 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load: lane l of warp w owns rows 16 * w + l // 4 and 8 rows further, and of each 8
-        # columns the two at 2 * (l % 4). `place` has row and column of each element.
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element
         src = load.get_slice(thread).partition_S(s)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, BT)))
         weights = cute.make_rmem_tensor(place.shape, Float32)

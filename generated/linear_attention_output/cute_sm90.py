@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 787e58d4bb65e509
-# body: afe2eaa5a79d7d34
+# inputs: 420ea6b1c3a5b105
+# body: 71a97aa02ab65e10
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -116,7 +116,10 @@ def _tma_store(tma, shared, tile):
 
 @cute.jit
 def _chunk(tokens: Int32, n: Int32):
-    """Return batch, state, first token of chunk n, and the number of tokens from there to the end of the batch row."""
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of the batch row.
+    """
     chunks = (tokens + BT - 1) // BT
     start = n % chunks * BT
     return n // chunks, n % chunks, start, tokens - start
@@ -203,10 +206,11 @@ def _kernel(
     cute.arch.sync_threads()
 
     # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
-    # heads. Slot s of this CTA uses stage s % HV_STAGES of h and v, and stage s // GROUP % QK_STAGES of q and k.
-    # Each pass over the stages flips the parity on which threads wait.
-    # Warpgroup w computes the slots with s % WARPGROUPS == w. HV_STAGES is a multiple of WARPGROUPS, so each stage of
-    # h and v has one reader.
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
+    #   reader
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
     # --- the producer warp ---
@@ -247,11 +251,13 @@ def _kernel(
         fh, fv = thr_qh.make_fragment_B(thr_qh.partition_B(sh)), thr_pv.make_fragment_B(thr_pv.partition_B(sv))
         s = thr_qk.make_fragment_C(thr_qk.partition_shape_C((ROWS, BT)))
         acc = thr_qh.make_fragment_C(thr_qh.partition_shape_C((ROWS, V)))
-        # The thread map of an accumulator [64, n]: lane l of warp w owns rows 16 * w + l // 4 and 8 rows further, and
-        # of each 8 columns the two at 2 * (l % 4). Element e is in row e // 2 % 2 of the two, at column e % 2 of the
-        # pair, in columns 8 * (e // 4) to 8 * (e // 4) + 7. `place` has row and column of each element of s.
-        # Per 16 columns this is the register layout of the left operand, so p = s needs no shuffles
-        # (PTX ISA, wgmma register fragments).
+        # The thread map of an accumulator [64, n] (PTX ISA, wgmma register fragments). Element e of lane l of warp w:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element of s
+        #
+        # The left operand of p @ v has the same map for each 16 columns. So a thread converts its elements of s to p
+        # without shuffles.
         p = cute.make_rmem_tensor(cute.make_layout(((2, 2, 2), 1, BT // 16)), BFloat16)
         place = thr_qk.partition_C(cute.make_identity_tensor((ROWS, BT)))
         # stmatrix stores a panel [64, PANEL] of o, of which this thread owns PANEL // 2 elements. Each warpgroup has a

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7ae016937063363
+# inputs: c16c43682935fef8
 # body: 7124b42604d47210
 """The output step of chunked linear attention without decay.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd3c1a680e90e15a
-# body: 13a41e7dc3159f9b
+# inputs: 2fc85238d9b0e853
+# body: 8383e0c9f16a4969
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -153,7 +153,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

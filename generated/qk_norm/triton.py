@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b393e9b756bdd582
+# inputs: 888e966ec8d1c05f
 # body: 0c9d9594e5a8fc3e
 """RMS norm of queries or keys, with a weight for each head.
 

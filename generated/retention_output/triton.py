@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 937bc3b7d54b1fc5
+# inputs: 17f975231f7a89f7
 # body: 8ffbe30ab4bd95c0
 """The output step of chunked retention, where each head decays by a constant of its own.
 

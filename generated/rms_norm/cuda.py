@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64489a7e20e6db66
-# body: ba6a97c17a939d16
+# inputs: 7e13fc9b574cf45e
+# body: e19a919cfc74bdcc
 """RMS norm over the last dimension.
 
     h = x
@@ -191,7 +191,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1d803598c42988d6
-# body: de33d83520cf517d
+# inputs: cf844a719e02e47d
+# body: 529020e8a83b0222
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -168,7 +168,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """

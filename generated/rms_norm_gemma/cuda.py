@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 59f967b4a514687c
-# body: e57a3948cca683dd
+# inputs: 2590e4172e27262a
+# body: d99d664a2f783509
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -191,7 +191,7 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups that run at once.
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
 
     A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
     """
