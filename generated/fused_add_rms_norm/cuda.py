@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 32f0b1088dd3a085
-# body: 88b3e4c7fceeeca4
+# inputs: 4eeb1fe8c1b7a455
+# body: a5bca7a193d04677
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -208,7 +208,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -441,7 +444,8 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns (out, shaped as x; h, the normed sum, shaped as x). Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; h, the normed sum, shaped as x).
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("fused_add_rms_norm", "x residual weight", x, residual, weight)

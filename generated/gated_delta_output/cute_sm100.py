@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0cba862751db5177
-# body: b30766e5f1b681e9
+# inputs: 478680be7bcf73d6
+# body: 4bb9852c4e7e7418
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -365,7 +365,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
         # - `place` has both for each element

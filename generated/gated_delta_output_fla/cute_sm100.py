@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ec0bc94a90a4dd82
-# body: 0cdc8fdcb791528b
+# inputs: d81b57b12ae04948
+# body: db4bb8a1cf4eb9ad
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -427,7 +427,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
         # - `place` has both for each element

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cd1792b10ec69384
-# body: a720473729c24e8a
+# inputs: ea26dd43c0d51c05
+# body: c57f587eb7cb658c
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -430,7 +430,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
         # - `place` has both for each element

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 027eb529291d828f
-# body: c645a68c48635e53
+# inputs: 7c7dde63b669d132
+# body: de2315ae25fd7294
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -208,7 +208,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -439,7 +442,8 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     z: as x bfloat16, a buffer of the expressions.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("gated_rms_norm", "x weight z", x, weight, z)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0388a45494a693a6
-# body: bd55cfec6c63b063
+# inputs: b089f169afea271c
+# body: d834b510fd564d64
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -208,7 +208,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -441,7 +444,8 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     bias: [width] bfloat16, added to the normed rows.
     eps: added to the variance; 1e-05 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("layer_norm", "x weight bias", x, weight, bias)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f612dabed42b27e7
-# body: b173731d734ed66a
+# inputs: 71f9057f387e89be
+# body: 04232f86f093a4d3
 """Layer norm of rows of 65536.
 
     h = x
@@ -171,7 +171,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -404,7 +407,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     bias: [width] bfloat16, added to the normed rows.
     eps: added to the variance; 1e-05 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 917aed6f2c51a043
-# body: 93d64e7f9bae9eb0
+# inputs: 1c4b44fb7c86b88b
+# body: da956c6a50651d9c
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -342,7 +342,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
-        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of warp w, counted from the first of the 4 warps:
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
         # - `place` has both for each element

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5e05d33369738e6d
-# body: d9b23aa887bd8d9b
+# body: ba8e37c89be594d0
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -96,14 +96,14 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _floor_mod(a, b):
-    # Python's remainder: it has the sign of b.
+    # The remainder of Python, which has the sign of b.
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
 @triton.jit
 def _floor_div(a, b):
-    # Python's quotient: rounded towards minus infinity.
+    # The quotient of Python, rounded towards minus infinity.
     r = a % b
     r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
     return (a - r) // b

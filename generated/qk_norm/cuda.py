@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2fc85238d9b0e853
-# body: 8383e0c9f16a4969
+# inputs: 0f46e7db9d3e3fa2
+# body: 8f61085f14c4313b
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -170,7 +170,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident, multiple):
-    """Return the number of groups of a launch. Persistent groups process several rows each, rows of one thread a multiple of `multiple` apart."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows, rows of one thread a multiple of `multiple` apart.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -391,7 +394,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     weight: [H, width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("qk_norm", "x weight", x, weight)

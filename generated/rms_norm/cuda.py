@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e13fc9b574cf45e
-# body: e19a919cfc74bdcc
+# inputs: 6d9139b8dfa51422
+# body: 4a10e267ce5a3972
 """RMS norm over the last dimension.
 
     h = x
@@ -208,7 +208,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -434,7 +437,8 @@ def rms_norm(x, weight, *, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("rms_norm", "x weight", x, weight)

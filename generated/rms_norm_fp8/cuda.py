@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf844a719e02e47d
-# body: 529020e8a83b0222
+# inputs: 771038339d0fa685
+# body: b6d15bf518a56bf8
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -185,7 +185,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch. Persistent groups process several rows each."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -313,7 +316,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by). Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by).
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("rms_norm_fp8", "x weight", x, weight)
