@@ -23,7 +23,8 @@ class Source:
 
     `arch` is the architecture of the file, such as sm_90a, or None if the file runs on several.
     Of the files that can run, the one with the highest `rank`, the fastest in measurements, is the default. Files
-    without the function of the spec have no rank. `needs` is a package that the file imports in addition to those of `triton`.
+    without the function of the spec have no rank. `needs` is a package that the file imports in addition to the imports
+    of the target `triton`.
     `forward_only` is a copy of the target's field. `comment` begins a comment line. `alone` is the template of the file
     if it is emitted without the others; None if it needs them.
     """

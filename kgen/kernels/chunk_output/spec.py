@@ -1,4 +1,4 @@
-"""`kernel: chunk_output`: what a user may say about the output step of chunked linear attention."""
+"""The model of specs with `kernel: chunk_output`: the output step of chunked linear attention."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from kgen.spec.user_text import UserText
 SIZES = ("H", "HV")
 INDICES = ("i", "h")
 GATES = {"g": "i", "g_gamma": "h"}
-"""The tensors that `decay` may read, and the one index that each is read at."""
+"""The tensors that `decay` may read, and the only index of each."""
 RESERVED = frozenset(
     {
         *(*SIZES, *INDICES, *GATES, "inf", "q", "k", "v", "o", "scale", "cu_seqlens", "chunk_indices"),
         *("math", "torch", "triton", "tl"),
-        # Files of its folder: importing one would hide the function.
+        # Files of the emitted folder: their import would hide the function.
         *("cute_sm90", "cute_sm100"),
     }
 )
 PASSES = ("forward", "backward")
 CUTE_WIDTHS, CUTE_CHUNK = (64, 128), 64
-"""Head dims and chunk size that the CuTe DSL kernels are written for."""
+"""The head dims and the chunk size that the CuTe DSL kernels support."""
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 Width = Annotated[Literal[64, 128, 256], Field(examples=[128])]
@@ -51,9 +51,9 @@ class HeadDim(SpecModel):
     """Elements per head: 64, 128 or 256."""
 
     qk: Width
-    """Of a query and a key: K."""
+    """Elements of a query and a key, K."""
     v: Width
-    """Of a value and of the output: V."""
+    """Elements of a value and of the output, V."""
 
 
 def _head_dim(value: Any) -> Any:
@@ -66,18 +66,18 @@ def _head_dim(value: Any) -> Any:
 
 
 class Heads(SpecModel):
-    """How many heads there are: both numbers, the ratio alone, or nothing."""
+    """The numbers of heads: both numbers, their ratio, or neither."""
 
     qk: Count | None = None
-    """Of q and k: H."""
+    """Heads of q and k, H."""
     v: Count | None = None
-    """Of v, the states, the gate and the output: HV, a multiple of H."""
+    """Heads of v, the states, the gate and the output: HV, a multiple of H."""
     group: Count | None = None
-    """HV / H, where the numbers are left to the call."""
+    """HV / H, if each call may have other numbers."""
 
     @property
     def ratio(self) -> int | None:
-        """Value heads for each head of q and k, if the spec says it."""
+        """The number of value heads per head of q and k, if the spec has it."""
         return self.v // self.qk if self.v and self.qk else self.group
 
     @model_validator(mode="after")
@@ -122,15 +122,15 @@ class ChunkOutputSpec(SpecModel):
     name: Annotated[Name, Field(examples=["gated_delta_output"])]
     """Name of the emitted function, lower_snake_case."""
     summary: Summary = UserText("")
-    """One line for people; it opens the docstring of the emitted file."""
+    """One line for people, which begins the docstring of the emitted file."""
     license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16"], Field(examples=["bf16"])]
-    """Of q, k, v and the output; sums are fp32."""
+    """Dtype of q, k, v and the output. Sums are in fp32."""
     state_dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """Of the states; that of q if left out. The kernels multiply with them in the dtype of q."""
+    """Dtype of the states; by default, the dtype of q. Kernels cast states to the dtype of q before they multiply."""
     gate_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
-    """Of g and g_gamma."""
+    """Dtype of g and g_gamma."""
     head_dim: Annotated[
         HeadDim,
         BeforeValidator(_head_dim, json_schema_input_type=Width | HeadDim),
@@ -140,27 +140,27 @@ class ChunkOutputSpec(SpecModel):
     chunk_size: Literal[16, 32, 64, 128] = 64
     """Tokens of a chunk: BT."""
     heads: Annotated[Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)] = Heads()
-    """{qk: 16, v: 32}, {group: 2} or `any`: what is compiled in, and what is left to the call."""
+    """Both numbers, {qk: 16, v: 32}; only their ratio, {group: 2}; or `any`. Each call may choose the others."""
     # The state decays by b**c(i), a pair of positions by b**(c(i) - c(j)). The difference alone
     # does not determine c(i), and a subtraction before the power cannot overflow.
     decay: Expression = None
-    """The exponent c(i) of the decay from the chunk's start through position i; none if left out."""
+    """The exponent c(i) of the decay from the start of the chunk through position i. By default, no decay."""
     gate_base: Literal["e", 2] = "e"
     """The base of the decay: e, or 2."""
     state_layout: Literal["kv", "vk"] = "kv"
-    """Whether a state is [K, V] or [V, K] in memory."""
+    """The layout of a state in memory: kv is [K, V], vk is [V, K]."""
     v_layout: Literal["token", "chunk_padded"] = "token"
-    """Whether v is [B, T, HV, V], or padded to whole chunks, [B, NT * BT, HV, V]."""
+    """token: v is [B, T, HV, V]. chunk_padded: v is padded to whole chunks, [B, NT * BT, HV, V]."""
     varlen: bool = False
-    """Whether sequences of different lengths are packed into one row, with `cu_seqlens`."""
+    """True if sequences of different lengths are packed into one row, with `cu_seqlens`."""
     passes: Annotated[
         tuple[Literal["forward", "backward"], ...],
         Field(strict=False),
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
-    """Which kernels to emit: [forward] or [forward, backward]."""
+    """The kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
-    """What to emit them for."""
+    """The targets to emit, with their options."""
 
     @property
     def state(self) -> str:
@@ -168,7 +168,7 @@ class ChunkOutputSpec(SpecModel):
         return self.state_dtype or self.dtype
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """By field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type of its value."""
         if self.decay is None:
             return {}
         scope = Scope(
@@ -180,7 +180,7 @@ class ChunkOutputSpec(SpecModel):
         return {"decay": (self.decay.written, scope, Type.FLOAT)}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """What only the typed `trees` (by field) show to be wrong."""
+        """Yield the errors that need the typed `trees` (by field)."""
         read = reads(trees["decay"]) if "decay" in trees else ()
         for one in read:
             index = Var(GATES[one.buffer], Type.INT)
@@ -197,7 +197,7 @@ class ChunkOutputSpec(SpecModel):
             yield from self._beyond_cute()
 
     def _beyond_cute(self) -> Iterator[PydanticCustomError]:
-        """What the CuTe DSL kernels are not written for."""
+        """Yield an error if the CuTe DSL kernels do not support the spec."""
         assert self.targets.cute is not None
         arch, widths = self.targets.cute.arch, " or ".join(map(str, CUTE_WIDTHS))
         needs = {

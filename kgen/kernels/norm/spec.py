@@ -1,4 +1,4 @@
-"""`kernel: norm`: what a user may say about one layer norm or RMS norm."""
+"""The model of specs with `kernel: norm`: one layer norm or RMS norm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = {
     ("WIDTH",): "column",
     ("H", "WIDTH"): "column",
 }
-"""Shapes that a buffer may have, and along what it then varies."""
+"""The shapes that a buffer may have, and the axis along which each varies."""
 RESERVED = frozenset(
     {
         *(
@@ -96,16 +96,16 @@ Real = Literal["bf16", "fp16", "fp32"]
 
 
 class Dtypes(SpecModel):
-    """Of the tensors; everything is computed in fp32."""
+    """Dtypes of the tensors. All computation is in fp32."""
 
     input: Annotated[Real, Field(examples=["bf16"])]
-    """Of x."""
+    """Dtype of x."""
     weight: Real | None = None
-    """Of weight and bias; that of the input if left out."""
+    """Dtype of weight and bias. The default is the dtype of the input."""
     output: Real | None = None
-    """Of the output; that of the input if left out."""
+    """Dtype of the output. The default is the dtype of the input."""
     residual: Real | None = None
-    """Of the residual, in and out; that of the input if left out."""
+    """Dtype of the residual, as input and output. The default is the dtype of the input."""
 
 
 def _dtypes(value: Any) -> Any:
@@ -147,18 +147,18 @@ def _shape(value: Any) -> Any:
 
 
 class Buffer(SpecModel):
-    """A tensor that the expressions may use by its name: at each element its value there."""
+    """A tensor that the expressions use by its name. The name is its value at the current element."""
 
     shape: Annotated[
         tuple[Literal["ROWS", "WIDTH", "H"], ...],
         Field(strict=False, examples=[["ROWS", "WIDTH"]]),
         BeforeValidator(_shape),
     ]
-    """[ROWS, WIDTH] is shaped as x, [ROWS] as x without its last dimension, [WIDTH] and [H, WIDTH] as weight."""
+    """[ROWS, WIDTH]: as x. [ROWS]: as x without its last dimension. [WIDTH] or [H, WIDTH]: as weight."""
     dtype: Annotated[Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["bf16"])]
-    """Of the elements in memory; kernels compute in fp32 and int32."""
+    """Dtype in memory. Kernels compute in fp32 and int32."""
     grad: bool = False
-    """Whether the backward pass gives a gradient for it."""
+    """True if the backward pass returns its gradient."""
 
     @property
     def element(self) -> Type:
@@ -167,7 +167,7 @@ class Buffer(SpecModel):
 
     @property
     def along(self) -> str:
-        """What it varies along: `element`, `row` or `column`."""
+        """The axis along which it varies: `element`, `row` or `column`."""
         return SHAPES[self.shape]
 
     @model_validator(mode="after")
@@ -179,12 +179,12 @@ class Buffer(SpecModel):
 
 
 class Quantize(SpecModel):
-    """The output in eight bits."""
+    """Quantization of the output to eight bits."""
 
     dtype: Literal["fp8_e4m3"]
-    """Of the output; its largest number is 448, and larger values become that."""
+    """Dtype of the output. Its largest number is 448; larger values become 448."""
     scale: Literal["per_tensor", "per_row"]
-    """per_tensor: the argument `scale`, one number; per_row: the row's largest magnitude / 448, returned."""
+    """per_tensor: one number, the argument `scale`. per_row: largest magnitude of the row / 448, which is returned."""
 
 
 if TYPE_CHECKING:
@@ -197,14 +197,14 @@ else:
 
 
 class NormSpec(SpecModel):
-    """One norm: output_mod(x_hat * (weight + weight_offset) + bias), x_hat the normed rows of input_mod(x)."""
+    """One norm: output_mod(x_hat * (weight + weight_offset) + bias), where x_hat is input_mod(x), normed by rows."""
 
     kernel: Literal["norm"]
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["rms_norm"])]
     """Name of the emitted function, lower_snake_case."""
     summary: Summary = UserText("")
-    """One line for people; it opens the docstring of the emitted file."""
+    """One line for people, which begins the docstring of the emitted file."""
     license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     norm: Annotated[Literal["layer", "rms"], Field(examples=["rms"])]
@@ -224,32 +224,32 @@ class NormSpec(SpecModel):
         int | Literal["any"] | None,
         BeforeValidator(_heads, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = None
-    """x is [..., H, WIDTH], and weight and bias are [H, WIDTH]: this many heads, or `any`."""
+    """The number of heads H, or `any`. Then x is [..., H, WIDTH], and weight and bias are [H, WIDTH]."""
     dtype: Annotated[
         Dtypes, BeforeValidator(_dtypes, json_schema_input_type=Real | Dtypes), Field(examples=["bf16"])
     ]
-    """Of the tensors: one for all, or {input, weight, output, residual}."""
+    """Dtype of all tensors, or {input, weight, output, residual}."""
     weight: bool = True
-    """Whether there is a weight."""
+    """True if there is a weight."""
     weight_offset: Annotated[int, Field(ge=0, le=1)] = 0
-    """Added to the weight; 1 for weights that are stored around zero, as Gemma's are."""
+    """Added to the weight: 1 for weights that are stored around zero, as in Gemma."""
     bias: bool = False
-    """Whether there is a bias."""
+    """True if there is a bias."""
     eps: Annotated[float, Field(ge=0, le=1, strict=False)] = 1e-6
-    """Added to the variance; the default of the argument `eps`."""
-    # Rounded first, the returned sum is all that backward reads: neither x nor the residual.
+    """Added to the variance. This is the default of the argument `eps`."""
+    # The sum is rounded before the norm, so backward reads only the returned sum, and neither x nor the residual.
     residual: Literal["in", "in_out"] | None = None
-    """in: `residual` is an argument; in_out: the sum, rounded to the residual's dtype, is normed and returned too."""
+    """in: `residual` is an argument. in_out: the sum, rounded to the dtype of the residual, is normed and returned."""
     input_mod: Expression = None
-    """What is normed, from `x`, `residual`, params and buffers; `x`, or `x + residual` where there is one."""
+    """The value before the norm, from `x`, `residual`, params and buffers. The default is `x`, or `x + residual`."""
     output_mod: Expression = None
-    """The output, from `y`, params and buffers; `y` if left out."""
+    """The output, from `y`, params and buffers. The default is `y`."""
     round_x_hat: bool = False
-    """Whether x_hat is rounded to the input's dtype before the weight multiplies, as Hugging Face's Llama does."""
+    """True if x_hat is rounded to the dtype of the input before the weight multiplies, as in Hugging Face's Llama."""
     statistics: Literal["save", "recompute"] = "save"
-    """Whether backward reads mean and rstd, saved by forward in fp32, or computes them again."""
+    """save: forward saves mean and rstd in fp32 for backward. recompute: backward computes them again."""
     quantize: Quantize | None = None
-    """The output in eight bits; forward only."""
+    """Quantization of the output to eight bits, forward only."""
     buffers: dict[Name, Buffer] = Field(default_factory=dict)
     """Tensors that the expressions may use, by name."""
     params: dict[Name, Param] = Field(default_factory=dict)
@@ -261,20 +261,20 @@ class NormSpec(SpecModel):
         Field(strict=False),
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
-    """Which kernels to emit: [forward] or [forward, backward]."""
+    """The kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
-    """What to emit them for."""
+    """The targets to emit, with their options."""
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of functions."""
+        """The accuracy of functions."""
         if self.fast_math:
             return "fast"
         return "precise" if "fp32" in (self.dtypes["input"], self.dtypes["output"]) else "usual"
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """Of `input`, `weight`, `output` and `residual`, defaults filled in."""
+        """Dtypes of `input`, `weight`, `output` and `residual`, with the defaults."""
         given = {name: value or self.dtype.input for name, value in self.dtype}
         return given | ({"output": self.quantize.dtype} if self.quantize else {})
 
@@ -307,7 +307,7 @@ class NormSpec(SpecModel):
         return self
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """By field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type of its value."""
         shared = {n: b.element for n, b in self.buffers.items()}
         shared |= {n: p.scalar for n, p in self.params.items()}
         constants = compiled_in(self.params)
@@ -323,7 +323,7 @@ class NormSpec(SpecModel):
         return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """What only the typed `trees` (by field) show to be wrong."""
+        """Yield the errors that need the typed `trees` (by field)."""
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = {name for tree in trees.values() for name in differentiable(tree)}
         needed = {"input_mod": ("x", *(["residual"] if self.residual else [])), "output_mod": ("y",)}
