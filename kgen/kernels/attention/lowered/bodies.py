@@ -27,7 +27,7 @@ def body_of(
 ) -> TileBody:
     """Build the body of a loop for one tile.
 
-    With `by_rows`, addresses of reads per pair are computed before the loop, and an element that all pairs
+    With `by_rows`, addresses of reads per pair are computed before the loop. An element that all pairs
     share is read once. `given` are bindings that the caller already computes.
     """
     core = printer.tile(loop.program.results["core"])

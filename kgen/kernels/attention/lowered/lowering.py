@@ -80,7 +80,10 @@ class Lowering:
         return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
 
     def returned(self, rest: Node, printer: Printer) -> Code:
-        """Return the `row_rest` that `lse` adds. It is finite for rows without a visible key, where `rest` may be NaN."""
+        """Return the `row_rest` that `lse` adds.
+
+        It is finite for rows without a visible key, even if `rest` is infinite or NaN there.
+        """
         value = printer.own(rest)
         assert self.plan.form.row_rest is not None
         if not self.may_be_nan(self.plan.form.row_rest):
@@ -147,7 +150,7 @@ def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
 
 
 def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
-    """Return the parameters of the strides of Q, K, V or another tensor of rows, in the order of its dimensions.
+    """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its dimensions.
 
     All strides are 64-bit except the stride of columns.
     """
