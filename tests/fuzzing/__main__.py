@@ -55,8 +55,7 @@ def fuzz(
 ) -> None:
     """Run the kernels of random specs, and compare them with float64.
 
-    Rewrite each spec in another spelling and compare the kernels. Reduce and print the specs that fail. Exit 1 if one
-    fails.
+    Another spelling must give the same kernel. Failing specs are reduced and printed. Exit 1 if one fails.
     """
 
     def run() -> int:

@@ -64,8 +64,9 @@ def large(
 ) -> None:
     """Call emitted files with more than 2**31 elements.
 
-    Exit 1 if a result differs. It needs a GPU, with up to 80 GB per job. Correct results are recorded in
-    tests/on_gpu/large.json.
+    Exit 1 if a result differs. It needs a GPU, with up to 80 GB per job.
+
+    Correct results are recorded in tests/on_gpu/large.json.
     """
 
     def run() -> int:

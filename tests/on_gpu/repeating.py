@@ -59,7 +59,7 @@ def repeat(
 ) -> None:
     """Run cases of emitted files repeatedly on a GPU.
 
-    Exit 1 if bits change that must not. Processes that share a GPU preempt each other in the middle of kernels.
+    Exit 1 if bits change that must not. Processes that share a GPU take turns, also within kernels.
     """
 
     def run() -> int:
