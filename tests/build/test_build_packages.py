@@ -1,4 +1,4 @@
-"""Output folders of packages, the files that a build replaces, and the messages of `--check`, with fake machine code."""
+"""Output folders of packages, the files that builds replace, and the messages of `--check`, with fake machine code."""
 
 from __future__ import annotations
 
