@@ -96,8 +96,9 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
 def test_a_launch_takes_what_was_compiled_for_it(
     names: tuple[str, ...], arch: str, least: int, tmp_path: Path
 ) -> None:
-    """If several machine codes fit, the launch takes the one that knows most about the arguments, because it loads by
-    vectors.
+    """If several machine codes fit, the launch takes the one with most facts about the arguments.
+
+    Its loads and stores are vectors.
     """
     specs = [f"specs/{name}.yaml" for name in names]
     done = python(

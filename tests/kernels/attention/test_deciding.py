@@ -56,7 +56,7 @@ def undecided(problem):
 
 
 VACUOUS = {"ends_by_head": "b >= 0"}
-"""Conditions that hold in every call. They test kernels that omit them."""
+"""Conditions that hold in every call. The specs contain them because kernels drop them."""
 
 
 @pytest.mark.parametrize("path", [*STOCK, *of_family("attention", CORNERS)], ids=lambda path: path.stem)

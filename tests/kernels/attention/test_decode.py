@@ -170,7 +170,7 @@ EMPTY_RANGES = [
     ("where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)", "end", 200),
     ("((q_idx < 32) != (kv_idx < 16)) and (kv_idx % 2 == 0 or q_idx >= kv_idx)", "start", 40),
 ]
-"""Masks of several ranges. An earlier range is empty for one query, and a later one is not at these lengths."""
+"""Masks of several ranges. For one query, an earlier range is empty. With this number of keys, a later one is not."""
 
 
 @pytest.mark.parametrize(("mask", "align", "keys"), EMPTY_RANGES)

@@ -87,8 +87,7 @@ KERNELS = {
 }
 
 SEEDS = range(1000, 1000 * int(os.environ.get("KGEN_ORDERS", "4")) + 1, 1000)
-"""Seeds of the orders that each kernel runs in, in addition to the first. A launch of many kernels uses later seeds.
-"""
+"""Seeds of the orders after the first. Each further program of a launch uses the next seed."""
 
 
 @pytest.mark.parametrize("name", KERNELS)

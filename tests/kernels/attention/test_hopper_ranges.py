@@ -17,7 +17,7 @@ LATE = {
     "a buffer": "head_dim: 128\nbuffers: {n: {shape: [SQ], dtype: int32, sorted: true}}\n"
     f"mask_mod: {WINDOW} and kv_idx < n[q_idx]",
 }
-"""Specs whose range starts at a position of the query. It ends at the length, or at a value that each query reads."""
+"""Masks with a window. The range of keys ends at the length, or at a value that each query reads."""
 
 
 @pytest.mark.parametrize("end", LATE)

@@ -91,8 +91,7 @@ def _places(code: str) -> tuple[set[int], set[int]]:
     return barriers | {at + 4 for at in barriers}, stored
 
 
-# sliding_window keeps Q of half a tile in registers, packed_latent Q in two parts, causal_d64 Q of a third of a tile
-# and K. packed_latent also keeps K in two parts, gpt_oss K and V.
+# Operands in registers: Q of a half or a third of a tile, or in two parts. Also K, whole or in two parts, and K and V.
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [("sliding_window", 1), ("packed_latent", 2), ("causal_d64", 2), ("gpt_oss", 1)],

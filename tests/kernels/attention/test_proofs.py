@@ -445,7 +445,7 @@ EMPTY_HALVES = (
 
 @pytest.mark.parametrize("mask", EMPTY_HALVES)
 def test_a_half_that_begins_before_the_whole(mask: str) -> None:
-    """If the range of the whole tile begins past the last key, an empty range of a half begins before it.
+    """If the range of the whole tile begins past the last key, the empty range of a half begins earlier.
 
     The half must not wait for tiles that the producer does not load.
     """

@@ -155,7 +155,7 @@ def module_of_layer_norm(tmp_path_factory):
 
 
 def test_which_rows_are_whole_accesses(module_of_layer_norm):
-    """Rows are loaded 16 bytes at a time if all begin and end at multiples of 16, else element by element."""
+    """Rows are loaded 16 bytes at a time if all are aligned to 16 bytes, else element by element."""
     vector = module_of_layer_norm._vector
     x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
     assert vector((x,), (w,)) == 8

@@ -66,7 +66,7 @@ def test_what_a_repository_starts_with_passes(name: str, tmp_path: Path) -> None
     test.write_text(test.read_text().replace("LENGTH = 256", "LENGTH = 64"))
     run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout
-    if name == "learned":  # the test detects an error
+    if name == "learned":  # the tests must detect an error
         path = root / "torch-ext" / "own" / "own" / "triton.py"
         right = "l_safe = tl.where(l_i == 0.0, 1.0, l_i)"
         assert right in path.read_text()

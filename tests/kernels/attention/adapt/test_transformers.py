@@ -427,7 +427,7 @@ def _replaced(folder: Path) -> bool:
 
 
 def test_buffers_are_given_once_or_by_a_function(tmp_path: Path) -> None:
-    """Without its buffers, such an adapter does not register. A function is called for every call."""
+    """An adapter with buffers registers only when it gets them. A function of buffers is called in every forward."""
     mods = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\nscore_mod: score + slopes[h] * (kv_idx - q_idx)"
     written(spec("alibi", mods), tmp_path)
     assert interpreted(_alibi, tmp_path)

@@ -137,7 +137,7 @@ def test_brief_transfers_are_in_the_stream_that_computes(
     for point in (found.open(), found.copy([(x, torch.ones(3))]), found.close()):
         point.wait()
     found.free()
-    assert done == ["copying", (0, 3500), (1, 3500)]  # begins after the copies of an earlier call
+    assert done == ["copying", (0, 3500), (1, 3500)]  # waits first for the copies of an earlier call
     assert x.tolist() == [1, 1, 1]
 
 
