@@ -1,4 +1,4 @@
-"""Why a spec has no kernels for Hopper, in words."""
+"""The reasons that kgen reports if a spec has no Hopper kernels."""
 
 from __future__ import annotations
 
@@ -126,11 +126,11 @@ DOCS = "buffers: {doc: {shape: [SK], dtype: int32, sorted: true}}\n"
     ("more", "bias", "documents"),
     [
         (f"{ALIBI}score_mod: score + s[h] * (kv_idx - q_idx)\n", True, False),
-        # Of a soft cap, the product is no place to begin; nor is there one slope of two.
+        # The product cannot start from the bias if a soft cap follows, or if the bias has a second term.
         (f"{ALIBI}score_mod: 30 * tanh(score / 30) + s[h] * kv_idx\n", False, False),
         (f"{ALIBI}score_mod: score + s[h] * kv_idx + exp2(kv_idx * 0.01)\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx\n", False, True),
-        # Nothing is left out of a mask that compares more, or that a query may be hidden from by itself.
+        # No condition is dropped if the mask compares more, or if it can hide a query from its own key.
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] + 1 and q_idx >= kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx > kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx]\n", False, False),

@@ -232,7 +232,7 @@ def test_packed_sequences_are_sequences():
     q, k, v = torch.randn(11, 4, 4), torch.randn(16, 2, 4), torch.randn(16, 2, 3)
     cu = ([0, 3, 3, 7, 9], [0, 5, 7, 7, 14])
     dout, dlse = torch.randn(11, 4, 3), torch.randn(4, 11)
-    # The mask knows the sequence's own lengths and its number.
+    # The mask reads the lengths and the number of the sequence.
     mask = call("lt", call("add", K, B), call("add", Q, Var("SK", INT)))
     got = attention(q, k, v, Call(mask_mod=mask, cu_seqlens=cu, dout=dout, dlse=dlse))
     for b, (sq, sk) in enumerate(lengths):

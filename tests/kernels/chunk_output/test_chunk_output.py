@@ -1,4 +1,4 @@
-"""chunk_output: its reference against a loop over tokens, what its plan says, and what surrounds its kernels."""
+"""chunk_output: its reference against a loop over tokens, its plan, and its launcher."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def drawn(lengths: list[int], batch: int) -> dict[str, torch.Tensor]:
 
 
 def by_token(t, lengths, scale, base, exponent):
-    """The output by its definition; `exponent(b, t, i, h)` is c at token t, which is the i-th of its chunk."""
+    """Return the output by its definition. `exponent(b, t, i, h)` is c at token t, which has index i in its chunk."""
     o = torch.zeros_like(t["v"])
     starts = [0, *accumulate(lengths)]
     for b in range(o.shape[0]):
@@ -100,7 +100,7 @@ def test_layouts_of_the_reference_agree():
 
 
 def test_a_steep_gate_of_a_chunk_that_is_not_full():
-    """Rows behind the end have no exponent to be subtracted: they once made infinities, and NaN of them."""
+    """Rows past the end have no exponent to subtract, which could make infinities and then NaN."""
     t = drawn([BT - 1], 1)
     t["g"] = -torch.arange(1.0, BT, dtype=torch.float64)[None, :, None].expand(1, -1, HV) * 1e4
     do, decay = torch.randn_like(t["v"]), spec("decay: g[i]\n").trees["decay"]
@@ -154,7 +154,7 @@ CORNERS = sorted((ROOT / "tests" / "specs").glob("chunk_*.yaml"))
 
 @pytest.mark.parametrize("path", CHUNKED + CORNERS, ids=lambda path: path.stem)
 def test_what_is_expected_can_be_stored(path, verdict):
-    """No case asks for what is not finite in the dtype of the result, in float64 to begin with."""
+    """In every case, the float64 results are finite in the dtype of the result."""
     problem = problem_of(load(path))
     verdict(problem)
     names = {case.name for case in cases(problem, quick=True)} | {"large"}
@@ -179,7 +179,7 @@ def test_every_spec_is_explained(path):
 
 
 def test_chunk_indices_of_the_launcher(verdict):
-    """Of more sequences than a program sums at once, with spare chunks that have no tokens, for either type."""
+    """Includes more sequences than a program sums at once, spare chunks without tokens, and both integer types."""
     emitted = ROOT / "generated/gated_delta_output_fla/triton.py"
     verdict(problem_of(load(ROOT / "specs/gated_delta_output_fla.yaml")), emitted)
     lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
@@ -198,7 +198,7 @@ def _chunk_indices(lengths: list[int], chunks: int) -> list[list[list[int]]]:
 
 
 def test_benchmarks_run_dry(tmp_path):
-    """One sequence and ragged ones, against eager and a copy; fla is left out of a decay that it does not have."""
+    """Run one sequence and ragged ones, against eager and a copy. fla is skipped for a decay that it lacks."""
     spec_file = tmp_path / "small.yaml"
     decay = "decay: g[i] / 2 + g[i] / 2\n"
     text = HEAD.replace("128", "64").replace("sample", "small") + decay
@@ -228,7 +228,7 @@ def test_sizes_of_benchmarks():
 
 
 def test_tokens_too_far_apart_are_refused(tmp_path):
-    """Offsets within a chunk are 32-bit; tensors without memory are enough to see the check."""
+    """Offsets within a chunk have 32 bits. Tensors without memory are enough to test the check."""
     source = next(
         iter(render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"], single=True).values())
     )

@@ -1,4 +1,4 @@
-"""Positions in the specs for caches: a bound is promised of them, by which their sums are proved to fit 32 bits."""
+"""Positions in cache specs have a declared bound, so that sums of them are proved to fit 32 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def verdicts(text: str) -> set[Verdict]:
-    """The verdicts on sums of 32 bits in the first shape of each kernel."""
+    """Return the verdicts on 32-bit sums for the first tile shape of each kernel."""
     extent = Extent(lambda shapes: shapes[:1])
     return {
         decide(one, 10).verdict
