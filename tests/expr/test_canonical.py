@@ -1,4 +1,4 @@
-"""Spellings of one thing are one thing: the same expressions before anything is planned, and so the same kernels."""
+"""Equivalent expressions have one canonical form, and so the same kernels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ WRITTEN = {
     "causal_images": ("(image[b, kv_idx] == image[b, q_idx] and image[b, q_idx] != 0) or kv_idx <= q_idx",),
     "block_sparse": ("kv_idx <= q_idx and allowed[b, h, q_idx // 128, kv_idx // 128]",),
 }
-"""Masks of stock specs, in other words."""
+"""Equivalent masks of stock specs."""
 
 SLOPE = "slope = exp2(-8 * (h + 1) / HQ)\n"
 SCORED = {
@@ -101,7 +101,7 @@ SCORED = {
         "table[h, min(1023, abs(q_idx - kv_idx))] + score",
     ),
 }
-"""The same of scores."""
+"""Equivalent scores of stock specs."""
 
 
 MINUS_INFINITIES = (
@@ -113,7 +113,7 @@ MINUS_INFINITIES = (
 
 
 def body(text: str) -> str:
-    """What an emitted file has behind the docstring that quotes the spec."""
+    """Return the text of `triton.py` after the docstring that quotes the spec."""
     _, _, rest = render_spec(loads(text, "spec.yaml"))["triton.py"].partition('"""')
     return rest.partition('"""')[2]
 
@@ -153,7 +153,7 @@ def test_a_mask_may_be_written_into_the_score() -> None:
 
 
 def test_gradients_stand_in_the_order_of_the_buffers() -> None:
-    """In whatever order the score names these."""
+    """The order in which the score uses the buffers does not matter."""
     buffers = (
         "buffers: {a: {shape: [B, 3], dtype: fp32, grad: true}, c: {shape: [HQ], dtype: fp32, grad: true}}\n"
     )
@@ -181,7 +181,7 @@ def test_random_words_mean_the_same(path: Path) -> None:
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.__name__)
 def test_each_rewrite_is_needed(rewrite: Rewrite) -> None:
-    """It changes the expression of some spec, and would change what is planned."""
+    """Each rewrite changes an expression of a stock spec, and would change its plan without a canonical form."""
     rng, changed = random.Random(0), 0
     for path in stock():
         trees = load(path).trees
@@ -230,7 +230,7 @@ def test_scores_keep_their_value(text: str) -> None:
     ],
 )
 def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
-    """Of reals that may be NaN, of numbers beyond 32 bits, and of sums with a common factor."""
+    """Reals that may be NaN, numbers beyond 32 bits, and sums with a common factor."""
     assert condition(mask(text)) == mask(wanted)
 
 
@@ -348,7 +348,7 @@ OWN_FACTS = (
     "abs(0.5 * (q_idx - kv_idx)) <= 0.0",
     "abs(float(q_idx - kv_idx)) < 1.0",
 )
-"""Masks from which it follows that a value is zero or above, and that have its `abs`."""
+"""Masks with the `abs` of a value that the mask itself makes non-negative."""
 
 
 @pytest.mark.parametrize("text", OWN_FACTS)

@@ -18,7 +18,7 @@ from kgen.expr.softmax_form import SCORE, peel_scalar
 
 
 def autograd(tree: Node, wrt: Var | Read, env: dict[str, Any]) -> torch.Tensor:
-    """The derivative at every pair of positions; a read is put in as a variable of its own."""
+    """Return the derivative at every pair of positions; a read becomes a variable."""
     value = evaluate(wrt, env).expand(SQ, SK).clone().requires_grad_()
     name = wrt.name if isinstance(wrt, Var) else "this_read"
     put = tree if isinstance(wrt, Var) else substitute(tree, {wrt: Var(name, FLOAT)})
@@ -37,7 +37,7 @@ def check(text: str, seed: int) -> None:
         got = evaluate(derivative, env).double().expand(SQ, SK)
         want = autograd(tree, wrt, env)
         assert torch.allclose(got, want, rtol=1e-9, atol=1e-9), f"d / d {wrt}"
-        # What kernels multiply by once, and what they multiply by for each element.
+        # The factor is applied once, the rest for each element.
         factor, rest = peel_scalar(derivative, algebra)
         assert not variables(factor) & {"q_idx", "kv_idx", "qk", "q_start"}
         product = evaluate(factor, env).double() * evaluate(rest, env).double()
@@ -87,7 +87,7 @@ def test_constants_are_recognised() -> None:
 
 
 def test_an_infinite_branch_does_not_make_the_other_nan() -> None:
-    """As condition * value, the branch that is not taken would be 0 * inf."""
+    """With a product of condition and value, the unselected branch would be 0 * inf."""
     tree, env = score("where(kv_idx < 3, score, -inf)"), points(0)
     got = evaluate(differentiate(tree, SCORE, Algebra()), env).double().expand(SQ, SK)
     assert torch.equal(got, (env["kv_idx"] < 3).double().expand(SQ, SK))

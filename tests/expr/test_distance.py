@@ -1,4 +1,4 @@
-"""What is written over a distance is what was there, at every pair of positions; other values stay as they are."""
+"""Rewriting over a distance keeps the value at every pair of positions, and leaves other expressions alone."""
 
 from __future__ import annotations
 

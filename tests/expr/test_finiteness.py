@@ -1,4 +1,4 @@
-"""What may be infinite or NaN where no score counts."""
+"""Values that may be infinite or NaN, although the scores are finite."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_a_divisor_that_is_not_zero() -> None:
     [("-8 * (h + 1)", -1), ("h + 1", 1), ("h - 1", 0), ("-h - 8", -1), ("score", 0), ("abs(score) * h", 1)],
 )
 def test_signs(text: str, expected: int) -> None:
-    """Of integers as real numbers, too."""
+    """Integers have signs too, converted to real numbers."""
     node = score(f"exp({text})")
     assert sign(children(node)[0]) == expected

@@ -1,4 +1,4 @@
-"""What the passes make of an expression stays within fp32 where the written expression does, and is as exact."""
+"""Rewritten expressions stay in the range of fp32 where the written one does, and are as exact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = {"columns": BufferLayout("fp32", ("SK",)), "slopes": BufferLayout("fp3
 
 
 def points() -> dict[str, Any]:
-    """Scores of many magnitudes; a position for each."""
+    """Scores of many magnitudes, with a position for each."""
     make = torch.Generator().manual_seed(0)
     scores = torch.logspace(-4, 4, N, dtype=torch.float64) * (torch.arange(N) % 3 - 1).where(
         torch.arange(N) % 3 != 1, torch.ones(N)
@@ -62,7 +62,7 @@ def at(node: Node, real: torch.dtype) -> torch.Tensor:
 
 
 def clean(node: Node) -> torch.Tensor:
-    """Where each intermediate is zero, or well within the normal numbers of fp32."""
+    """True where each intermediate is zero, or well within the normal numbers of fp32."""
     good = torch.ones(N, dtype=torch.bool)
     for part in set(walk(node)):
         size = at(part, torch.float64).abs()
@@ -74,19 +74,22 @@ def clean(node: Node) -> torch.Tensor:
 
 
 def autograd(node: Node, real: torch.dtype) -> torch.Tensor:
-    """The derivative by the score, of the expression as it is written."""
+    """Return the derivative of the written expression by the score."""
     leaf = ENV["score"].to(real).requires_grad_()
     value = evaluate(node, ENV | {"score": leaf}, torch, real).expand(N)
     return torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros(N, dtype=real)
 
 
 def greatest(node: Node) -> torch.Tensor:
-    """The greatest intermediate."""
+    """Return the largest magnitude of an intermediate."""
     return torch.stack([at(part, torch.float64).abs() for part in set(walk(node))]).amax(0)
 
 
 def as_good(got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, where: torch.Tensor) -> None:
-    """As exact in fp32 as the written expression, of which `single` are the values, and finite where that is."""
+    """Check that the fp32 result is as exact as `single`, the fp32 result of the written expression.
+
+    It must also be finite where `single` is finite.
+    """
     where = where & single.isfinite() & ((want == 0) | ((want.abs() > 1e-30) & (want.abs() < 1e30)))
     value = at(got, torch.float32)
     assert value[where].isfinite().all(), (value[where], want[where])
@@ -96,7 +99,7 @@ def as_good(got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, 
 
 
 def check_text(program: Program) -> None:
-    """Constants of fp32, and no integers that are none of 32 bits."""
+    """Check that printed constants fit in fp32, and integers in 32 bits."""
     printer = Printer(
         program, "q", LAYOUTS, IndexRanges({}, frozenset({"SK", "HQ"})), frozenset({"cap"}), accuracy="usual"
     )
@@ -161,7 +164,7 @@ VALUES_OF_SCORE = st.deferred(lambda: larger(LEAVES | larger(LEAVES | larger(LEA
 
 
 def is_small(text: str) -> bool:
-    """Whether it is an expression of few terms: powers of powers are refused, or take long here."""
+    """True for an expression of few terms. Nested powers are refused, or too slow for this test."""
     try:
         return sum(1 for _ in walk(score(text))) < 150
     except ExpressionError:
@@ -201,7 +204,7 @@ def test_what_algebra_would_take_out_of_range(text: str) -> None:
 
 
 def test_squares_of_distances_are_not_multiplied_out() -> None:
-    """Of positions near one million, fp32 has no digits left for the difference of their squares."""
+    """Near position one million, fp32 cannot represent the difference of the squares."""
     for text in (
         "score - 0.001 * (kv_idx - q_idx)**2",
         "score + slopes[h] * (kv_idx - q_idx)**2 - 0.5 * q_idx",
@@ -233,7 +236,7 @@ def test_ranges(rewritten: str, written: str, stays: bool) -> None:
 @settings(bounded, max_examples=100)
 @given(VALUES_OF_SCORE)
 def test_the_chain_rule_alone(text: str) -> None:
-    """What takes the place of sympy's derivative is that derivative."""
+    """The chain rule gives the same derivative as autograd."""
     assume(is_small(text))
     tree = score(text)
     good = clean(tree)
@@ -244,7 +247,7 @@ def test_the_chain_rule_alone(text: str) -> None:
 
 
 def test_numbers_stay_those_that_were_written() -> None:
-    """Over a common denominator they would be integers of many digits."""
+    """A common denominator would have integers of many digits."""
     form = softmax_form(
         score("20.5 * score / (20.5 + abs(score) * 1.7 + (score * 0.123456789 + 0.1)**2)"), Algebra()
     )

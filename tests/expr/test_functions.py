@@ -1,4 +1,4 @@
-"""Every row of the function table: its type rule, its derivative, and each of its spellings."""
+"""Type rule, derivative and spellings of every row of the function table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def arity(name: str) -> int:
 
 
 def expected_type(name: str, types: tuple[Type, ...]) -> Type | None:
-    """What the language says a call gives; None where it is refused."""
+    """Return the type of a call by the rules of the language, or None if it is refused."""
     if name in LOGICAL:
         return BOOL if set(types) == {BOOL} else None
     if name == "where":
@@ -90,7 +90,10 @@ POINTS = 64
 
 
 def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Tensor]:
-    """Values of all signs; positive where the function is only defined there, and apart from its kinks."""
+    """Draw values of all signs.
+
+    They are positive where the function needs that, and away from its kinks.
+    """
     make = torch.Generator().manual_seed(seed)
     result = []
     for i, type_ in enumerate(types):
@@ -104,7 +107,7 @@ def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Te
                 result.append(values.abs())
                 continue
             if type_ is LONG and name not in REAL:
-                values = values * 2**20  # past 32 bits as products, and no more than a float has
+                values = values * 2**20  # beyond 32 bits as products, but exact in a float
         else:
             values = torch.randn(POINTS, generator=make, dtype=torch.float64) * 2
             values = torch.where(values.abs() < 0.05, 0.3, values)
@@ -121,7 +124,7 @@ def variables(types: tuple[Type, ...]) -> tuple[Var, ...]:
 
 
 def typings(name: str) -> list[tuple[Type, ...]]:
-    """The types of arguments that a row takes."""
+    """Return the argument types that a row accepts."""
     return [t for t in product(Type, repeat=arity(name)) if expected_type(name, t) is not None]
 
 
@@ -162,7 +165,7 @@ def test_operators_are_not_functions() -> None:
 def test_torch_spelling(name: str) -> None:
     row = TABLE[name]
     for types in typings(name):
-        # As emitted eager code has them: tensors of float32 and int64.
+        # Emitted eager code has tensors of float32 and int64.
         values = operands(name, types)
         args = [v.float() if v.dtype == torch.float64 else v for v in values]
         text = row.spelled["torch"].form.format(*"xyz"[: len(args)])
@@ -175,7 +178,7 @@ def test_torch_spelling(name: str) -> None:
 
 
 def partials(name: str, types: tuple[Type, ...]) -> list[Node | None]:
-    """The row's derivative as trees over x, y, z."""
+    """Return the derivative of a row as trees over x, y and z."""
     algebra = Algebra()
     rule = TABLE[name].derivative
     assert rule is not None
@@ -210,7 +213,7 @@ def test_derivative(name: str) -> None:
 
 
 FLAT = [n for n in NAMES if TABLE[n].derivative is None and n != "detach"]
-"""`detach` has no derivative by definition, and not because it is flat."""
+"""Functions without a derivative. `detach` has none by definition, although it is not flat."""
 
 
 @pytest.mark.parametrize("name", FLAT)
@@ -226,7 +229,7 @@ def test_without_a_derivative_a_row_is_flat(name: str) -> None:
 # --- the kernels' spelling ------------------------
 
 
-# Triton's own functions take no integers: who prints `log2(kv_idx)` converts the operand.
+# Triton's own functions accept no integers: the printer of `log2(kv_idx)` converts the operand.
 INTEGERS = [
     (name, types)
     for name in sorted(REAL - {"div", "float"})
@@ -236,8 +239,11 @@ INTEGERS = [
 
 
 def kernel_source(accuracy: Accuracy) -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
-    """One kernel that computes every row for every typing, in float32, int32 and int64, each result as a row of
-    `out`: all rows as usual, or those that are spelled otherwise where they are to be precise."""
+    """Return a kernel that computes every row for every typing, and its rows.
+
+    Operands are float32, int32 and int64. Each result is a row of `out`. `accuracy` selects the usual
+    spellings, or only those that differ if precise.
+    """
     helpers = "\n\n\n".join(s.helper for row in TABLE.values() for s in row.spellings("triton") if s.helper)
     names = NAMES if accuracy == "usual" else [name for name in NAMES if "triton" in TABLE[name].precise]
     cases = [(name, types) for name in names for types in typings(name) if (name, types) not in INTEGERS]
@@ -303,7 +309,7 @@ def test_printed_operands_of_real_functions_are_real() -> None:
         assert "float32" in str(printer.own(typed_call(name, *variables(types))))
 
 
-# What NVRTC knows and a C++ compiler does not.
+# Definitions that NVRTC has and a C++ compiler lacks.
 CUDA_ON_CPU = """
 #include <algorithm>
 #include <cmath>
@@ -318,7 +324,7 @@ static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 
 def test_cuda_spelling(tmp_path: Path) -> None:
-    """Every row for every typing, compiled for the CPU: expressions are plain C++ of float, int and long long."""
+    """Compile every row for every typing on the CPU: expressions are plain C++ of float, int and long long."""
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed")
     cases = [(name, types) for name in NAMES for types in typings(name)]

@@ -1,4 +1,4 @@
-"""Hoisting changes where and how often a value is computed, never the value."""
+"""Hoisting changes the place and the number of computations, but not the values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOPS = {"forward": FORWARD, "backward": BACKWARD, "pair": PAIR}
 
 
 def in_full(node: Node, program: Program) -> Node:
-    """With every bound name replaced by what it is bound to."""
+    """Replace every bound name by its expression."""
     full: dict[Node, Node] = {}
     for binding in program.bindings:
         full[Var(binding.name, binding.node.type)] = substitute(binding.node, full)
@@ -46,7 +46,7 @@ def check_places(program: Program, places: Mapping[str, Place], wanted: Mapping[
         bound = {v for v in variables(binding.node) if v in {b.name for b in program.bindings}}
         assert bound <= seen, f"{binding.name} comes before what it uses"
         seen.add(binding.name)
-        # No further in than its variables need.
+        # A binding is in the outermost place that its variables allow.
         assert binding.place == place_of(in_full(binding.node, program), places)
         assert binding.roots <= set(program.results)
         check_operands(binding.node, binding.place, program)
@@ -57,7 +57,7 @@ def check_places(program: Program, places: Mapping[str, Place], wanted: Mapping[
 
 
 def check_operands(node: Node, user: Place, program: Program) -> None:
-    """Nothing is computed here that could be computed further out."""
+    """Check that no operand could be computed further out."""
     for inner in walk(node):
         if isinstance(inner, Call | Read) and inner is not node:
             place = program.place(inner)

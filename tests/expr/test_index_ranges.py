@@ -1,4 +1,4 @@
-"""What is proved about indices holds for all small sizes, and ordinary indices are proved."""
+"""Proved facts about indices hold for all small sizes, and ordinary indices are proved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GREATEST = {
     "h": {"HQ": 1, "": -1},
     "kv_idx": {"SK": 1, "": -1},
 }
-# q_idx is not promised to stay below SQ: rows of the last tile pass it.
+# q_idx may be SQ or more, in rows of the last tile.
 DEFINITIONS = {"distance": index("q_idx - kv_idx"), "half": index("kv_idx // 2")}
 RANGES = IndexRanges(GREATEST, SIZES, DEFINITIONS)
 
 
 def everything() -> dict[str, torch.Tensor]:
-    """Every value of every name, for sizes of up to 3."""
+    """Return every value of every name, for sizes of up to 3."""
     rows = [
         (hq, sq, sk, h, q, kv, offset)
         for hq, sq, sk in product((1, 3), (1, 2, 3), (1, 2, 3))
@@ -64,10 +64,10 @@ BOUNDS = st.sampled_from(
 
 
 def values(tree: Node) -> torch.Tensor | None:
-    """The values wherever there are any: not where something is divided by zero."""
+    """Return the values, or None if a divisor is zero."""
     try:
         return evaluate(tree, ALL)
-    except RuntimeError:  # torch's own name for a division by zero
+    except RuntimeError:  # torch's error for a division by zero
         return None
 
 

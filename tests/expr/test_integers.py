@@ -1,4 +1,4 @@
-"""Integers: two's complement of 32 bits, of 64 where a buffer has them, and addresses that 32 bits reach."""
+"""Integers: two's complement of 32 bits, or 64 bits where a buffer has them, and addresses within 32 bits."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def test_what_is_taken_to_fit(text: str, wraps: bool) -> None:
         "score * 2 + 3 * (2 * ((kv_idx + seed) * 1103515245) + 12345)",
         "score + 0.5 * (kv_idx * kv_idx)",
         "score + where(q_idx > 2, kv_idx * 1103515245 * 22695477, 0.5)",
-        # Reals, though sympy sees a product of integers.
+        # These are reals, although sympy sees a product of integers.
         "score + slopes[h] * kv_idx * kv_idx",
         "score - seed * slopes[h] * 0.5 * kv_idx * SK",
     ],
 )
 def test_no_rewrite_changes_what_wraps(text: str) -> None:
-    """Neither the form of a score nor what is computed once splits an integer that wraps, or makes one of reals."""
+    """Softmax form and regrouping never split an integer that wraps, and never make it real."""
     tree = parse(text)
     algebra = Algebra()
     form = softmax_form(tree, algebra)
@@ -116,7 +116,7 @@ def test_no_rewrite_changes_what_wraps(text: str) -> None:
         )
 
     wanted = evaluate(tree, env, torch)
-    # What is dropped of a row is in `row_rest`.
+    # `row_rest` has the terms that the form drops for a row.
     got = value(form.multiplier) * value(form.core) + value(form.bias) + value(form.row_rest)
     torch.testing.assert_close(*torch.broadcast_tensors(got, wanted), rtol=1e-12, atol=1e-9)
     torch.testing.assert_close(value(tree), wanted, rtol=1e-12, atol=1e-9)

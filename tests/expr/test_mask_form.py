@@ -1,4 +1,4 @@
-"""Normal forms of masks mean what the mask means."""
+"""Normal forms of masks have the values of the mask."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matrix(tree: Node, env: dict[str, Any]) -> torch.Tensor:
     return evaluate(tree, env | grid(N, N)).expand(N, N)
 
 
-# Comparisons of reals, some of which are NaN: `columns` holds one.
+# Comparisons of reals, some of which are NaN: the test puts one into `columns`.
 REALS = st.builds(
     "({} {} {})".format,
     st.sampled_from(words("columns[kv_idx] abs(columns[kv_idx]) gain")),
@@ -50,12 +50,12 @@ def test_normalize_changes_no_value(text: str, seed: int) -> None:
     normal = normalize(tree)
     want = matrix(tree, env)
     assert torch.equal(matrix(normal, env), want)
-    # What its parts are for.
+    # Conjuncts and disjuncts have the values of the whole.
     assert torch.equal(matrix(all_of(conjuncts(normal)), env), want)
     assert torch.equal(matrix(any_of(disjuncts(normal)), env), want)
     assert not any(isinstance(c, Call) and c.fn == "and" for c in conjuncts(normal))
     assert not any(isinstance(c, Call) and c.fn == "or" for c in disjuncts(normal))
-    # Of what stands outside of comparisons, `not` is left on leaves only.
+    # Outside of comparisons, `not` is only on leaves.
     for node in walk(normal):
         if isinstance(node, Call) and node.fn == "not":
             (inner,) = node.args

@@ -1,4 +1,4 @@
-"""The expression language: what it accepts, what tree it means, and that nothing else ever gets out."""
+"""Accepted texts and their trees. Every other text raises `ExpressionError`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def integer(value: int) -> Const:
 
 @cache
 def trees(type_: Type, depth: int) -> st.SearchStrategy[Node]:
-    """Trees of a type, at most `depth` calls and reads deep: unbounded recursion grows without end."""
+    """Draw trees of a type, at most `depth` calls and reads deep.
+
+    Without this limit, the recursion would not end.
+    """
     if depth == 0:
         return LEAVES[type_]
 
@@ -106,8 +109,8 @@ LEAVES: dict[Type, st.SearchStrategy[Node]] = {
 
 
 def parseable(node: Node) -> bool:
-    # `-3` reads as the literal; a minus in front of a positive literal is not a tree that text can mean. Neither is
-    # what `--inf` and `float(inf)` say of infinity in more words.
+    # No text has these trees: `-3` parses as a literal, not as a minus of 3. `--inf` and `float(inf)` are
+    # longer spellings of `inf`.
     infinite = (INF, call("neg", INF))
     return not any(
         (n.fn == "neg" and isinstance(n.args[0], Const) and "-" not in repr(n.args[0].value))
@@ -118,7 +121,7 @@ def parseable(node: Node) -> bool:
 
 
 def divides(tree: Node) -> bool:
-    """Whether no divisor is always zero."""
+    """True if no divisor is always zero."""
     divisions = (n for n in walk(tree) if isinstance(n, Call) and n.fn in ("div", "floordiv", "mod"))
     return not any(is_always_zero(n.args[1], {}) for n in divisions)
 
@@ -258,7 +261,7 @@ def test_both_spellings_of_logic(text: str) -> None:
 def test_a_bound_of_a_dtype_is_a_masks_value() -> None:
     text = f"where(h > 1, where(q_idx >= kv_idx, score, {MIN}), score) if h < 9 else {MIN}"
     assert parse(text) == parse(text.replace(MIN, "-inf"))
-    scope = Scope({"x": FLOAT}, {})  # where there are no scores, there are no masks
+    scope = Scope({"x": FLOAT}, {})  # without a score, there is no mask
     with pytest.raises(ExpressionError, match="a bound of a dtype"):
         parse_expression(f"where(x > 0, x, {MIN})", scope, FLOAT)
 
@@ -306,7 +309,7 @@ MIN = "torch.finfo(torch.float32).min"
             "attribute-access",
             "torch.finfo(torch.int32).min",
         ),
-        # A bound of a dtype is a mask's value where it would be the whole score, and nothing elsewhere.
+        # The minimum of a dtype means -inf if it is the whole score. Elsewhere it is refused.
         *(
             (text.format(MIN), "not-in-language", MIN)
             for text in (

@@ -1,4 +1,4 @@
-"""Quotients in one form: shifts, bits, quotients of quotients and starts of blocks are quotients by one number."""
+"""One form for quotients: shifts, bits, nested quotients and block starts become a quotient by one number."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ APART = (
     ),
     *("(q_idx * kv_idx) & 7", "q_idx * window // offset", "q_idx >> kv_idx", "q_idx // 65536 // 65536"),
 )
-"""What stays: its bits are those of what may wrap, or its parts are not of one another."""
+"""Texts that stay as written, because the value may wrap or the parts do not belong together."""
 
 
 @pytest.mark.parametrize("text", SAME)
@@ -70,12 +70,12 @@ def test_what_is_none_stays(text: str) -> None:
 @pytest.mark.parametrize("text", [*SAME, *(other for others in SAME.values() for other in others), *APART])
 def test_values_are_the_same(text: str) -> None:
     tree, env = index(text), draw_env(1, 300, 300) | {"offset": -5, "window": 7} | grid(300, 8)
-    for moved in (0, -150, 70_000):  # floors of negative numbers, too
+    for moved in (0, -150, 70_000):  # also negative numbers
         positions = env | {"q_idx": env["q_idx"] + moved}
         assert torch.equal(evaluate(value(tree), positions), evaluate(tree, positions))
 
 
 def test_a_shift_to_the_left_stays_in_a_score() -> None:
-    """As a real number it may wrap, where a product is taken to fit."""
+    """A shift may wrap, but kgen assumes that a product fits, and the value becomes real."""
     tree = score("score + float(kv_idx << 3)")
     assert value(tree) == tree

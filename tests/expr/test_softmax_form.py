@@ -1,4 +1,4 @@
-"""The form that the loop computes is the user's score_mod: its parts add up again."""
+"""The parts of the softmax form add up to the score_mod of the user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def form_of(text: str, exact: bool = False) -> SoftmaxForm:
 
 
 def points(seed: int) -> dict[str, Any]:
-    """Every pair of positions with scores of all sizes; `q_start` begins the tile of a row."""
+    """Draw scores of all sizes for every pair of positions. `q_start` is the first row of a tile."""
     make = torch.Generator().manual_seed(seed)
     q = torch.arange(SQ)[:, None]
     qk = torch.randn((SQ, SK), generator=make, dtype=torch.float64) * torch.logspace(-2, 1.5, SK)
@@ -135,7 +135,7 @@ def test_alibi_is_a_column(text: str) -> None:
 
 @pytest.mark.parametrize("text", ALIBI)
 def test_the_column_stays_small_near_the_diagonal(text: str) -> None:
-    """At long lengths a column of absolute positions would be so large that fp32 rounds the score away."""
+    """At long lengths, a column of absolute positions would be so large that fp32 rounds the score away."""
     form = form_of(text)
     assert form.bias is not None
     env = draw_env(0, 1, 1) | {"b": 0, "h": 0, "scale": 1.0, "LOG2E": LOG2E}
@@ -166,7 +166,7 @@ def test_what_a_whole_row_shares_is_dropped(text: str) -> None:
     ],
 )
 def test_a_row_does_not_depend_on_what_is_infinite_in_the_first_of_its_tile(text: str) -> None:
-    """Row 0 may be one that no key is visible to, and so may be any element of a row's own."""
+    """Row 0 may see no key, or have an infinite element. Other rows of its tile must stay finite."""
     form, env = form_of(text), points(0)
     env["rows"][0] = torch.inf
     assert form.bias is not None
@@ -256,7 +256,7 @@ def test_positive(text: str, positive: bool) -> None:
     ],
 )
 def test_finite(text: str, finite: bool) -> None:
-    """Of a form that calls itself finite a kernel takes row maxima without asking whether they are -inf."""
+    """For a finite form, kernels take row maxima without a test for -inf."""
     assert form_of(text).finite == finite
 
 

@@ -1,5 +1,7 @@
-"""Tile ranges against brute force: nothing allowed is skipped, nothing forbidden goes unmasked, no tile comes
-twice."""
+"""Tile ranges against brute force.
+
+Kernels skip no pair that the mask keeps, mask each pair that it removes, and visit a tile once.
+"""
 
 from __future__ import annotations
 
@@ -43,32 +45,31 @@ def in_one_form(tree: Node) -> Node:
 
 
 def allowed(tree: Node, env: dict[str, Any], inner: Axis) -> torch.Tensor:
-    """The mask as a matrix, outer positions by inner positions."""
+    """Return the mask as a matrix, outer positions by inner positions."""
     matrix = evaluate(tree, env | grid(env["SQ"], env["SK"])).expand(env["SQ"], env["SK"])
     return matrix if inner is KV_AXIS else matrix.T
 
 
 def tiles(env: dict[str, Any], outer: Axis, rows: int) -> dict[str, Any]:
-    """The names of the outer tile, for all tiles at once."""
+    """Return the names of the outer tile, for all tiles at once."""
     start = torch.arange(0, env[outer.size.name], rows)
     last = (start + rows).clamp(max=env[outer.size.name]) - 1
     return {outer.start.name: start, outer.last.name: last}
 
 
 def numbers(spans: tuple[Span, ...], env: dict[str, Any], count: int) -> list[list[tuple[int, ...]]]:
-    """For each tile the values (lo, hi, full_lo, full_hi) of each span."""
+    """Return for each tile the values (lo, hi, full_lo, full_hi) of each span."""
     fields = [[evaluate(n, env).expand(count) for n in (s.lo, s.hi, s.full_lo, s.full_hi)] for s in spans]
     return [[tuple(int(bound[t]) for bound in span) for span in fields] for t in range(count)]
 
 
 def truncated(a: int, b: int) -> int:
-    """Division as kernels do it, towards zero."""
+    """Divide as kernels do, towards zero."""
     return abs(a) // b * (1 if a >= 0 else -1)
 
 
 def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -> list[tuple[int, bool]]:
-    """The tiles that a kernel visits, by first position, and whether it masks them: what the loops of emitted
-    files do."""
+    """Return the tiles that the loops of an emitted kernel visit: the first position, and True if masked."""
     visited: list[tuple[int, bool]] = []
     done = 0
     for i, (span, (span_lo, hi, full_lo, full_hi)) in enumerate(zip(spans, bounds, strict=True)):
@@ -79,8 +80,7 @@ def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -
         else:
             full_lo = max(truncated(full_lo + block - 1, block) * block, lo)
             full_hi = truncated(full_hi, block) * block
-            # From the start on, the first loop is left out, and so is the question which of two bounds is
-            # larger.
+            # A range that begins at 0 has no first loop, so `full_hi` needs no comparison with `full_lo`.
             from_start = i == 0 and span.full_lo == span.lo == ZERO
             tail = full_hi if from_start else max(full_lo, full_hi)
             loops = [(lo, min(full_lo, hi), True), (full_lo, full_hi, False), (tail, hi, True)]
@@ -92,7 +92,7 @@ def test_a_condition_on_the_outer_tile_chooses_the_range() -> None:
     text = "kv_idx < window or q_idx >= kv_idx"
     (span,) = spans_of(mask(text), Q_AXIS, KV_AXIS)
     env = {"SQ": 100, "window": 40, "kv_start": 32, "kv_last": 63}
-    # Some keys are seen by all queries, and all keys by those from the last one on.
+    # All queries see the keys below 40. Queries from position 63 on see all keys of the tile.
     assert [int(evaluate(n, env)) for n in (span.lo, span.hi, span.full_lo, span.full_hi)] == [
         0,
         100,
@@ -112,7 +112,7 @@ def test_alternatives_in_a_circle_have_no_order(position: str, bounds: tuple[int
 
 
 def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
-    """Of a mask as it is written, and in one form."""
+    """Check a mask as written, and in one form."""
     written = mask(text)
     for tree in dict.fromkeys((written, in_one_form(written))):
         check_tree(tree, seed, sq, sk, rows, block, changes)
@@ -136,7 +136,7 @@ def check_tree(
             for span, (_, _, full_lo, full_hi) in zip(spans, bounds, strict=True):
                 full = set(range(full_lo, full_hi)) if span.has_full else set()
                 assert full <= every, f"tile {start}: {bounds} do not mask {full - every}"
-            # What a kernel makes of it.
+            # Compare with the tiles that a kernel visits.
             order = visits(spans, bounds, block)
             places = [position for position, _ in order]
             assert len(places) == len(set(places)), f"tile {start}: {bounds} visit {places}"
@@ -218,7 +218,7 @@ MASKS = st.recursive(
 def test_every_mask(
     text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]
 ) -> None:
-    if "kind" in text or "doc" in text:  # these tie the two lengths
+    if "kind" in text or "doc" in text:  # these require equal lengths
         sk = sq
     check(text, seed, sq, sk, rows, block, changes)
 
@@ -240,8 +240,7 @@ EXACT = {
     "head-dependent": "q_idx - kv_idx >= h * 2",
     "nothing": "True",
 }
-# What a tile allows throughout may come from several alternatives together, one for each of its rows: `full`
-# is then smaller.
+# In some tiles, several alternatives together cover all pairs, one for each row. `full` is smaller there.
 SEVERAL = {
     "longformer": "abs(q_idx - kv_idx) <= window or kv_idx < offset",
     "prefix and window": "q_idx >= kv_idx and (q_idx - kv_idx < window or kv_idx < 2)",
@@ -327,8 +326,10 @@ QUOTIENTS = {
 
 @pytest.mark.parametrize("name", QUOTIENTS)
 def test_quotients(name: str) -> None:
-    """Every condition has a range, and what is skipped is not allowed: for lengths and tiles that divide blocks, and
-    others."""
+    """Every condition has a range, and kernels skip only pairs that the mask removes.
+
+    Lengths and tiles are multiples of a block, and others.
+    """
     tree = in_one_form(mask(QUOTIENTS[name]))
     for inner, outer in DIRECTIONS.values():
         assert finder(inner, outer, {"window": 4}).unclassified(tree) == ()
@@ -359,7 +360,8 @@ def test_ranges_of_quotients_are_exact(name: str, direction: str) -> None:
     ],
 )
 def test_multiples_of_bounds_do_not_wrap(text: str, direction: str) -> None:
-    """Of whatever run-time numbers and positions there may be: what lies beyond all quotients is drawn near."""
+    """Run-time numbers and positions may have their largest values: a bound beyond all quotients is clamped
+    first."""
     inner, outer = DIRECTIONS[direction]
     tree, size, rows = in_one_form(mask(text)), 2**29, torch.arange(64)
     ends = torch.tensor([0, 1, 63, 64, 2**27, size - 64, size - 2, size - 1])
@@ -376,7 +378,7 @@ def test_multiples_of_bounds_do_not_wrap(text: str, direction: str) -> None:
             assert {*ends[matrix.all(0)].tolist()} >= {x for x in ends.tolist() if full_lo <= x < full_hi}
 
 
-# Two halves of a sequence, the second of which begins at 8: what is noisy, and what is clean.
+# Two halves of a sequence, as in block diffusion: the noisy half, and the clean half from position 8 on.
 Q_BLOCK = "where(q_idx >= 8, (q_idx - 8) // window, q_idx // window)"
 KV_BLOCK = "where(kv_idx >= 8, (kv_idx - 8) // window, kv_idx // window)"
 HALVES = {
@@ -400,7 +402,7 @@ def test_cases_are_told_apart(name: str, direction: str) -> None:
     for seed in range(4):
         env = draw_env(seed, 16, 16)
         matrix = allowed(tree, env, inner)
-        # Tiles of 4 do not lie across the border: their ranges are exact, each by itself.
+        # Tiles of 4 do not cross the border of the halves, so each range is exact.
         tile_env = env | tiles(env, outer, 4)
         for start, bounds in enumerate(numbers(found.spans(tree), tile_env, 4)):
             some = set(matrix[4 * start : 4 * start + 4].any(0).nonzero().flatten().tolist())
@@ -442,7 +444,8 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_many_alternatives_are_not_multiplied_out(name: str) -> None:
-    """Twenty `!=` were a million alternatives before they were too many. Other conditions bound the range anyway."""
+    """Twenty `!=` would be a million alternatives. Beyond the limit, the other conditions still bound the
+    range."""
     text = f"({MANY[name]}) and kv_idx <= q_idx + 90"
     began = time.process_time()
     for inner, outer in DIRECTIONS.values():
@@ -464,7 +467,7 @@ def test_many_alternatives_are_not_multiplied_out(name: str) -> None:
 
 
 def test_bounds_stay_within_32_bits() -> None:
-    """Run-time integers lie within 2**30 of zero: the emitted launcher refuses others."""
+    """Run-time integers are within 2**30 of zero, because the emitted launcher refuses others."""
     (span,) = spans_of(mask("abs(q_idx - kv_idx) <= window"), KV_AXIS, Q_AXIS)
     env = draw_env(0, 8, 8) | {"q_start": 4, "q_last": 7, "window": 2**30}
     for node in (n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)):
