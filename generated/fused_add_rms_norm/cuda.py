@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4eeb1fe8c1b7a455
-# body: a5bca7a193d04677
-"""Adds a block's output to the residual stream and norms the sum; returns both.
+# inputs: 9fa2c57885f56799
+# body: 0787e9a1850a2e30
+"""Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -437,7 +437,7 @@ _register_autograd(_LIBRARY, "fused_add_rms_norm", _forward_op, _backward, _save
 
 
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
-    """Adds a block's output to the residual stream and norms the sum; returns both.
+    """Add a block's output to the residual stream, normalize the sum, and return both.
 
     x: [..., width] bfloat16, the rows to norm.
     residual: as x bfloat16, added to x before the norm.

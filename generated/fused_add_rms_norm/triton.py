@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 40a21774c6184e94
-# body: aa561c33dc41fa91
-"""Adds a block's output to the residual stream and norms the sum; returns both.
+# inputs: 09891b186038d5f3
+# body: 83ef5c3c96be6d88
+"""Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -382,7 +382,7 @@ _register_autograd(_LIBRARY, "fused_add_rms_norm", _forward_op, _backward, _save
 
 
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
-    """Adds a block's output to the residual stream and norms the sum; returns both.
+    """Add a block's output to the residual stream, normalize the sum, and return both.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     residual: [..., D] bfloat16, added to x before the norm.

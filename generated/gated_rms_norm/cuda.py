@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c7dde63b669d132
-# body: de2315ae25fd7294
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: 4610bb6c82ecaf35
+# body: 63c669aa6ce960bb
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -435,7 +435,7 @@ _register_autograd(_LIBRARY, "gated_rms_norm", _forward_op, _backward, _save_for
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6ebf6c627c936b3c
-# body: d7a3514b4c064739
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: ed70654cd0c92972
+# body: 081ec67baa584d33
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -382,7 +382,7 @@ _register_autograd(_LIBRARY, "gated_rms_norm", _forward_op, _backward, _save_for
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 71f9057f387e89be
-# body: 04232f86f093a4d3
-"""Layer norm of rows of 65536.
+# inputs: 9ead7f030b8d7ef4
+# body: 5a47689ae470f94b
+"""Layer norm of rows of 65536 elements.
 
     h = x
     x_hat = (h - mean(h)) / sqrt(mean((h - mean(h))**2) + eps)
@@ -400,7 +400,7 @@ _register_autograd(_LIBRARY, "layer_norm_wide", _forward_op, _backward, _save_fo
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ede1ddc32edda20
-# body: e11da094f1766ad3
-"""Layer norm of rows of 65536.
+# inputs: c7245f3f4219201d
+# body: 18a93311623fcc2f
+"""Layer norm of rows of 65536 elements.
 
     h = x
     x_hat = (h - mean(h)) / sqrt(mean((h - mean(h))**2) + eps)
@@ -358,7 +358,7 @@ _register_autograd(_LIBRARY, "layer_norm_wide", _forward_op, _backward, _save_fo
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., D] bfloat16, the rows to norm, D 65536.
     weight: [D] bfloat16, multiplies the normed rows.

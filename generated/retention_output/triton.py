@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 17f975231f7a89f7
-# body: 8ffbe30ab4bd95c0
-"""The output step of chunked retention, where each head decays by a constant of its own.
+# inputs: d77bf213fe27fe95
+# body: d34d3cd8bf641863
+"""The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
 
@@ -309,7 +309,7 @@ _register_autograd(_LIBRARY, "retention_output", _forward_op, _backward, _save_f
 
 
 def retention_output(q, k, v, h, g_gamma, *, scale=None):
-    """The output step of chunked retention, where each head decays by a constant of its own.
+    """The output step of chunked retention, where each head has its own constant decay.
 
     K is 128, V is 256.
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a435b9980a5c6dc
-# body: c82e322b40e66f0b
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: 0e968831c32afd61
+# body: ce04f315b2767122
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -431,7 +431,7 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.

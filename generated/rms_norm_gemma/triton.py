@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e677987dbcf0a97d
-# body: efa3abfb4470adfc
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: dca34b66826f9b50
+# body: cf0693a25fdd75f6
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -365,7 +365,7 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.
