@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 781abd355f867b4b
-# body: 5bc85626f2cdb647
+# inputs: b91f84405f014252
+# body: 04311df1f37b0ed1
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.
@@ -339,7 +339,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues its TMA stores. It waits until the last one has read the panel.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the store before has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -555,7 +556,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 420ea6b1c3a5b105
-# body: 71a97aa02ab65e10
+# inputs: a508ca817f8ad136
+# body: 2cc862b1f1676d12
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
@@ -305,7 +305,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues its TMA stores. It waits until the last one has read the panel.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the store before has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -520,7 +521,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     """The output step of chunked linear attention without decay.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
