@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3c6cbc23b51b652
-# body: 2149f1f96763d0f2
+# inputs: 6378578c357de6cc
+# body: db50799f48656439
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -442,8 +442,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory, this warp
-            # waits until the store before has read it.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)

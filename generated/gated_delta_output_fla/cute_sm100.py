@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b0e171c27920c46
-# body: 6a7d850f80c60839
+# inputs: c3adeeb644b38825
+# body: 510305f1a3d57b0f
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -504,8 +504,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory, this warp
-            # waits until the store before has read it.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)

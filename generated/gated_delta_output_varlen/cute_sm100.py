@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a9eec62cc04944d
-# body: 4bd8536f6b4e1a4c
+# inputs: 8140019438747870
+# body: 1debc56a3f09b691
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -507,8 +507,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory, this warp
-            # waits until the store before has read it.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)

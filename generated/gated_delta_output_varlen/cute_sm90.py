@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bfc2da66061dc4f6
-# body: 8d0a9a6bf6d85d56
+# inputs: 5cccfa0113d95d8d
+# body: 42d67a753cd49aa4
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -272,9 +272,11 @@ def _kernel(
     qk_full, qk_empty = shared.qk_full.data_ptr(), shared.qk_empty.data_ptr()
     hv_full, hv_empty = shared.hv_full.data_ptr(), shared.hv_empty.data_ptr()
 
-    # Arrivals per phase. A full barrier: the producer lane that expects the bytes of TMA, and for gates all 32 lanes.
-    # An empty barrier of q and k: one lane of each of 4 warps, for each of GROUP value heads.
-    # An empty barrier of h and v: all 128 threads of the one warpgroup that reads the stage.
+    # Arrivals per phase of a barrier:
+    # - full: the producer lane that expects the bytes of TMA
+    # - full, of h and v: also the 32 producer lanes, which store the gates
+    # - empty, of q and k: one lane of each of 4 warps, for each of GROUP value heads
+    # - empty, of h and v: all 128 threads of the one warpgroup that reads the stage
     if warp_idx == 0:
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(QK_STAGES):
@@ -404,8 +406,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared memory,
-            # this warp waits until the store before has read it.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared
+            # memory, this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)

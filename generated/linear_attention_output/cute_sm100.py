@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e6fd9ce5b4372d1d
-# body: af7cd0b22f6adc21
+# inputs: fa00523c7d70a090
+# body: a5c4df7f9baa8cff
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -407,8 +407,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory, this warp
-            # waits until the store before has read it.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
