@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 478680be7bcf73d6
-# body: 4bb9852c4e7e7418
+# inputs: 6378578c357de6cc
+# body: db50799f48656439
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.
@@ -442,7 +442,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. It waits until the last one has read the panel.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
@@ -666,7 +667,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 781abd355f867b4b
-# body: 5bc85626f2cdb647
+# inputs: f6e672ebfabc74cb
+# body: 0e8e2e32ee80dc36
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.
@@ -210,9 +210,11 @@ def _kernel(
     qk_full, qk_empty = shared.qk_full.data_ptr(), shared.qk_empty.data_ptr()
     hv_full, hv_empty = shared.hv_full.data_ptr(), shared.hv_empty.data_ptr()
 
-    # Arrivals per phase. A full barrier: the producer lane that expects the bytes of TMA, and for gates all 32 lanes.
-    # An empty barrier of q and k: one lane of each of 4 warps, for each of GROUP value heads.
-    # An empty barrier of h and v: all 128 threads of the one warpgroup that reads the stage.
+    # Arrivals per phase of a barrier:
+    # - full: the producer lane that expects the bytes of TMA
+    # - full, of h and v: also the 32 producer lanes, which store the gates
+    # - empty, of q and k: one lane of each of 4 warps, for each of GROUP value heads
+    # - empty, of h and v: all 128 threads of the one warpgroup that reads the stage
     if warp_idx == 0:
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(QK_STAGES):
@@ -339,7 +341,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues its TMA stores. It waits until the last one has read the panel.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared
+            # memory, this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -555,7 +558,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     scale: 1 / sqrt(128) by default.

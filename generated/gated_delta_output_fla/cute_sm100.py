@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d81b57b12ae04948
-# body: db4bb8a1cf4eb9ad
+# inputs: c3adeeb644b38825
+# body: 510305f1a3d57b0f
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
 For compute capability 10.0. One persistent CTA per multiprocessor processes chunks in turn, with four roles:
@@ -504,7 +504,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. It waits until the last one has read the panel.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
@@ -741,13 +742,13 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,

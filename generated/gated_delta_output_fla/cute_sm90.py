@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c89c3e3aa7e380dd
-# body: c86de1279c552573
+# inputs: 9a55a8aa3bcc33ee
+# body: 4889c115b253276d
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
 For compute capability 9.0. One persistent CTA per multiprocessor processes chunks in turn. Its producer warp loads by
@@ -269,9 +269,11 @@ def _kernel(
     qk_full, qk_empty = shared.qk_full.data_ptr(), shared.qk_empty.data_ptr()
     hv_full, hv_empty = shared.hv_full.data_ptr(), shared.hv_empty.data_ptr()
 
-    # Arrivals per phase. A full barrier: the producer lane that expects the bytes of TMA, and for gates all 32 lanes.
-    # An empty barrier of q and k: one lane of each of 4 warps, for each of GROUP value heads.
-    # An empty barrier of h and v: all 128 threads of the one warpgroup that reads the stage.
+    # Arrivals per phase of a barrier:
+    # - full: the producer lane that expects the bytes of TMA
+    # - full, of h and v: also the 32 producer lanes, which store the gates
+    # - empty, of q and k: one lane of each of 4 warps, for each of GROUP value heads
+    # - empty, of h and v: all 128 threads of the one warpgroup that reads the stage
     if warp_idx == 0:
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(QK_STAGES):
@@ -401,7 +403,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues its TMA stores. It waits until the last one has read the panel.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared
+            # memory, this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -630,13 +633,13 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,

@@ -2,22 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea26dd43c0d51c05
-# body: c57f587eb7cb658c
+# inputs: 8140019438747870
+# body: 1debc56a3f09b691
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, NT * 64, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    The padding of v may have any content, also NaN.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
 For compute capability 10.0. One persistent CTA per multiprocessor processes chunks in turn, with four roles:
@@ -507,7 +507,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. It waits until the last one has read the panel.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
@@ -744,14 +745,14 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     q, k [B, T, H, 128], v [B, NT * 64, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    The padding of v may have any content, also NaN.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c4b44fb7c86b88b
-# body: da956c6a50651d9c
+# inputs: fa00523c7d70a090
+# body: a5c4df7f9baa8cff
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
@@ -407,7 +407,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
-            # The first of these warps issues the TMA stores. It waits until the last one has read the panel.
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
@@ -630,7 +631,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     """The output step of chunked linear attention without decay.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 

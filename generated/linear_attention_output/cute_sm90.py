@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 420ea6b1c3a5b105
-# body: 71a97aa02ab65e10
+# inputs: fbc62b0f35913a37
+# body: fb9336936b6b989b
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 
@@ -191,9 +191,10 @@ def _kernel(
     qk_full, qk_empty = shared.qk_full.data_ptr(), shared.qk_empty.data_ptr()
     hv_full, hv_empty = shared.hv_full.data_ptr(), shared.hv_empty.data_ptr()
 
-    # Arrivals per phase. A full barrier: the producer lane that expects the bytes of TMA.
-    # An empty barrier of q and k: one lane of each of 4 warps, for each of GROUP value heads.
-    # An empty barrier of h and v: all 128 threads of the one warpgroup that reads the stage.
+    # Arrivals per phase of a barrier:
+    # - full: the producer lane that expects the bytes of TMA
+    # - empty, of q and k: one lane of each of 4 warps, for each of GROUP value heads
+    # - empty, of h and v: all 128 threads of the one warpgroup that reads the stage
     if warp_idx == 0:
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(QK_STAGES):
@@ -305,7 +306,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
-            # The first warp of the warpgroup issues its TMA stores. It waits until the last one has read the panel.
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared
+            # memory, this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -520,7 +522,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     """The output step of chunked linear attention without decay.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
-    Value head h goes with head h // (HV / H) of q and k.
+    Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
 

@@ -1,1 +1,1 @@
-"""Pages for people: what they are made of, and how they are printed."""
+"""Pages for people: their parts, and printers for each format."""

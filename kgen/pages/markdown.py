@@ -1,4 +1,4 @@
-"""A page as Markdown, as GitHub reads it. What a user wrote is text in it, and never markup."""
+"""Print a page as GitHub Markdown. Text from users is escaped."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kgen.pages import model, text
 from kgen.pages.model import Block, Code, Page, Words
 
 LANGUAGES = {"py": "python", "cu": "c++", "yaml": "yaml"}
-"""Of files, by how their names end."""
+"""Languages of code blocks, by the suffix of a file."""
 
 
 def markdown(page: Page) -> str:
-    """The whole page."""
+    """Return the page as Markdown."""
     parts = [f"# {said((page.title,))}", said((page.summary,))]
     for section in page.sections:
         parts.append(f"## {said((section.title,))}")
@@ -24,7 +24,7 @@ def markdown(page: Page) -> str:
 
 @singledispatch
 def printed(block: Block) -> Iterator[str]:
-    """The paragraphs of a block."""
+    """Yield the paragraphs of a block."""
     raise TypeError(block)
 
 
@@ -95,7 +95,7 @@ def _bars(block: model.Bars) -> Iterator[str]:
 
 
 def said(parts: Words) -> str:
-    """Words on one line, which begins no list, quote or heading."""
+    """Return words on one line that is not a list, quote or heading."""
     line = "".join(
         code(part.text) if isinstance(part, Code) else _MARKUP.sub(r"\\\g<0>", part.replace("\n", " "))
         for part in parts
@@ -106,11 +106,11 @@ def said(parts: Words) -> str:
 _MARKUP = re.compile(
     r"[\\`*\[\]#|~$@]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//)|(?<=www)\."
 )
-"""What would be read as markup: `a_b` and `a < b` are not."""
+"""Characters that would be markup. `a_b` and `a < b` are not markup."""
 
 
 def code(text: str) -> str:
-    """Text in more backquotes than it has in a row."""
+    """Return text in more backquotes than it contains in a row."""
     text = text.replace("\n", " ")
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -118,6 +118,6 @@ def code(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Text between fences: three backquotes, or more than it has in a row."""
+    """Return text in a fenced block, with more backquotes than it contains in a row."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text.rstrip(chr(10))}\n{ticks}"

@@ -1,7 +1,7 @@
-"""What a page is made of. A family fills it, and a printer for each format knows its parts and nothing else.
+"""The parts of a page. A family builds a page, and a printer for each format prints its parts.
 
-What is said is `Words`: text, with `Code` where the text is of the spec or of a kernel. Text comes from users, too:
-a printer decides what its format needs of it.
+Sentences are `Words`: text, with `Code` for parts that come from the spec or a kernel. Text may also come from users,
+so each printer escapes it for its format.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of a line that is of the spec or of a kernel. As plain text it is in backquotes if it is `quoted`."""
+    """Text from the spec or a kernel. If `quoted`, it is in backquotes in plain text."""
 
     text: str
     quoted: bool = False
 
 
 Words = tuple[str | Code, ...]
-"""A sentence or several. An end of line in the text is where plain text begins a new one."""
+"""One or more sentences. Plain text begins a new line where the text does."""
 
 
 def words(*parts: str | Code) -> Words:
-    """Parts as words."""
+    """Build words from parts."""
     return parts
 
 
 def quoting(text: str) -> Words:
-    """A sentence of our own, whose pieces in backquotes are code."""
+    """Build words from a sentence of kgen, in which text in backquotes is code."""
     return tuple(
         Code(part, quoted=True) if number % 2 else part for number, part in enumerate(text.split("`")) if part
     )
 
 
 def plain(said: Words) -> str:
-    """Words as plain text."""
+    """Return words as plain text."""
     return "".join(
         part if isinstance(part, str) else f"`{part.text}`" if part.quoted else part.text for part in said
     )
@@ -51,7 +51,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code, what is said of it behind a comma, and what is said below."""
+    """A line of code, a note after a comma, and sentences below it."""
 
     code: str = ""
     note: str = ""
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of code under a heading; without one they are set in like prose."""
+    """Lines of code under a heading. Without a heading, they are indented like prose."""
 
     lines: tuple[Line, ...]
     heading: Words = ()
@@ -68,14 +68,14 @@ class Lines:
 
 @dataclass(frozen=True)
 class Formula:
-    """Lines of code that stand apart."""
+    """Lines of code, set apart."""
 
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Remarks:
-    """Sentences about the code above them, which stands apart from what is before."""
+    """Code, set apart, and sentences about it."""
 
     of: Code
     said: tuple[Words, ...]
@@ -83,7 +83,7 @@ class Remarks:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under the names of their columns. `plain_head`: plain text has the names, too."""
+    """Rows of cells under column names. `plain_head` is true if plain text has the names."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Words, ...], ...]
@@ -104,28 +104,28 @@ KINDS: Mapping[str, str] = {
     MASKED: "with the mask",
     FULL: "without it",
 }
-"""What becomes of a tile, by its character."""
+"""The treatment of a tile, by its character."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles of queries (down) by keys (across), a character of `KINDS` for each, of `tile` queries and keys."""
+    """Tiles of queries (rows) by keys (columns), each a character of `KINDS`. `tile` is the size of a tile."""
 
     rows: tuple[str, ...]
     tile: tuple[int, int]
     length: int
     title: str
-    """What it is of: a length, the head, what was assumed."""
+    """The length, the head and the assumptions of the grid."""
 
     def shares(self) -> dict[str, float]:
-        """How much of the tiles is of each kind."""
+        """Return the fraction of tiles of each kind, 0 to 1."""
         tiles = "".join(self.rows)
         return {kind: tiles.count(kind) / len(tiles) for kind in KINDS}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The bars of one name: values by series."""
+    """The bars of one name, as values by series."""
 
     name: str
     values: Mapping[str, float]
@@ -133,7 +133,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars side by side, or end to end (`stacked`); `logarithmic` ones begin at a power of ten."""
+    """A bar chart. `stacked` bars are end to end; `logarithmic` bars begin at a power of ten."""
 
     title: str
     unit: str
@@ -141,16 +141,16 @@ class Bars:
     stacked: bool = False
     logarithmic: bool = False
     palette: tuple[str, ...] = ()
-    """Series in the order of their colours, where several pictures share these."""
+    """Series in the order of their colours, if several pictures share colours."""
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The series that groups have, in their order."""
+        """The series of all groups, in order."""
         there = dict.fromkeys(name for group in self.groups for name in group.values)
         return tuple(dict.fromkeys([*(name for name in self.palette if name in there), *there]))
 
     def colour(self, series: str) -> int:
-        """The number of a series among colours."""
+        """Return the index of the colour of a series."""
         return (self.palette or self.series).index(series)
 
 
@@ -159,7 +159,7 @@ Block = Prose | Lines | Formula | Remarks | Table | Listing | Grid | Bars
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a title. Plain text leaves out those that are `for_pages`."""
+    """Blocks under a title. Plain text omits sections that are `for_pages`."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -168,23 +168,27 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that is said of one thing."""
+    """A page about one subject."""
 
     title: str
     summary: str
     sections: tuple[Section, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """The same for programs: numbers, flags and expressions under their names."""
+    """The content for programs: numbers, flags and expressions by name."""
 
     def grids(self) -> tuple[Grid, ...]:
-        """The grids of all sections."""
+        """Return the grids of all sections."""
         return tuple(b for section in self.sections for b in section.blocks if isinstance(b, Grid))
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """What grids are wanted of: sequences of `length`, or of one that shows the mask; so many heads, each by itself;
-    run-time params by name, as they were `given`. `ranks` asks how sequences would be spread over so many."""
+    """The request for grids.
+
+    `length` is the length of sequences; None chooses one that shows the mask. `heads` is the number of heads, each with
+    its own grid. `given` has run-time parameters by name, as text. `ranks` is the number of ranks that share the
+    sequences.
+    """
 
     length: int | None = None
     heads: int | None = None

@@ -19,7 +19,7 @@ from kgen.pages.model import FULL, KINDS, MASKED, SKIPPED, Bars, Grid, Group
 # No matplotlib: rectangles suffice, follow a dark screen, and have the same bytes on all machines.
 CLASSES = {SKIPPED: "skipped", MASKED: "masked", FULL: "full"}
 SERIES = 8
-"""Colours of series; further ones begin anew."""
+"""Colours of series, in order. More series repeat them."""
 
 STYLE = """\
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff;
@@ -45,7 +45,7 @@ svg .c4 { fill: var(--c4); } svg .c5 { fill: var(--c5); } svg .c6 { fill: var(--
 
 @dataclass(frozen=True)
 class Element:
-    """An element with its attributes, in their order, and what is in it: elements, or text."""
+    """Return an element with its attributes and content."""
 
     tag: str
     attributes: dict[str, str | float]
@@ -88,12 +88,12 @@ def _picture(width: float, height: float, title: str, inner: Iterable[Element]) 
 # --- grids ------------------------
 
 SIDE = 384
-"""Of a grid, in units of the picture."""
+"""The size of a grid, in units of the picture."""
 LEFT, TOP, LINE = 28, 24, 18
 
 
 def grid(of: Grid) -> Element:
-    """Tiles as rectangles: what lies side by side and is of one kind is one, cut by the lines of tiles."""
+    """Draw tiles as rectangles. Neighbours of one kind share a rectangle, and lines separate the tiles."""
     return _picture(LEFT + SIDE + 8, _height(of), f"{of.title}: {text.shares(of)}", _drawn(of))
 
 
@@ -128,7 +128,7 @@ def _drawn(of: Grid) -> Iterator[Element]:
 
 
 def _wrapped(title: str) -> list[str]:
-    """A title on lines as wide as a grid."""
+    """Wrap a title to the width of a grid."""
     return textwrap.wrap(title, SIDE // 7)
 
 
@@ -137,7 +137,7 @@ def _height(of: Grid) -> float:
 
 
 def grids(of: tuple[Grid, ...], name: str) -> str:
-    """Grids of a spec below each other, in a file of its own."""
+    """Draw the grids of a spec below each other, as a separate file."""
     placed, height = [], 30.0
     for one in of:
         placed.append(Element("g", {"transform": f"translate(0 {_shown(height)})"}, tuple(_drawn(one))))
@@ -154,11 +154,11 @@ def grids(of: tuple[Grid, ...], name: str) -> str:
 
 WIDTH, BAR = 560, 13
 LETTER = 7.4
-"""How wide one is at most, of those that are usual in names."""
+"""The width of the widest usual character in names."""
 
 
 def bars(of: Bars) -> Element:
-    """Bars that lie, group by group, with the value at the end of each; of a stack, with the parts in its title."""
+    """Draw horizontal bars by group, with the value at the end. A stack lists its parts in its title."""
     labels = 8 + LETTER * max(len(group.name) for group in of.groups)
     room = WIDTH - labels - 64
     rows = [1 if of.stacked else len(group.values) for group in of.groups]
@@ -181,7 +181,7 @@ def bars(of: Bars) -> Element:
 
 
 def _legend(of: Bars) -> Iterator[tuple[float, int]]:
-    """Where each series is named: an offset, and a line below the title."""
+    """Return the position of each name in the legend: an offset, and a line below the title."""
     x, line = 0.0, 1
     for name in of.series:
         width = 16 + LETTER * len(name) + 14

@@ -1,4 +1,4 @@
-"""Tables that pages of several families have."""
+"""Tables that the pages of several families share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.pages.model import Table, words
 
 
 def counts(columns: Mapping[str, Counter[str]], more: Mapping[str, Mapping[str, int]] | None = None) -> Table:
-    """A row for each kind of operation, one for all of them, and `more` rows, which need not have every column."""
+    """Build a table with a row per kind of operation, their sum, and `more` rows, which may lack columns."""
     kinds = dict.fromkeys(kind for found in columns.values() for kind in found)
     rows = [[kind, *(str(found[kind]) for found in columns.values())] for kind in kinds]
     rows.append(["all", *(str(found.total()) for found in columns.values())])

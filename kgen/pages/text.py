@@ -1,4 +1,4 @@
-"""A page as plain text, for terminals."""
+"""Print a page as plain text, for terminals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.pages.model import KINDS, Block, Page, Words, plain
 
 
 def text(page: Page) -> str:
-    """The page, without what is for other formats alone."""
+    """Return the page without the sections for other formats."""
     sections = [
         "\n".join([f"{section.title}\n", *(line for block in section.blocks for line in printed(block))])
         for section in page.sections
@@ -21,7 +21,7 @@ def text(page: Page) -> str:
 
 @singledispatch
 def printed(block: Block) -> Iterator[str]:
-    """The lines of a block."""
+    """Yield the lines of a block."""
     raise TypeError(block)
 
 
@@ -88,12 +88,12 @@ def _grid(block: model.Grid) -> Iterator[str]:
 
 
 def legend() -> str:
-    """What the characters of a grid are."""
+    """Return the legend of a grid."""
     return "   ".join(f"{kind} {name}" for kind, name in KINDS.items())
 
 
 def shares(grid: model.Grid) -> str:
-    """How much of a grid is of each kind, in words."""
+    """Describe the fraction of tiles of each kind."""
     named = zip(grid.shares().values(), ("skipped", "masked", "unmasked"), strict=True)
     return ", ".join(f"{share:.0%} {name}" for share, name in named)
 

@@ -1,12 +1,18 @@
-"""`generated/verified.json`: which emitted file was verified where, with which error.
+"""The ledger, `generated/verified.json`: the results of each emitted file, by device and versions.
 
-The key of a file is the hash of its program (`kgen.render.program`): a record never speaks for other code. Comments,
-docstrings and layout are no part of it. Each hash has a record per device and versions of what ran it
-(`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device `interpreter`. `compiled sm_90` says
-that it compiled for that architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing
-there. `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` is of machine code that `kgen build` made of the
-file. `proof` has what is proved of its index work. A machine without a GPU reads here what a machine with one has
-found. What an earlier text of a file was found to be stays until the present one was tried at the same place.
+The key of a file is the hash of its program (`kgen.render.program`), without comments, docstrings and layout. So a
+record is valid only for the code that ran. Each hash has records by place:
+
+| place | record |
+|---|---|
+| `NVIDIA H200, torch 2.11.0, triton 3.6.0` | errors of a run; Triton's interpreter is the device `interpreter` |
+| `compiled sm_90` | the file compiled for that architecture |
+| `racecheck NVIDIA H200` | this tool of compute-sanitizer found no error |
+| `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` | errors of machine code from `kgen build` |
+| `proof` | obligations that are proved and unknown |
+
+Machines without a GPU use the records of machines with one. Records of an earlier program of a file stay until the
+present program has run at the same place.
 """
 
 from __future__ import annotations
@@ -35,9 +41,9 @@ PROOF = "proof"
 MUTANTS = "mutants"
 
 STATES = ("verified", "interpreted", "compiled", "unrecorded", "stale", "missing")
-"""Of an emitted file, the best first; `status` says what they mean."""
+"""The states of an emitted file, the best first. `status` defines them."""
 WITHOUT_RESULT = ("unrecorded", "stale", "missing")
-"""The states of a file whose present text has no result: a check of a project fails on each."""
+"""The states of a file without a result for its present program. A check of a project fails on them."""
 
 Ledger = dict[str, dict[str, Any]]
 """By hash: `{"file": path below generated, "records": {place: record}}`."""
@@ -49,7 +55,7 @@ def file_hash(path: Path) -> str:
 
 
 def read(generated: Path) -> Ledger:
-    """The ledger, empty where there is none. Raises `KgenError` for a file that is not one."""
+    """Read the ledger; empty if there is none. Raise `KgenError` if the file is not a ledger."""
     path = Path(generated) / FILENAME
     try:
         return read_path(path, f"remove {path}")
@@ -58,12 +64,12 @@ def read(generated: Path) -> Ledger:
 
 
 def require_readable(generated: Path) -> None:
-    """Raise `KgenError` if the ledger cannot be read, before a run whose results it would get."""
+    """Raise `KgenError` if the ledger cannot be read. Call this before a run that records results."""
     read(generated)
 
 
 def read_path(path: Path, hint: str) -> Ledger:
-    """The ledger that is this file. Raises `FileNotFoundError`, and `KgenError` for a file that is not one."""
+    """Read a ledger. Raise `FileNotFoundError`, or `KgenError` if the file is not a ledger."""
 
     def wrong(why: str, line: int | None = 1, column: int | None = 1) -> KgenError:
         message = f"cannot read the ledger: {why}"
@@ -83,31 +89,31 @@ def read_path(path: Path, hint: str) -> Ledger:
 
 @dataclass(frozen=True)
 class Where:
-    """The device that something ran on, and what it ran with."""
+    """The device of a run, and the versions of its packages."""
 
     device: str
-    """Its name, or `INTERPRETER`."""
+    """The name of the device, or `INTERPRETER`."""
     capability: str
-    """The compute capability, as `9.0`."""
+    """The compute capability, such as `9.0`."""
     versions: Mapping[str, str]
     """The version of each package."""
     toolchain: str
-    """The versions that tell records apart (`toolchain.toolchain`)."""
+    """The versions that are part of the place of a record (`toolchain.toolchain`)."""
 
     def entry(self) -> dict[str, Any]:
-        """The part of a record that says where it is of."""
+        """Return the part of a record that describes the device and versions."""
         return {"device": self.device, "capability": self.capability, "versions": dict(self.versions)}
 
 
 @dataclass(frozen=True)
 class PackageCode:
-    """The machine code of a package for one architecture, and what made it."""
+    """The machine code of a package for one architecture, and its compilers."""
 
     arch: str
     compilers: Mapping[str, str]
     """The version of each compiler."""
     unbuilt: Sequence[str]
-    """Cases that it has no machine code for."""
+    """The cases without machine code."""
 
 
 def record(
@@ -119,10 +125,9 @@ def record(
     *,
     quick: bool,
 ) -> None:
-    """Enter the rows of `verify_specs` for one file, device and toolchain.
+    """Record the rows of `verify_specs` for one file, device and toolchain.
 
-    Rows that failed take away what was claimed of these before. A quick run does not replace the record of a full
-    one.
+    Failed rows remove earlier results of their cases. A quick run does not replace the record of a full run.
     """
     place = f"{where.device}, {where.toolchain}"
     _enter_run(generated, path, digest, rows, place, where.entry(), quick=quick)
@@ -138,8 +143,10 @@ def record_package(
     *,
     quick: bool,
 ) -> None:
-    """Enter the same of the machine code that a package has of one file. It speaks for the package alone, and what ran
-    in place of the file is not the file."""
+    """Record the rows of `verify_specs` for the machine code of one file in a package.
+
+    The record is valid only for the package, and not for the emitted file.
+    """
     made = " and ".join(f"{tool} {version}" for tool, version in sorted(code.compilers.items()))
     place = f"package {code.arch} by {made}, {where.device}, torch {where.versions['torch']}"
     package = {"arch": code.arch, "compilers": dict(code.compilers), "unbuilt": list(code.unbuilt)}
@@ -183,7 +190,7 @@ def record_compiled(
     arch: str,
     versions: Mapping[str, str],
 ) -> None:
-    """Enter the rows of `compile_specs` for one file and architecture."""
+    """Record the rows of `compile_specs` for one file and architecture."""
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
@@ -211,7 +218,7 @@ def record_sanitized(
     capability: str,
     versions: Mapping[str, str],
 ) -> None:
-    """Enter that a tool of compute-sanitizer found nothing in one file, or take away that it did."""
+    """Record that a tool of compute-sanitizer found no error in one file, or remove that record."""
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
@@ -231,8 +238,10 @@ def record_proved(
     *,
     versions: Mapping[str, str],
 ) -> None:
-    """Enter the rows of `prove_specs` for one file: how many are proved, how many unknown, and what is beyond the
-    proof. A row that is refuted takes away what was claimed before."""
+    """Record the rows of `prove_specs` for one file: the numbers of proved and unknown obligations, and the limits.
+
+    A refuted row removes the earlier record.
+    """
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
@@ -253,7 +262,7 @@ def record_proved(
 def record_mutated(
     generated: Path, path: Path, digest: str, counts: Mapping[str, int], versions: Mapping[str, str]
 ) -> None:
-    """Enter how many mutants of one file were `killed`, `lived`, or are `equivalent`."""
+    """Record the numbers of mutants of one file that were `killed`, `lived`, or are `equivalent`."""
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
@@ -279,7 +288,7 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def update(generated: Path, change: Callable[[Ledger], None]) -> None:
-    """Change the ledger under a lock, forget what `kept` does not keep, and replace it in one step."""
+    """Change the ledger under a lock, drop the records that `kept` drops, and replace the file atomically."""
     generated = Path(generated)
     with locked(generated):
         files = read(generated)
@@ -288,7 +297,7 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
 
 
 def present(generated: Path) -> dict[str, str]:
-    """The emitted files that are there, and the hash of each. Folders of other names are nobody's."""
+    """Return the hash of each emitted file, by path. Ignore folders whose name is not a name of a spec."""
     # A variant of a spec has its files one folder deeper.
     emitted = [*sorted(generated.glob("*/*.py")), *sorted(generated.glob("*/*/*.py"))]
     names = ((path.relative_to(generated).as_posix(), path) for path in emitted)
@@ -296,7 +305,7 @@ def present(generated: Path) -> dict[str, str]:
 
 
 def write(path: Path, files: Ledger) -> None:
-    """Replace a ledger in one step, where it is another."""
+    """Replace a ledger atomically if it differs."""
     text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True, allow_nan=False) + "\n"
     if path.exists() and path.read_text() == text:
         return
@@ -313,8 +322,8 @@ def write(path: Path, files: Ledger) -> None:
 
 
 def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
-    """Without files that are gone, and of earlier texts without the places where the present text was tried."""
-    # Of copies that are of no entry yet, as an adapter has them, the kernels' own are named.
+    """Drop records of missing files, and records of earlier programs at places where the present program ran."""
+    # If several files have a hash without an entry, such as copies in adapters, the first name is used.
     names = {digest: name for name, digest in reversed([*present.items()])}
     left: Ledger = {}
     for digest, entry in files.items():
@@ -331,7 +340,7 @@ def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    # The folder itself is the lock: the ledger is replaced, and a lock file would be litter.
+    # The folder itself is the lock, because the ledger is replaced, and a lock file would remain.
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -341,15 +350,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
-    """A row for each emitted file that can be called: spec, file, state, device, error, verified, earlier, proof.
+    """Return a row for each emitted file that can be called.
 
-    `missing`: not rendered. `verified`: this text ran right on a GPU; the row's own `verified` has the worst error by
-    device and toolchain, a GPU before the interpreter, and `device` and `error` are those of the first device.
-    `interpreted`: it ran right in the interpreter alone. `compiled`: it was compiled, for the architecture that it is
-    for or for any, and has not run. `stale`: none of these, but an earlier text of the file ran or was compiled.
-    `unrecorded`: no text of the file ran or was compiled, as far as the ledger knows. `earlier` names the places where
-    another text of the file ran, and this one did not. `proof` has how many obligations are proved and unknown, where
-    they were looked at.
+    | state | meaning |
+    |---|---|
+    | `verified` | the program passed on a GPU |
+    | `interpreted` | it passed only in the interpreter |
+    | `compiled` | it has not run, but compiled for its architecture, or for any if it has none |
+    | `stale` | it has no result, but an earlier program of the file has |
+    | `unrecorded` | the ledger has no result for any program of the file |
+    | `missing` | the file is not rendered |
+
+    The keys of a row are `spec`, `file`, `state`, `device`, `error`, `verified`, `earlier` and `proof`. `verified` has
+    the worst error by device and toolchain, GPUs first; `device` and `error` are from the first device. `earlier` lists
+    the places where only an earlier program ran. `proof` has the numbers of proved and unknown obligations, or None.
     """
     files = read(generated)
     return [_status(file, files, generated) for one in loaded for file in emitted_files(generated, one)]
@@ -388,18 +402,17 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
 
 
 def _compiled(records: Mapping[str, Any]) -> list[str]:
-    """The architectures that the file was compiled for."""
+    """Return the architectures for which the file was compiled."""
     return [place.removeprefix("compiled ") for place in records if place.startswith("compiled ")]
 
 
 def _ran(records: Mapping[str, Any]) -> dict[str, Any]:
-    """The records of where the file itself ran, without those of what compiled or was looked through by a sanitizer,
-    and of packages."""
+    """Return the records of runs of the file itself, without compilers, sanitizers and packages."""
     return {place: found for place, found in records.items() if "worst" in found and "package" not in found}
 
 
 def records_of(path: Path, generated: Path) -> dict[str, Any]:
-    """All that is recorded of an emitted file as it is, by place, tool or kind. Raises `KgenError` without the file."""
+    """Return all records of the present program of a file, by place. Raise `KgenError` if the file is missing."""
     if not path.is_file():
         hint = "name an emitted file, as generated/causal/triton.py"
         raise KgenError(Diagnostic("no-file", "there is no such file", file=str(path), hint=hint))
@@ -408,8 +421,10 @@ def records_of(path: Path, generated: Path) -> dict[str, Any]:
 
 
 def proof_of(path: Path, generated: Path) -> dict[str, Any] | None:
-    """What is recorded of the proof of an emitted file: how many obligations are proved and unknown, and by which
-    versions."""
+    """Return the record of the proof of an emitted file, with its versions; None without one.
+
+    It has the numbers of proved and unknown obligations.
+    """
     if not path.is_file():
         return None
     records: dict[str, Any] = read(generated).get(file_hash(path), {"records": {}})["records"]

@@ -36,10 +36,10 @@ def _tensors(plan: ChunkOutputPlan) -> list[str]:
     k, v = spec.head_dim.qk, spec.head_dim.v
     state = f"{v}, {k}" if spec.state_layout == "vk" else f"{k}, {v}"
     v_tokens = f"NT * {spec.chunk_size}" if spec.v_layout == "chunk_padded" else "T"
-    chunks = "the NT chunks, those of all sequences" if spec.varlen else "the NT chunks"
+    chunks = "the NT chunks of all sequences" if spec.varlen else "the NT chunks"
     return [
         f"q, k [B, T, H, {k}], v [B, {v_tokens}, HV, {v}], {spec.dtype}; {heads(plan)}.",
-        "Value head h goes with head h // (HV / H) of q and k.",
+        "Value head h uses head h // (HV / H) of q and k.",
         f"h [B, NT, HV, {state}], {spec.dtype}: the state before each of {chunks}.",
     ]
 
@@ -56,12 +56,12 @@ def _gates(plan: ChunkOutputPlan) -> list[str]:
 def _packing(plan: ChunkOutputPlan) -> list[str]:
     words: list[str] = []
     if plan.spec.v_layout == "chunk_padded":
-        words.append("What lies in the padding of v does not count, NaN neither.")
+        words.append("The padding of v may have any content, also NaN.")
     if plan.spec.varlen:
         words += [
-            "cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.",
-            "Tokens after the last sequence give zeros.",
-            "chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.",
-            "Both are on the device, and not checked: others give results that mean nothing, in their own memory.",
+            "cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.",
+            "Rows of o for tokens after the last sequence are zeros.",
+            "chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.",
+            "The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.",
         ]
     return words

@@ -118,7 +118,7 @@ class ForwardKernel(Template):
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of a value over a row; `later` counts those before it."""
+    """The mean of a value over a row. `later` is the number of means before it, or None."""
 
     name: str
     value: Code

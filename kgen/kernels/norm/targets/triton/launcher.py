@@ -120,7 +120,7 @@ class BackwardOperator(Template):
     gradients: tuple[Output, ...]
     rows: tuple[str, ...]
     programs: Statement
-    """Bounds numbers of programs from below."""
+    """The statement that raises the numbers of groups and programs to at least 1, for calls without rows."""
     call: Call
     sums: tuple[str, ...]
     """The gradients that are sums over rows."""
