@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -165,9 +166,9 @@ def _told_by_flex(wrong: str) -> str:
     spec = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 16, "params": {"cap": 2.0}}
     spec |= {"score_mod": "cap * tanh(score / cap)", "mask_mod": "q_idx >= kv_idx and kv_idx >= q_idx - 5"}
 
-    def other(*args: Any, **named: Any) -> Any:
+    def other(q: Any, k: Any, v: Any, call: Any) -> Any:
         change = {"": {}, "scale": {"scale": 0.2}, "params": {"params": {"cap": 2.1}}}[wrong]
-        return reference.attention(*args, **named | change)
+        return reference.attention(q, k, v, replace(call, **change))
 
     with mock.patch.object(flexed, "attention", other), mock.patch.object(running, "_run"):
         return tried(0, spec).what

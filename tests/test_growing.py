@@ -13,7 +13,7 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
-LIMIT = 3.0
+LIMIT = 2.0
 """Seconds of this process, scaled to the machine by `pace.py`. The largest spec takes one."""
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c7ae1f62cb6e0b82
-# body: 95beebfe17394aaf
+# inputs: a969524f3fff7581
+# body: 1bf3065c75b8af68
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
@@ -67,7 +67,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 51554cf7c4dcd3e0
-# body: d924f5074a4fc1f2
+# inputs: 5cf69a3aa2438eae
+# body: 15bcc5c5bc7c5931
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
-Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
+For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
 
     o[i] = scale * (exp(c(i)) * q[i] @ state + sum over j <= i of exp(c(i) - c(j)) * (q[i] . k[j]) * v[j])
     c(i) = g[i], for the i-th token of the chunk
@@ -46,7 +46,7 @@ BT = tl.constexpr(64)
 K = tl.constexpr(128)
 V = tl.constexpr(128)
 
-# Columns of a head that a program holds at once, by compute capability (90 is 9.0). The last row is for every chip.
+# Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _FORWARD_TILES = [
     ((100,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1)),
     ((90,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1, maxnreg=240)),
@@ -73,7 +73,7 @@ def _forward_kernel(
     g_ptr, stride_gb: tl.int64, stride_gt: tl.constexpr, stride_gh: tl.int64,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share their q and k in L2."""
+    """Compute BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share q and k in L2."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -94,13 +94,13 @@ def _forward_kernel(
     out = tl.zeros([BT, BLOCK_V], tl.float32)
     v = tl.load(v_rows + offs_v[None, :] * stride_vd, mask=live[:, None], other=0.0)
     for start in tl.static_range(0, K, BLOCK_K):
-        # The state first: it comes from the farthest, while q and k are often in L2.
+        # Load the state first: it comes from HBM, while q and k are often in L2.
         state = tl.load(h_rows + (start + offs_k)[:, None] * stride_hk)
         q = tl.load(q_rows + (start + offs_k)[None, :] * stride_qd, mask=live[:, None], other=0.0)
         k = tl.load(k_rows + (start + offs_k)[None, :] * stride_kd, mask=live[:, None], other=0.0)
         qk = tl.dot(q, tl.trans(k), qk)
         out = tl.dot(q, state, out)
-    # A pair counts where j <= i. Exponents are subtracted before the power is taken, so that it cannot overflow.
+    # A pair counts if j <= i. b**(c_i - c_j) does not overflow where b**c_i / b**c_j would.
     pair = (i[:, None] >= i[None, :]) & live[:, None]
     p = qk * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf")))
     out = out * tl.exp2(LOG2E * g)[:, None]
@@ -120,7 +120,7 @@ def _dvdh_kernel(
     g_ptr, stride_gb: tl.int64, stride_gt: tl.constexpr, stride_gh: tl.int64,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of dv and dh for one (chunk, value head). Strides: o is do, v is dv, h is dh."""
+    """Compute BLOCK_V columns of dv and dh for one (chunk, value head). Names of strides: o is do, v is dv, h is dh."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -151,7 +151,7 @@ def _dvdh_kernel(
     p = kq * tl.exp2(tl.where(pair, LOG2E * (g[None, :] - g[:, None]), float("-inf")))
     dv = tl.dot((p * scale).to(do.dtype), do)
     dv_rows = dv_ptr + b * stride_vb + first * stride_vt + h * stride_vh + i[:, None] * stride_vt
-    # Rows of dv that hold no token get zeros where they exist.
+    # Rows of dv without a token get zeros, if they are in the tensor.
     tl.store(dv_rows + offs_v[None, :] * stride_vd, dv.to(dv_ptr.dtype.element_ty), mask=live[:, None])
 
 
@@ -168,9 +168,10 @@ def _dqdk_kernel(
     g_ptr, stride_gb: tl.int64, stride_gt: tl.constexpr, stride_gh: tl.int64,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_K columns of dq and dk for one (chunk, head of q and k), summed over its value heads in their order.
+    """Compute BLOCK_K columns of dq and dk for one (chunk, head of q and k).
 
-    Strides: o is do, x is dq, y is dk. dg has a share for each block of columns.
+    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk.
+    dg has a partial sum for each block of columns.
     """
     blocks: tl.constexpr = K // BLOCK_K
     pid = tl.program_id(0)
@@ -205,8 +206,8 @@ def _dqdk_kernel(
             dp = tl.dot(do, tl.trans(v), dp)
             dq = tl.dot((do * factor).to(do.dtype), state, dq)
         ds = dp * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf"))) * scale
-        # An exponent raises the row that it belongs to and lowers its column. What the state adds to the row is what
-        # q . dq has grown by since the head before.
+        # b**c_i multiplies row i and divides column i, so dc is a row sum minus a column sum.
+        # The state's term of dc is the increase of q . dq in this value head.
         pds = tl.dot(q, tl.trans(k)) * ds
         dc = tl.sum(pds, 1) - tl.sum(pds, 0) + tl.sum(q * dq, 1) - q_dq
         dg_rows = dg_ptr + pid % blocks * stride_dg + (b * T + first + i) * HV + h
@@ -233,7 +234,7 @@ _LIBRARY = _library("kgen_4a196be5982bdb51", "gated_delta_output")
 @_operator(_LIBRARY, "gated_delta_output")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
         return _forward_op(q, k, v, h, g, scale).bfloat16()
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
@@ -287,7 +288,7 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
                 g, *g.stride(), T, NT, scale, H=H, HV=HV,
                 **tile, enable_fp_fusion=True,
             )
-    # Each block of columns of q and k has its share.
+    # dg has one partial sum per block of columns of q and k.
     return dq, dk, dv, dh, dg.sum(0).to(g.dtype)
 
 
@@ -318,7 +319,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.

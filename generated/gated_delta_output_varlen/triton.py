@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d342fade4ca52656
-# body: 02256f66084c108f
+# inputs: 6d2719addbe54237
+# body: e76658a0571294ea
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
-Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
+For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
 
     o[i] = scale * (exp(c(i)) * q[i] @ state + sum over j <= i of exp(c(i) - c(j)) * (q[i] . k[j]) * v[j])
     c(i) = g[i], for the i-th token of the chunk
@@ -47,7 +47,7 @@ BT = tl.constexpr(64)
 K = tl.constexpr(128)
 V = tl.constexpr(128)
 
-# Columns of a head that a program holds at once, by compute capability (90 is 9.0). The last row is for every chip.
+# Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _FORWARD_TILES = [
     ((100,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1)),
     ((90,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1, maxnreg=240)),
@@ -65,7 +65,7 @@ _DQDK_TILES = [
 
 @triton.jit(do_not_specialize=["NT"])
 def _chunk_indices_kernel(cu_seqlens_ptr, chunk_indices_ptr, NT, BLOCK: tl.constexpr):
-    """(sequence, chunk inside it) of the chunks of one sequence; the last one has what is left of the NT, too."""
+    """Store (sequence, chunk inside it) for the chunks of one sequence. The last one owns the chunks after it, too."""
     seq = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     before = tl.zeros([BLOCK], tl.int32)
@@ -76,7 +76,7 @@ def _chunk_indices_kernel(cu_seqlens_ptr, chunk_indices_ptr, NT, BLOCK: tl.const
     first = tl.sum(before, 0)
     length = tl.load(cu_seqlens_ptr + seq + 1) - tl.load(cu_seqlens_ptr + seq)
     count = tl.where(seq == tl.num_programs(0) - 1, NT - first, tl.cdiv(length, BT).to(tl.int32))
-    # Offsets that are none may add up to anything.
+    # Invalid offsets may add up to any number.
     for start in range(0, tl.minimum(count, NT), BLOCK):
         chunk = start + i
         live = (chunk < count) & (first + chunk >= 0) & (first + chunk < NT)
@@ -96,7 +96,7 @@ def _forward_kernel(
     cu_seqlens_ptr, chunk_indices_ptr, N,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share their q and k in L2."""
+    """Compute BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share q and k in L2."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -104,7 +104,7 @@ def _forward_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Offsets outside of the tokens give no sequence.
+    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -122,20 +122,20 @@ def _forward_kernel(
     out = tl.zeros([BT, BLOCK_V], tl.float32)
     v = tl.load(v_rows + offs_v[None, :] * stride_vd, mask=live[:, None], other=0.0)
     for start in tl.static_range(0, K, BLOCK_K):
-        # The state first: it comes from the farthest, while q and k are often in L2.
+        # Load the state first: it comes from HBM, while q and k are often in L2.
         state = tl.load(h_rows + (start + offs_k)[:, None] * stride_hk)
         q = tl.load(q_rows + (start + offs_k)[None, :] * stride_qd, mask=live[:, None], other=0.0)
         k = tl.load(k_rows + (start + offs_k)[None, :] * stride_kd, mask=live[:, None], other=0.0)
         qk = tl.dot(q, tl.trans(k), qk)
         out = tl.dot(q, state, out)
-    # A pair counts where j <= i. Exponents are subtracted before the power is taken, so that it cannot overflow.
+    # A pair counts if j <= i. b**(c_i - c_j) does not overflow where b**c_i / b**c_j would.
     pair = (i[:, None] >= i[None, :]) & live[:, None]
     p = qk * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf")))
     out = out * tl.exp2(LOG2E * g)[:, None]
     out = tl.dot(p.to(v.dtype), v, out) * scale
     o_rows = o_ptr + b * stride_ob + first * stride_ot + h * stride_oh + i[:, None] * stride_ot
     tl.store(o_rows + offs_v[None, :] * stride_od, out.to(o_ptr.dtype.element_ty), mask=live[:, None])
-    # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
+    # Tokens after the last sequence belong to no chunk. The programs of all chunks together store zeros there.
     tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
     for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
@@ -157,7 +157,7 @@ def _dvdh_kernel(
     cu_seqlens_ptr, chunk_indices_ptr, N,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of dv and dh for one (chunk, value head). Strides: o is do, v is dv, h is dh."""
+    """Compute BLOCK_V columns of dv and dh for one (chunk, value head). Names of strides: o is do, v is dv, h is dh."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -165,7 +165,7 @@ def _dvdh_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Offsets outside of the tokens give no sequence.
+    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -193,7 +193,7 @@ def _dvdh_kernel(
     p = kq * tl.exp2(tl.where(pair, LOG2E * (g[None, :] - g[:, None]), float("-inf")))
     dv = tl.dot((p * scale).to(do.dtype), do)
     dv_rows = dv_ptr + b * stride_vb + number.to(tl.int64) * BT * stride_vt + h * stride_vh + i[:, None] * stride_vt
-    # Rows of dv that hold no token get zeros where they exist.
+    # Rows of dv without a token get zeros, if they are in the tensor.
     tl.store(dv_rows + offs_v[None, :] * stride_vd, dv.to(dv_ptr.dtype.element_ty))
 
 
@@ -211,9 +211,10 @@ def _dqdk_kernel(
     cu_seqlens_ptr, chunk_indices_ptr, N,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_K columns of dq and dk for one (chunk, head of q and k), summed over its value heads in their order.
+    """Compute BLOCK_K columns of dq and dk for one (chunk, head of q and k).
 
-    Strides: o is do, x is dq, y is dk. dg has a share for each block of columns.
+    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk.
+    dg has a partial sum for each block of columns.
     """
     blocks: tl.constexpr = K // BLOCK_K
     pid = tl.program_id(0)
@@ -222,7 +223,7 @@ def _dqdk_kernel(
     b, number = 0, chunk
     seq = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)
     place = tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)
-    # Offsets outside of the tokens give no sequence.
+    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)
     end = tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)
     first = begin + place.to(tl.int64) * BT
@@ -253,8 +254,8 @@ def _dqdk_kernel(
             dp = tl.dot(do, tl.trans(v), dp)
             dq = tl.dot((do * factor).to(do.dtype), state, dq)
         ds = dp * tl.exp2(tl.where(pair, LOG2E * (g[:, None] - g[None, :]), float("-inf"))) * scale
-        # An exponent raises the row that it belongs to and lowers its column. What the state adds to the row is what
-        # q . dq has grown by since the head before.
+        # b**c_i multiplies row i and divides column i, so dc is a row sum minus a column sum.
+        # The state's term of dc is the increase of q . dq in this value head.
         pds = tl.dot(q, tl.trans(k)) * ds
         dc = tl.sum(pds, 1) - tl.sum(pds, 0) + tl.sum(q * dq, 1) - q_dq
         dg_rows = dg_ptr + pid % blocks * stride_dg + (b * T + first + i) * HV + h
@@ -267,7 +268,7 @@ def _dqdk_kernel(
     dk_rows = dk_ptr + b * stride_yb + first * stride_yt + h_qk * stride_yh + i[:, None] * stride_yt
     tl.store(dq_rows + offs_k[None, :] * stride_xd, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(dk_rows + offs_k[None, :] * stride_yd, dk.to(dk_ptr.dtype.element_ty), mask=live[:, None])
-    # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
+    # Tokens after the last sequence belong to no chunk. The programs of all chunks together store zeros there.
     tokens = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32)
     for rest in tl.range(tokens + chunk * BT, T, NT * BT):
         token = rest + i.to(tl.int64)
@@ -290,7 +291,7 @@ _LIBRARY = _library("kgen_6eb2ebff7ad12bf4", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):
-    """(sequence, chunk inside it) of each of NT chunks, by one kernel: the host does not wait for the device."""
+    """Return (sequence, chunk inside it) of NT chunks, [NT, 2]. A kernel computes it, so the host does not wait."""
     chunk_indices = cu_seqlens.new_empty(NT, 2)
     N = cu_seqlens.shape[0] - 1
     _chunk_indices_kernel[(N,)](cu_seqlens, chunk_indices, NT, BLOCK=128, num_warps=1, enable_fp_fusion=True)
@@ -298,7 +299,7 @@ def _chunk_indices(cu_seqlens, NT):
 
 
 def _new(like, NT, shape, dtype=None):
-    """A tensor that kernels fill. Without chunks none runs, and all tokens are after the last sequence: zeros."""
+    """Allocate a tensor that kernels fill. Without chunks no kernel runs, and the tensor has zeros."""
     return (like.new_empty if NT else like.new_zeros)(shape, dtype=dtype)
 
 
@@ -308,7 +309,7 @@ def _forward_op(
     scale: float,
 ) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
         return _forward_op(q, k, v, h, g, cu_seqlens, chunk_indices, scale).bfloat16()
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
@@ -371,7 +372,7 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
                 g, *g.stride(), cu_seqlens, chunk_indices, len(cu_seqlens) - 1, T, NT, scale, H=H, HV=HV,
                 **tile, enable_fp_fusion=True,
             )
-    # Each block of columns of q and k has its share.
+    # dg has one partial sum per block of columns of q and k.
     return dq, dk, dv, dh, dg.sum(0).to(g.dtype)
 
 
@@ -402,13 +403,13 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
-    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
-    Tokens after it give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
-    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
-    results that mean nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from
+    cu_seqlens. NT is the number of chunks of all sequences. The values of both are on the device and are not checked.
+    With invalid values, o is meaningless, but nothing outside of the tensors is read or written.
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7381e85820ee4b9d
-# body: 9e50cd1d75d76137
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: 368bcb8a89afcf1c
+# body: c57f3fd242ca6ef8
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f1d282c8f8bd6619
-# body: a19ec3ad28ae39ea
-"""Layer norm of rows of 65536.
+# inputs: dd01050258af9f5d
+# body: 0f768bc4f846f1af
+"""Layer norm of rows of 65536 elements.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., D] bfloat16, the rows to norm, D 65536.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 91b4d9e4719a7835
-# body: cea1886133ec900d
+# inputs: c16c43682935fef8
+# body: 7124b42604d47210
 """The output step of chunked linear attention without decay.
 
-Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
+For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
 
     o[i] = scale * (q[i] @ state + sum over j <= i of (q[i] . k[j]) * v[j])
 
@@ -43,7 +43,7 @@ BT = tl.constexpr(64)
 K = tl.constexpr(128)
 V = tl.constexpr(128)
 
-# Columns of a head that a program holds at once, by compute capability (90 is 9.0). The last row is for every chip.
+# Columns of a head per tile, by compute capability (90 is 9.0). The last row is for all other chips.
 _FORWARD_TILES = [
     ((100,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1)),
     ((90,), dict(BLOCK_K=64, BLOCK_V=128, num_warps=4, num_stages=1, maxnreg=240)),
@@ -69,7 +69,7 @@ def _forward_kernel(
     stride_ob: tl.int64, stride_ot: tl.constexpr, stride_oh: tl.int64, stride_od: tl.constexpr,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share their q and k in L2."""
+    """Compute BLOCK_V columns of o for one (chunk, value head). Neighbouring programs share q and k in L2."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -89,13 +89,13 @@ def _forward_kernel(
     out = tl.zeros([BT, BLOCK_V], tl.float32)
     v = tl.load(v_rows + offs_v[None, :] * stride_vd, mask=live[:, None], other=0.0)
     for start in tl.static_range(0, K, BLOCK_K):
-        # The state first: it comes from the farthest, while q and k are often in L2.
+        # Load the state first: it comes from HBM, while q and k are often in L2.
         state = tl.load(h_rows + (start + offs_k)[:, None] * stride_hk)
         q = tl.load(q_rows + (start + offs_k)[None, :] * stride_qd, mask=live[:, None], other=0.0)
         k = tl.load(k_rows + (start + offs_k)[None, :] * stride_kd, mask=live[:, None], other=0.0)
         qk = tl.dot(q, tl.trans(k), qk)
         out = tl.dot(q, state, out)
-    # A pair counts where j <= i. Exponents are subtracted before the power is taken, so that it cannot overflow.
+    # A pair counts if j <= i. b**(c_i - c_j) does not overflow where b**c_i / b**c_j would.
     pair = (i[:, None] >= i[None, :]) & live[:, None]
     p = tl.where(pair, qk, 0.0)
     out = tl.dot(p.to(v.dtype), v, out) * scale
@@ -113,7 +113,7 @@ def _dvdh_kernel(
     stride_hb: tl.int64, stride_hn: tl.int64, stride_hh: tl.int64, stride_hk: tl.constexpr, stride_hv: tl.constexpr,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_V columns of dv and dh for one (chunk, value head). Strides: o is do, v is dv, h is dh."""
+    """Compute BLOCK_V columns of dv and dh for one (chunk, value head). Names of strides: o is do, v is dv, h is dh."""
     blocks: tl.constexpr = V // BLOCK_V
     pid = tl.program_id(0)
     chunk, h, h_qk = pid // blocks // HV, pid // blocks % HV, pid // blocks % HV // (HV // H)
@@ -142,7 +142,7 @@ def _dvdh_kernel(
     p = tl.where(pair, kq, 0.0)
     dv = tl.dot((p * scale).to(do.dtype), do)
     dv_rows = dv_ptr + b * stride_vb + first * stride_vt + h * stride_vh + i[:, None] * stride_vt
-    # Rows of dv that hold no token get zeros where they exist.
+    # Rows of dv without a token get zeros, if they are in the tensor.
     tl.store(dv_rows + offs_v[None, :] * stride_vd, dv.to(dv_ptr.dtype.element_ty), mask=live[:, None])
 
 
@@ -158,9 +158,9 @@ def _dqdk_kernel(
     stride_yb: tl.int64, stride_yt: tl.constexpr, stride_yh: tl.int64, stride_yd: tl.constexpr,
     T, NT, scale, H: tl.constexpr, HV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
 ):
-    """BLOCK_K columns of dq and dk for one (chunk, head of q and k), summed over its value heads in their order.
+    """Compute BLOCK_K columns of dq and dk for one (chunk, head of q and k).
 
-    Strides: o is do, x is dq, y is dk.
+    The sums over value heads have a fixed order. Names of strides: o is do, x is dq, y is dk.
     """
     blocks: tl.constexpr = K // BLOCK_K
     pid = tl.program_id(0)
@@ -213,7 +213,7 @@ _LIBRARY = _library("kgen_7e8bf1585697bf6b", "linear_attention_output")
 @_operator(_LIBRARY, "linear_attention_output")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
         return _forward_op(q, k, v, h, scale).bfloat16()
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
@@ -296,7 +296,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

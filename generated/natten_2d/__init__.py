@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 72c40bf66677e0ae
-# body: 0707e32d4af5ea75
-"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+# inputs: a5ff544a947d658d
+# body: ff90f9aebbbe7797
+"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 triton.py has the function, and needs no other file of this folder.
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d47510c620ded563
-# body: 7a4bf7bbe01e3ca3
-"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+# inputs: 11c741040bfdf00a
+# body: 32484c135241b3d2
+"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

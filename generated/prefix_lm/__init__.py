@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 186ca4dcca21109d
-# body: 53ff855ae6c00a7a
-"""Full attention within a prefix whose length is given at launch, causal after it.
+# inputs: bc3bcd4fd3e3e95a
+# body: 6b693560d73b8b8c
+"""Full attention within a prefix whose length is an argument of the call, causal after it.
 
 triton.py has the function, and needs no other file of this folder.
 

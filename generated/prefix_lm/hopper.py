@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 48aec773701478e8
-# body: 62af00f0d1712111
-"""Full attention within a prefix whose length is given at launch, causal after it.
+# inputs: c2a02eff79040002
+# body: 3d1d1d6a9749ccd6
+"""Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eb1cd85540cb8988
-# body: c2daccc5d6daf025
+# inputs: 888e966ec8d1c05f
+# body: 0c9d9594e5a8fc3e
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -40,8 +40,8 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its
-# warps, pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
+# Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
+# pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
 _FORWARD_TILES = [
     ((), (
         (2048, 2048, 4, 1, 0),
@@ -62,7 +62,7 @@ def _forward_kernel(
     SAVE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
     """out and rstd of each row."""
-    # A program keeps ROWS heads, whose weights' gradients it sums, and walks over the positions before them.
+    # A program owns ROWS heads and loops over positions, so it can sum the gradients of their weights.
     blocks = tl.cdiv(H, ROWS)
     head = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(0) // blocks
@@ -95,8 +95,8 @@ def _backward_kernel(
     n_positions, H,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """Gradients; a program sums those of columns over the rows that it takes."""
-    # A program keeps ROWS heads, whose weights' gradients it sums, and walks over the positions before them.
+    """Compute gradients. A program sums the gradients of columns over the rows that it processes."""
+    # A program owns ROWS heads and loops over positions, so it can sum the gradients of their weights.
     blocks = tl.cdiv(H, ROWS)
     head = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     group = tl.program_id(0) // blocks
@@ -132,7 +132,7 @@ def _backward_kernel(
 def _finalize_kernel(
     dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Sums over the programs of the backward kernel, in one order."""
+    """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in tl.range(0, n_parts, ROWS):
@@ -151,7 +151,7 @@ _LIBRARY = _library("kgen_18212417ef1a99fe", "qk_norm")
 
 
 def _schedule(table, x):
-    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
+    """Return the number of programs that loop over tiles, the grid, and the compile-time constants of a kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -169,14 +169,16 @@ def _schedule(table, x):
 
 
 def _rows(x):
-    """x as [positions, heads, width], elements side by side; a view where strides allow one, else a copy."""
+    """Return x as [positions, heads, width] with adjacent elements in a row, as a view if its strides allow one."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def _stored(dtype, device):
-    """Return the dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight
-    bits."""
+    """Return the dtype that a kernel stores.
+
+    It is float32 in Triton's interpreter, which does not round to bfloat16 or eight bits.
+    """
     return torch.float32 if _arch(device) == 0 else dtype
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 912b88385936c421
-# body: b3cff2e93a376a6d
-"""The output step of chunked retention, where each head decays by a constant of its own.
+# inputs: 43ceaa7e5c7528c5
+# body: bcd820d516163237
+"""The output step of chunked retention, where each head has its own constant decay.
 
 triton.py has the function, and needs no other file of this folder.
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c43d1f47d3dd083
-# body: 1b707b008fb72cfb
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: 2752daf61488db92
+# body: a4ed8a571597897e
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
 Each file of this folder offers the same function. A call takes the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8502e4baade369bd
-# body: b83d36aa9e272566
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: dca34b66826f9b50
+# body: cf0693a25fdd75f6
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -40,8 +40,8 @@ from ._launch import (
     _register_autograd, _transformed,
 )
 
-# By compute capability (90 is 9.0; none is for any other): the widest row of a shape, the elements of a tile, its
-# warps, pipeline stages, and programs on each multiprocessor, which walk over the tiles (0: one program for each tile).
+# Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
+# pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
 _FORWARD_TILES = [
     ((100, 90, 80), (
         (2048, 2048, 4, 1, 0),
@@ -88,17 +88,24 @@ _BACKWARD_TILES = [
 
 @triton.jit
 def _hand_in(value, slots_ptr, part, turn, SLOTS: tl.constexpr):
-    """Give the value [1] of one part of a row to the programs of the others, with the turn that it belongs to."""
+    """Publish the value [1] of one part of a row, with its turn, to the programs of the other parts.
+
+    The low 32 bits of a slot are the value, the high 32 bits are turn + 1.
+    """
     word = tl.sum(value, 0).to(tl.uint32, bitcast=True).to(tl.uint64) | (turn + 1).to(tl.uint64) << 32
-    # Four sets of slots take turns: who hands in turn t + 4 has seen a later one than t from every part.
+    # There are four sets of slots. A part that publishes turn t + 4 has read a turn after t from every part. So no
+    # program still reads turn t.
     tl.atomic_xchg(slots_ptr + turn % 4 * SLOTS + part, word, sem="relaxed")
 
 
 @triton.jit
 def _collect(slots_ptr, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    """The values that the PARTS programs of a row handed in, [SLOTS], the last ones zero. All of them are running."""
+    """Wait for the values that the PARTS programs of a row publish. Return them, [SLOTS], padded with zeros.
+
+    All programs of a row must run at once, because they wait for each other.
+    """
     parts = tl.arange(0, SLOTS)
-    # In PTX, for a loop of Triton's own would keep the loads of the loop around it from being pipelined.
+    # A wait loop in Triton would prevent it from pipelining the loads of the enclosing loop. This loop is in PTX.
     values = tl.inline_asm_elementwise(
         """
         {
@@ -120,7 +127,7 @@ def _collect(slots_ptr, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def _total(value, slots_ptr, part, turn, PARTS: tl.constexpr, SLOTS: tl.constexpr):
-    """The sum of a value [1] over the parts of a row, the same in each."""
+    """Return the sum of a value [1] over the parts of a row. All parts get the same bits."""
     _hand_in(value, slots_ptr, part, turn, SLOTS)
     return tl.sum(_collect(slots_ptr, turn, PARTS, SLOTS), 0, keep_dims=True)
 
@@ -134,7 +141,7 @@ def _forward_kernel(
     SLOTS: tl.constexpr, STAGES: tl.constexpr,
 ):
     """out and rstd of each row."""
-    # PARTS programs share a row: with one, it takes whole rows.
+    # PARTS programs share a row; program `part` owns the columns from part * BLOCK on.
     part = tl.program_id(0) % PARTS
     group = tl.program_id(0) // PARTS
     n_groups = tl.num_programs(0) // PARTS
@@ -170,8 +177,8 @@ def _backward_kernel(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Gradients; a program sums those of columns over the rows that it takes."""
-    # PARTS programs share a row: with one, it takes whole rows.
+    """Compute gradients. A program sums the gradients of columns over the rows that it processes."""
+    # PARTS programs share a row; program `part` owns the columns from part * BLOCK on.
     part = tl.program_id(0) % PARTS
     group = tl.program_id(0) // PARTS
     n_groups = tl.num_programs(0) // PARTS
@@ -208,7 +215,7 @@ def _backward_kernel(
 def _finalize_kernel(
     dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Sums over the programs of the backward kernel, in one order."""
+    """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in tl.range(0, n_parts, ROWS):
@@ -227,7 +234,7 @@ _LIBRARY = _library("kgen_3848c1f471d43c17", "rms_norm_gemma")
 
 
 def _schedule(table, x):
-    """The launch of rows of x: the number of programs that walk over tiles, the grid, and constants of the kernel."""
+    """Return the number of programs that loop over tiles, the grid, and the compile-time constants of a kernel."""
     arch, width = _arch(x.device), x.shape[-1]
     tiles = next(tiles for chips, tiles in table if arch in chips or not chips)
     limits = next(t for t in tiles if width <= t[0])
@@ -237,7 +244,7 @@ def _schedule(table, x):
         multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     at_once = per_multiprocessor * multiprocessors
     if arch == 0:
-        elements = max(elements, _next_power_of_2(width))  # its programs cannot wait for one another
+        elements = max(elements, _next_power_of_2(width))  # the interpreter runs programs one by one
     block = min(_next_power_of_2(width), elements)
     rows, parts = elements // block, _cdiv(width, block)
     tiles = _cdiv(x.shape[0], rows)
@@ -249,28 +256,31 @@ def _schedule(table, x):
             raise ValueError(
                 f"rms_norm_gemma: rows of {width} take {parts} programs at once, this device runs {at_once}"
             )
-        # They wait for one another. Registers for all of them to run at once, and a launch that fails if they cannot.
+        # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
+        # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
         constants["launch_cooperative_grid"] = True
     return groups, groups * parts, constants
 
 
 def _slots(groups, constants, device):
-    """Memory in which the programs of a row exchange their sums."""
+    """Allocate the zeroed memory in which the programs of a row exchange their sums."""
     if constants["PARTS"] == 1:
         return None
     return torch.zeros(groups * 4 * constants["SLOTS"], dtype=torch.int64, device=device)
 
 
 def _rows(x):
-    """x as [rows, width], elements side by side; a view where strides allow one, else a copy."""
+    """Return x as [rows, width] with adjacent elements in a row, as a view if its strides allow one."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _stored(dtype, device):
-    """Return the dtype that a kernel stores: float32 in Triton's interpreter, which does not round to bfloat16 or eight
-    bits."""
+    """Return the dtype that a kernel stores.
+
+    It is float32 in Triton's interpreter, which does not round to bfloat16 or eight bits.
+    """
     return torch.float32 if _arch(device) == 0 else dtype
 
 
@@ -355,7 +365,7 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 660fd1aab00f89a1
-# body: 8a5d5f18a996fb92
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: 30985a4eb26b5a57
+# body: 510e2d088178c437
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 triton.py has the function, and needs no other file of this folder.
 

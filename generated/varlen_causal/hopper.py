@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 16f057c4abbb0e6e
-# body: c5553703cbfb37cd
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: b1a49e64b6a175a1
+# body: ebedd556c72d7c01
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

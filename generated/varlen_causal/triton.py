@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 769cb28da10ed68b
-# body: d67ef8eee8bdbc73
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: 24cf79d10322268f
+# body: 33f705d8108f0ee4
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
@@ -726,7 +726,7 @@ _register_autograd(_LIBRARY, "varlen_causal", _out_and_lse_op, _backward, _save_
 
 
 def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse=False):
-    """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+    """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16, any strides; HQ is a multiple of HKV.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to

@@ -184,6 +184,7 @@ def render(
             project.remember(rendered, output)
     shown = _Rendered(changes, writer.wanted(changes), check=check, diff=diff, force=force)
     remarks = project.remarks(rendered, output, (change.path for change in shown.drift))
+    remarks += writer.hidden(changes) if single else []
     return _show_rendered(shown, remarks, form)
 
 

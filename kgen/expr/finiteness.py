@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, distinct, measured
 from kgen.expr.rows import Finite
 
 NOT_ZERO = frozenset({"B", "HQ", "HKV"})
@@ -18,7 +18,7 @@ NOT_ZERO = frozenset({"B", "HQ", "HKV"})
 
 def may_be_nan(node: Node, not_zero: Collection[str] = NOT_ZERO) -> bool:
     """True if a value may be infinite or NaN. Names in `not_zero` are divisors that are not zero."""
-    return any(is_open_ended(part, not_zero) for part in walk(node))
+    return any(is_open_ended(part, not_zero) for part in distinct(node))
 
 
 def is_open_ended(node: Node, not_zero: Collection[str] = NOT_ZERO) -> bool:

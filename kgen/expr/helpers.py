@@ -10,8 +10,8 @@ TANH = {
         """
             @triton.jit
             def _tanh(x):
-                # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is a reciprocal root squared, two
-                # instructions for the eight of a division; the absolute error stays below 6e-7.
+                # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is the square of a reciprocal root:
+                # two instructions, where a division takes eight. The absolute error is below 6e-7.
                 root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
                 return 1.0 - 2.0 * root * root
             """,  # noqa: E501
@@ -21,9 +21,11 @@ TANH = {
         '''
             @gluon.jit
             def _tanh_hopper(x):
-                """`_tanh` of four at a time. All reciprocals are made from 1 / abcd, for a soft cap waits for the
-                special-function unit. Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The
-                absolute error stays below 8e-7."""
+                """`_tanh` of four values at a time. The absolute error is below 8e-7.
+
+                One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of
+                two are at most 2^30: tanh is 1 there, and abcd does not overflow.
+                """
                 return gl.inline_asm_elementwise(
                     """
                     {
@@ -68,7 +70,7 @@ TANH_PRECISE = {
         """
         @triton.jit
         def _tanh_fp32(x):
-            # Some units in the last place for every x: near zero a series, elsewhere a quotient that does not overflow.
+            # A series near zero, elsewhere a quotient that does not overflow. The error is a few ulps for every x.
             square = x * x
             near = square * (0.13333334 + square * (-0.053968254 + square * (0.021869488 - square * 0.008863236)))
             near = x + x * (square * -0.33333334 + square * near)
@@ -82,7 +84,7 @@ _TANH_APPROX_TRITON = helped(
     """
     @triton.jit
     def _tanh_approx(x):
-        # One instruction, absolute error below 5e-4.
+        # One instruction. The absolute error is below 5e-4.
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     """,
 )
@@ -91,7 +93,7 @@ TANH_APPROX = {
     "cuda": helped(
         "_tanh_approx({0})",
         """
-        // One instruction, absolute error below 5e-4.
+        // One instruction. The absolute error is below 5e-4.
         __device__ __forceinline__ float _tanh_approx(float x) {
             float y;
             asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -114,7 +116,7 @@ LOG1P = helped_in_modules(
     """
     {jit}
     def _log1p{end}(x):
-        # What rounding takes from 1 + x comes back in the quotient.
+        # The quotient x / (u - 1) corrects the rounding of u = 1 + x.
         u = 1.0 + x
         return {tl}.where(u == 1.0, x, {tl}.log(u) * (x / (u - 1.0)))
     """,
@@ -124,7 +126,7 @@ EXPM1 = helped_in_modules(
     """
     {jit}
     def _expm1{end}(x):
-        # Near zero e^x - 1 would lose what it is made of: there it is a series.
+        # Near zero, e^x - 1 would cancel, so a series replaces it.
         near = 1.0 + x / 4 * (1.0 + x / 5 * (1.0 + x / 6 * (1.0 + x / 7)))
         near = x * (1.0 + x / 2 * (1.0 + x / 3 * near))
         return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
@@ -135,7 +137,7 @@ ATAN = helped_in_modules(
     """
     {jit}
     def _atan{end}(x):
-        # The series of Cephes' atanf, for tangents up to tan(pi / 8): the relative error stays below 2e-7.
+        # The series of Cephes' atanf, for tangents up to tan(pi / 8). The relative error is below 2e-7.
         size = {tl}.abs(x)
         high = size > 2.414213562373095
         middle = size > 0.4142135623730950
@@ -171,7 +173,7 @@ POW = helped_in_modules(
     """
     {jit}
     def _pow{end}(x, y):
-        # Of a negative x only whole powers are real, and the odd ones are negative.
+        # For a negative x, only integer powers are real; odd ones are negative.
         size = {tl}.where(y == 0.0, 1.0, {tl}.exp2(y * {tl}.log2({tl}.abs(x))))
         odd = y * 0.5 != {tl}.floor(y * 0.5)
         below = {tl}.where(y != {tl}.floor(y), float("nan"), {tl}.where(odd, -size, size))
@@ -184,7 +186,7 @@ MOD_TRITON = helped(
     """
     @triton.jit
     def _floor_mod(a, b):
-        # Python's remainder: it has the sign of b.
+        # The remainder of Python, which has the sign of b.
         r = a % b
         return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
     """,
@@ -192,7 +194,7 @@ MOD_TRITON = helped(
 MOD_CUDA = helped(
     "_floor_mod({0}, {1})",
     """
-    // Python's remainder: it has the sign of b.
+    // The remainder of Python, which has the sign of b.
     template <typename T>
     __device__ __forceinline__ T _floor_mod(T a, T b) {
         const T r = a % b;
@@ -205,7 +207,7 @@ FLOORDIV_TRITON = helped(
     """
     @triton.jit
     def _floor_div(a, b):
-        # Python's quotient: rounded towards minus infinity.
+        # The quotient of Python, rounded towards minus infinity.
         r = a % b
         r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
         return (a - r) // b
@@ -214,7 +216,7 @@ FLOORDIV_TRITON = helped(
 FLOORDIV_CUDA = helped(
     "_floor_div({0}, {1})",
     """
-    // Python's quotient: rounded towards minus infinity.
+    // The quotient of Python, rounded towards minus infinity.
     template <typename T>
     __device__ __forceinline__ T _floor_div(T a, T b) {
         const T q = a / b, r = a % b;

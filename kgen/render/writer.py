@@ -114,6 +114,16 @@ def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Chan
         return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
 
 
+def hidden(changes: Iterable[Change]) -> list[str]:
+    """Warnings about single files that Python cannot import: it prefers a package of the same name."""
+    return [
+        f"`{change.path.as_posix()}` is hidden by the folder `{package.as_posix()}/`, which Python imports instead: "
+        "write the file to another folder with `--output`, or remove that one"
+        for change in changes
+        if (package := change.path.with_suffix("")).joinpath("__init__.py").is_file()
+    ]
+
+
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
     """Write, replace and delete files. Without `force`, raise `DriftError` first if an edit would be lost."""
     changes = [change for change in changes if change.state != "unchanged"]

@@ -158,7 +158,8 @@ class ParamSpec(SpecModel):
         return self
 
 
-def _param(value: Any) -> Any:
+def number_or_param(value: Any) -> Any:
+    """Return the mapping of a parameter: a number stands for a compile-time constant. Raise for other values."""
     number = value.get("value") if isinstance(value, dict) else value
     if isinstance(number, int | float) and not isinstance(number, bool):
         if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
@@ -230,4 +231,4 @@ def differentiable(node: Node) -> frozenset[str]:
     return frozenset()
 
 
-Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]
+Param = Annotated[ParamSpec, BeforeValidator(number_or_param, json_schema_input_type=int | float | ParamSpec)]

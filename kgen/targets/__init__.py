@@ -1,4 +1,4 @@
-"""How each target spells expressions, what it can do, and how it compiles."""
+"""The files that targets emit for a spec."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 class Source:
     """One file to emit: its name, and the template that writes it.
 
-    `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
-    `rank` says which file is the default where several can run: the highest, the fastest as measured. It is None for a
-    file without the spec's function. `needs` is the package that it imports beside those of the target `triton`.
-    `forward_only` is what the target says. `comment` is what begins a comment line. `alone` is the template where the
-    file does without those beside it; None for one that cannot.
+    `arch` is the architecture of the file, such as sm_90a, or None if the file runs on several.
+    Of the files that can run, the one with the highest `rank`, the fastest in measurements, is the default. Files
+    without the function of the spec have no rank. `needs` is a package that the file imports in addition to the imports
+    of the target `triton`.
+    `forward_only` is a copy of the target's field. `comment` begins a comment line. `alone` is the template of the file
+    if it is emitted without the others; None if it needs them.
     """
 
     filename: str
@@ -37,39 +38,38 @@ class Source:
     comment: Literal["#", "//"] = "#"
     alone: Template | None = None
     remarks: tuple[str, ...] = ()
-    """Sentences for the person who renders it, without the name of the spec."""
+    """Sentences that `kgen render` prints, without the name of the spec."""
     offers: tuple[str, ...] = ()
-    """What there is for users beside the spec's function."""
+    """Public names of the file other than the function of the spec."""
     signature: str = ""
-    """Of the spec's function, in Python: its parameters."""
+    """The parameters of the spec's function, in Python."""
     docstring: Template | None = None
-    """What the function's docstring says of arguments and results."""
+    """The part of the function's docstring on arguments and results."""
     launches: bool = False
     """True if the file imports from `_launch.py`."""
     shared: bool = False
-    """True if the file depends on no spec: the same for all of one license."""
+    """True if the file is the same for all specs with one license."""
     reserved: frozenset[str] = frozenset()
-    """What the spec's function cannot be called. Of a file of Python that is found out."""
+    """Names that the spec's function cannot have. For Python files, kgen finds them in the text."""
 
 
 def launch_file() -> Source:
-    """`_launch.py`, which is beside every file that imports from it."""
+    """Return `_launch.py`, which is in every folder with a file that imports it."""
     return Source(FILENAME, LAUNCH_FILE, shared=True)
 
 
 def callable_files(sources: Iterable[Source]) -> list[Source]:
-    """Those that offer the spec's function, the default first."""
+    """Return the files that contain the spec's function, the default first."""
     return sorted((s for s in sources if s.rank is not None), key=lambda s: -(s.rank or 0))
 
 
 def opening(spec: Any, *, in_comment: bool = False) -> str:
-    """The sentence that docstrings of emitted files open with, or a comment: the summary, or what the spec is where it
-    says nothing."""
+    """Return the first sentence of an emitted docstring or comment: the summary, or the kernel and name of the spec."""
     return _sentence(spec, spec.summary.in_comment() if in_comment else spec.summary.in_docstring())
 
 
 def opening_in_markdown(spec: Any) -> str:
-    """The same sentence as a paragraph of Markdown, in which no character is markup."""
+    """Return the same sentence in Markdown, with all markup escaped."""
     return said((_sentence(spec, spec.summary.on_terminal()),))
 
 
@@ -79,12 +79,15 @@ def _sentence(spec: Any, summary: str) -> str:
 
 
 def asked_targets(loaded: Loaded) -> list[str]:
-    """The targets that a spec asks for, in the order of the model."""
+    """Return the targets that a spec lists, in the order of the model."""
     return [name for name, options in loaded.spec.targets if options is not None]
 
 
 def sources(loaded: Loaded, target: str) -> list[Source]:
-    """The files that `target` emits for a spec. Raises `KgenError` for a pair that there is not."""
+    """Return the files that `target` emits for a spec.
+
+    Raise `KgenError` if the target is unknown, or if the family does not have it.
+    """
     kernel, file = loaded.spec.kernel, str(loaded.path)
     own = family(kernel).targets
     if target in own:

@@ -1,4 +1,4 @@
-"""What the launchers of all targets check alike: numbers, and derivatives that do not exist."""
+"""Checks that the launchers of all targets share: numbers, and derivatives that do not exist."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ class Refused:
     """Tensors that get no gradient for one reason."""
 
     given: str
-    """As keyword arguments."""
+    """The tensors as keyword arguments of the check."""
     words: str
     """The reason."""
 
 
 @dataclass(frozen=True)
 class Derivatives:
-    """The derivatives of a function, as `_operators.j2` and `_derivatives.j2` name them."""
+    """The derivatives of a function, for `_operators.j2` and `_derivatives.j2`."""
 
     tensors: str
-    """The floating-point ones, listed."""
+    """The floating-point tensors, separated by commas."""
     refused: tuple[Refused, ...]
     derived: bool
-    """True where a tensor gets a gradient."""
+    """True if a tensor gets a gradient."""
     words: str
-    """A docstring's sentence on them, after the other errors."""
+    """The sentence of the docstring on derivatives, after the other errors."""
     transformed: bool
-    """True where a file asks if a transform of torch.func is active."""
+    """True if the file checks for active transforms of torch.func."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers among the arguments of a function, as `_operators.j2` names them."""
+    """The numbers among the arguments of a function, for `_operators.j2`."""
 
     there: bool = False
     integers: bool = False
-    """True where one of them is an integer."""
+    """True if one of the numbers is an integer."""
     lines: tuple[str, ...] = ()
     """The checks of run-time parameters."""
 
@@ -62,11 +62,11 @@ NO_NUMBERS = Numbers()
 def derivatives_of(
     tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool, called: Mapping[str, str] = {}
 ) -> Derivatives:
-    """The derivatives of a function.
+    """Return the derivatives of a function.
 
-    `tensors` are the floating-point ones. Those that get no gradient are `refused`, each for its reason, which goes
-    before "pass x.detach()"; `derived` says whether any gets one, `called` what callers say for a
-    name, if it is another.
+    `tensors` are the floating-point tensors. `refused` maps each tensor without a gradient to the reason, the words
+    before "pass x.detach()" in the message. `derived` is True if any tensor gets a gradient. `called` maps names in
+    kernels to the names of arguments, where they differ.
     """
     groups: dict[str, list[str]] = {}
     for name, words in refused.items():
@@ -77,7 +77,7 @@ def derivatives_of(
 
 
 def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
-    """The lines that cast arguments under autocast: each floating-point tensor to its dtype of torch."""
+    """Return the lines that cast each floating-point tensor to its dtype under autocast."""
     groups: dict[str, list[str]] = {}
     for name, dtype in dtypes.items():
         groups.setdefault(dtype, []).append(name)
@@ -96,7 +96,7 @@ def numbers_of(
     names: Iterable[str] = (),
     divisors: Iterable[str] = (),
 ) -> Numbers:
-    """`scale` or `eps` and run-time parameters, and the lines that check the latter."""
+    """Return the numbers of a function with `scale` or `eps`, and the lines that check run-time parameters."""
     lines = (*number_lines(name, params, called, names), *divisors)
     return Numbers(True, any(p.type == "int" for p in params.values()), lines)
 
@@ -104,7 +104,10 @@ def numbers_of(
 def number_lines(
     name: str, params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
 ) -> list[str]:
-    """The checks of run-time parameters, after lines that take what is `called` otherwise under its name here."""
+    """Return the checks of run-time parameters.
+
+    Lines before them assign arguments whose name differs (`called`) to the names in this file.
+    """
     kinds = {"float": "_real", "int": "_integer"}
     taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
     given = {n: called.get(n, n) for n in params}
@@ -124,7 +127,7 @@ _IN_PYTHON = {
 def divisor_lines(
     name: str, trees: Iterable[Node | None], params: Iterable[str], called: Mapping[str, str] = {}
 ) -> list[str]:
-    """The checks of divisors that consist of run-time parameters and numbers: none may be zero."""
+    """Return checks that no divisor made of run-time parameters and numbers is zero."""
     known = {param: param for param in params}
     return [
         f'if {spelled} == 0:\n    raise ValueError("{name}: {message}")'
@@ -135,8 +138,10 @@ def divisor_lines(
 def divisors(
     trees: Iterable[Node | None], known: Mapping[str, str], called: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the divisors that consist of `known` names and numbers in Python, `known` giving the spelling of each
-    name, with the message for one that is zero."""
+    """Yield each divisor made of `known` names and numbers, as Python, with the message if it is zero.
+
+    `known` maps names to their spelling.
+    """
     found = {
         node.args[1]: None
         for tree in trees
@@ -155,14 +160,14 @@ def _variables(node: Node) -> list[Var]:
 
 
 def _said(var: Var, called: Mapping[str, str]) -> Var:
-    """A name as callers say it."""
+    """Return a variable with the name that callers use."""
     if length := measured(var.name):
         return length_of(called.get(length[0], length[0]), length[1])
     return Var(called.get(var.name, var.name), var.type)
 
 
 def _in_python(node: Node, known: Mapping[str, str]) -> str | None:
-    """The node over `known` names and numbers; None where it has anything else."""
+    """Return the node in Python, or None if it contains more than `known` names and numbers."""
     if isinstance(node, Const):
         return repr(node.value)
     if isinstance(node, Var):
@@ -174,13 +179,13 @@ def _in_python(node: Node, known: Mapping[str, str]) -> str | None:
 
 
 def dense(name: str, tensors: Iterable[str]) -> str:
-    """The check that none of some tensors is sparse or nested; empty without tensors."""
+    """Return the check that no tensor is sparse or nested; empty without tensors."""
     names = list(tensors)
     return f'_dense("{name}", "{" ".join(names)}", {", ".join(names)})' if names else ""
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:
-    """What a docstring says of derivatives, after the other errors."""
+    """Return the part of a docstring on derivatives, after the other errors."""
     if not derived:
         return "and RuntimeError where a gradient is asked for: there is only the forward pass."
     without = ", or if a tensor without a gradient requires grad" if refused else ""

@@ -1,9 +1,9 @@
-"""What kernels are made of, as trees: values and statements, which a language spells once, at the end.
+"""Values and statements of kernels as trees. Each language prints them as the last step.
 
-A plan's expressions (`kgen/expr/nodes.py`) say what is computed. A `Code` says how a kernel has it: a name is a row or
-a column of a tile, a read is a load at an address behind a guard. What uses which name, what can be moved or left out,
-is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another of the `LANGUAGES`. A form
-with `{tl}`, the module, is there for Triton and Gluon alone.
+The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel computes it: a name
+is a row or a column of a tile, and a read is a guarded load. Passes use these trees to find uses of
+names, and to move or remove statements. `str` prints Triton; `spell` and `lines` print any of the `LANGUAGES`. A form
+with `{tl}`, the module, exists only in Triton and Gluon.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CUDA = "cuda"
 CUTE = "cute"
 TORCH = "torch"
 LANGUAGES = (*MODULES, CUDA, CUTE, TORCH)
-"""Those of kernels, and that of launchers. All but CUDA are Python."""
+"""The languages of kernels, and of launchers (torch). All but CUDA are Python."""
 
 
 class Code:
     """A value: a `Name`, or an `Op` of other values."""
 
     names: frozenset[str]
-    """Every name in it."""
+    """All names in the value."""
 
     def __str__(self) -> str:
         return spell(self)
@@ -65,7 +65,7 @@ class Name(Code):
 
 @dataclass(frozen=True)
 class Op(Code):
-    """An operation, told from others by `fn`, and how each language spells it."""
+    """An operation, identified by `fn`, with its spelling in each language."""
 
     fn: str
     args: tuple[Code, ...]
@@ -75,11 +75,16 @@ class Op(Code):
     def names(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset().union(*(a.names for a in self.args))
 
+    @cached_property
+    def operands(self) -> dict[str, tuple[str, ...]]:
+        """The texts of the operands by language, as far as they were asked for: each breaking of a line asks again."""
+        return {}
+
     __str__, __format__ = Code.__str__, Code.__format__
 
 
 def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
-    """The text of a value, in brackets if it binds less tightly than its `context`."""
+    """Print a value, in brackets if it binds less tightly than its `context`."""
     if isinstance(code, Name):
         return code.name
     assert isinstance(code, Op)
@@ -88,13 +93,19 @@ def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
     return f"({text})" if own.binds < context else text
 
 
-def operands_of(code: Op, language: str) -> list[str]:
-    """The texts of the operands of an operation, in the brackets that it needs."""
+def operands_of(code: Op, language: str) -> tuple[str, ...]:
+    """Print the operands of an operation, in brackets where it needs them."""
+    if language not in code.operands:
+        code.operands[language] = _operands(code, language)
+    return code.operands[language]
+
+
+def _operands(code: Op, language: str) -> tuple[str, ...]:
     own = code.spelled[language]
     # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
     infix = own.binds in (ADD, MUL, COMPARE)
     contexts = (min(own.operand + (infix and i > 0), ATOM) for i in range(len(code.args)))
-    return [spell(a, language, c) for a, c in zip(code.args, contexts, strict=True)]
+    return tuple(spell(a, language, c) for a, c in zip(code.args, contexts, strict=True))
 
 
 @cache
@@ -104,24 +115,24 @@ def _spelled(form: str, binds: int, operand: int) -> Mapping[str, Spelling]:
 
 
 def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, operand: int = TERNARY) -> Op:
-    """An operation spelled by a format over its operands, as `functions.in_modules` takes it."""
+    """Build an operation from a format over its operands (`spelling.in_modules`)."""
     operands = tuple(a if isinstance(a, Code) else Name(str(a)) for a in args)
     return Op(fn or form, operands, _spelled(form, binds, operand))
 
 
 def row(fn: str, *args: Code | str | int, accuracy: Accuracy = "usual") -> Op:
-    """A function or operator of the table."""
+    """Build a call of a function or operator of the table."""
     spelled = {language: TABLE[fn].spelling(language, accuracy) for language in LANGUAGES}
     return Op(fn, tuple(a if isinstance(a, Code) else Name(str(a)) for a in args), spelled)
 
 
 def text(value: str, binds: int = ATOM) -> Op:
-    """A number or another constant, as it is written."""
+    """Build a constant from its text."""
     return op(value.replace("{", "{{").replace("}", "}}"), fn=value, binds=binds)
 
 
 def number(node: Const) -> Op:
-    """A number as Python writes it; a negative one binds like a unary minus."""
+    """Build a number in the syntax of Python. A negative number binds like a unary minus."""
     written = repr(node.value)
     return text(written, UNARY if written.startswith("-") else ATOM)
 
@@ -131,7 +142,7 @@ NOTHING = text("")
 
 
 def walk(code: Code) -> Iterator[Code]:
-    """A value and all values in it, the whole first."""
+    """Yield a value and all its parts, the whole first."""
     yield code
     if isinstance(code, Op):
         for a in code.args:
@@ -139,18 +150,18 @@ def walk(code: Code) -> Iterator[Code]:
 
 
 def calls(code: Code, *fns: str) -> bool:
-    """Whether any of these operations is in a value."""
+    """Return True if a value contains any of these operations."""
     return any(isinstance(part, Op) and part.fn in fns for part in walk(code))
 
 
 def helpers_of(values: Iterable[Code], language: str) -> set[str]:
-    """The texts of the functions that values call, and that a file has to define."""
+    """Return the texts of helper functions that values call and a file must define."""
     parts = (part for value in values for part in walk(value) if isinstance(part, Op))
     return {helper for part in parts if (helper := part.spelled[language].helper) is not None}
 
 
 def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:
-    """A value with each of its parts that `change` replaces, from the outside in."""
+    """Replace parts of a value, from the outside in. `change` returns the replacement, or None to keep a part."""
     changed = change(code)
     if changed is not None:
         return changed
@@ -161,7 +172,7 @@ def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:
 
 
 def renamed(code: Code, values: Mapping[str, Code]) -> Code:
-    """A value with other values in place of names."""
+    """Replace names in a value by other values."""
     return rewritten(code, lambda part: values.get(part.name) if isinstance(part, Name) else None)
 
 
@@ -169,29 +180,29 @@ class Statement:
     """A statement of a kernel, or of a launcher."""
 
     defines: frozenset[str]
-    """The names that it gives values to."""
+    """The names that the statement assigns."""
     uses: frozenset[str]
-    """The names whose values it takes."""
+    """The names whose values the statement reads."""
 
     @property
     def names_in_order(self) -> tuple[str, ...]:
-        """What it defines, as it is written."""
+        """The names that the statement assigns, in the order of the text."""
         return tuple(sorted(self.defines))
 
     def lines(self, language: str = TRITON) -> list[str]:
-        """Its text, a line at a time."""
+        """Print the statement, as a list of lines."""
         raise NotImplementedError
 
     def map(self, change: Callable[[Code], Code]) -> Statement:
-        """The same with other values."""
+        """Return the statement with each value replaced by `change`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Assign(Statement):
-    """`names = values`, or `name += value`: as many values as names, or one that gives all of them.
+    """`names = values`, or `name += value`: as many values as names, or one value that is unpacked.
 
-    C++ has one name, which is a new constant where it has a `type`; Python leaves types out.
+    In C++ there is one name. With a `type`, the statement declares it as a constant; Python ignores the type.
     """
 
     names: tuple[str, ...]
@@ -256,7 +267,7 @@ class Run(Statement):
 
 @dataclass(frozen=True)
 class If(Statement):
-    """What is done where a condition holds, and elsewhere. C++ knows the condition when it compiles."""
+    """`if` and `else`. In C++, the condition is known at compile time (`if constexpr`)."""
 
     test: Code
     then: tuple[Statement, ...]
@@ -279,7 +290,7 @@ class If(Statement):
         return [*found, "else:", *_indented(self.other, language)] if self.other else found
 
     def _in_braces(self) -> list[str]:
-        """A single statement follows its condition on the line."""
+        """Print C++. A single statement without `else` and note is on the line of its condition."""
         head, then = f"if constexpr ({spell(self.test, CUDA)})", lines_of(self.then, CUDA)
         if len(then) == 1 and not self.other and not self.note:
             return [f"{head} {then[0]}"]
@@ -293,7 +304,7 @@ class If(Statement):
 
 
 def noted(note: str, language: str) -> str:
-    """A comment behind a line."""
+    """Return a comment for the end of a line, or nothing."""
     return f"  {'//' if language == CUDA else '#'} {note}" if note else ""
 
 
@@ -302,23 +313,23 @@ def _indented(statements: Iterable[Statement], language: str) -> list[str]:
 
 
 def assign(name: str, value: Code | str, note: str = "") -> Assign:
-    """One name gets one value; `note` is a comment behind it."""
+    """Build an assignment of one value to one name; `note` is a comment after it."""
     return Assign((name,), (value if isinstance(value, Code) else Name(value),), note=note)
 
 
 def lines_of(statements: Iterable[Statement], language: str = TRITON) -> list[str]:
-    """The text of statements, a line at a time."""
+    """Print statements, as a list of lines."""
     return [line for s in statements for line in s.lines(language)]
 
 
 def uses_of(parts: Iterable[Statement | Code | None]) -> frozenset[str]:
-    """The names that statements and values take; None of what is not there."""
+    """Return the names that statements and values read. Skip None."""
     there = [p for p in parts if p is not None]
     return frozenset().union(*(p.names if isinstance(p, Code) else p.uses for p in there))
 
 
 def codes(statements: Iterable[Statement]) -> list[Code]:
-    """The values of statements."""
+    """Return all values of statements."""
     found: list[Code] = []
 
     def keep(code: Code) -> Code:
@@ -331,7 +342,7 @@ def codes(statements: Iterable[Statement]) -> list[Code]:
 
 
 def with_names(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """A statement with other names, of what it defines, too."""
+    """Rename the names in a statement, including those that it assigns."""
     if isinstance(statement, If):
         then, other = (
             tuple(with_names(s, names) for s in part) for part in (statement.then, statement.other)
@@ -348,7 +359,7 @@ def _with(code: Code, names: Mapping[str, str]) -> Code:
 
 
 def needed(statements: Iterable[Statement], by: Iterable[str]) -> list[Statement]:
-    """The statements whose names others use, directly or not."""
+    """Return the statements on which the names `by` depend, directly or indirectly."""
     used, found = set(by), list[Statement]()
     for statement in reversed(list(statements)):
         if used & statement.defines:
@@ -358,7 +369,7 @@ def needed(statements: Iterable[Statement], by: Iterable[str]) -> list[Statement
 
 
 def at_first_use(statements: Iterable[Statement], definitions: Iterable[Statement]) -> list[Statement]:
-    """Statements with each definition ahead of the first that uses it, or at the end."""
+    """Insert each definition before the first statement that uses it, or at the end."""
     found = list(statements)
     for definition in definitions:
         uses = (i for i, s in enumerate(found) if definition.defines & s.uses)
@@ -366,7 +377,7 @@ def at_first_use(statements: Iterable[Statement], definitions: Iterable[Statemen
     return found
 
 
-# Values that kernels are made of beside the functions of the table.
+# Values of kernels that are not in the function table.
 
 
 def minimum(a: Code | str | int, b: Code | str | int) -> Op:
@@ -378,24 +389,24 @@ def maximum(a: Code | str | int, b: Code | str | int) -> Op:
 
 
 def cdiv(a: Code | str, b: Code | str) -> Op:
-    """Of integers, rounded up."""
+    """Divide integers, rounded up."""
     return op("{tl}.cdiv({0}, {1})", a, b, fn="cdiv")
 
 
 def over(a: Code | str, b: Code | str | int) -> Op:
-    """Of integers that are not negative, rounded down."""
+    """Divide integers that are not negative, rounded down."""
     return op("{0} // {1}", a, b, fn="over", binds=MUL, operand=MUL)
 
 
 def total(first: Code, *rest: Code) -> Code:
-    """A sum."""
+    """Add all terms."""
     for term in rest:
         first = row("add", first, term)
     return first
 
 
 def conjunction(conditions: Iterable[Code]) -> Code | None:
-    """That all conditions hold; None of none."""
+    """Combine conditions with `and`; None without conditions."""
     found: Code | None = None
     for condition in conditions:
         found = condition if found is None else row("and", found, condition)
@@ -403,24 +414,24 @@ def conjunction(conditions: Iterable[Code]) -> Code | None:
 
 
 def load(address: Code, guard: Code | None = None) -> Op:
-    """What lies at an address, and zero where the guard does not hold."""
+    """Load from an address; zero where the guard is false."""
     if guard is None:
         return op("{tl}.load({0})", address, fn="load")
     return op("{tl}.load({0}, mask={1}, other=0)", address, guard, fn="load")
 
 
 def times(a: Code | str, b: Code | str) -> Op:
-    """A product whose factors are in brackets unless they are names or calls."""
+    """Multiply. Factors are in brackets unless they are names or calls."""
     return op("{0} * {1}", a, b, fn="mul", binds=MUL, operand=ATOM)
 
 
 def atom(value: Code | str, form: str = "{0}") -> Op:
-    """A value in brackets unless it is a name or a call, in a form around it."""
+    """Put a value into a form, in brackets unless it is a name or a call."""
     return op(form, value, operand=ATOM)
 
 
 def printed(value: Any, language: str = TRITON) -> Any:
-    """What a template is given: the text of values and of statements, and whatever else as it is."""
+    """Print values and statements, also inside lists and mappings, for a template. Keep other objects."""
     if isinstance(value, Code):
         return spell(value, language)
     if isinstance(value, Statement):
@@ -433,5 +444,5 @@ def printed(value: Any, language: str = TRITON) -> Any:
 
 
 def as_type(value: Code | str, dtype: str) -> Op:
-    """A tensor of a kernel in another type of Triton's, or Gluon's."""
+    """Cast a tensor of a Triton or Gluon kernel to another dtype."""
     return op(f"{{0}}.to({{tl}}.{dtype})", value, fn=f"to {dtype}", operand=ATOM)

@@ -1,7 +1,7 @@
-"""Statements and lists of operands on lines that fit: what is too long is broken between its operands.
+"""Wrap statements and lists of operands to a line width.
 
-A statement is a tree, so its parts are known. A call is broken behind its bracket and between its arguments, a chain of
-one operator before each operator, in brackets. What has no such parts stays on one line.
+A call is broken after its opening bracket and between its arguments. A chain of one operator is put into brackets and
+broken before an operator. Text without such parts stays on one line.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from kgen.targets.code import CUDA, Assign, Code, If, Op, Run, Statement, noted, operands_of, spell
 
 COLUMNS = 120
-"""Columns of a line of an emitted file."""
+"""Maximum columns of a line of an emitted file."""
 DEEPEST = 8
-"""Brackets within brackets whose lines are set in. Those of further ones begin where these do: else the blanks in the
-text of operations within operations would grow with the square of their number."""
+"""Maximum nesting of brackets that is indented.
+
+Without it, the blanks in the text of nested operations would grow with the square of their number.
+"""
 
 
 @dataclass(frozen=True)
 class _Room:
-    """Columns for lines in a language, and how many brackets in them can still set lines in."""
+    """The width of lines in a language, and the levels of brackets that can still be indented."""
 
     language: str
     width: int
@@ -28,28 +30,28 @@ class _Room:
 
     @property
     def indent(self) -> str:
-        """Blanks before the lines within brackets."""
+        """The indentation of lines inside brackets."""
         return " " * 4 if self.deeper else ""
 
     def within(self) -> _Room:
-        """The room of lines within brackets."""
+        """Return the room of lines inside brackets."""
         return _Room(self.language, self.width - len(self.indent), max(self.deeper - 1, 0))
 
     def bracketed(self, head: str, lines: Iterable[str], tail: str) -> list[str]:
-        """Lines within brackets, which `head` opens and `tail` closes."""
+        """Return lines inside brackets that `head` opens and `tail` closes."""
         return [head, *(f"{self.indent}{line}" for line in lines), tail]
 
 
 @dataclass(frozen=True)
 class Bracketed:
-    """`head`, operands with commas between them, and `tail`; operands that do not fit have lines of their own."""
+    """`head`, operands separated by commas, and `tail`. Operands that do not fit are on separate lines."""
 
     head: str
     operands: tuple[str, ...]
     tail: str
 
     def lines(self, width: int) -> list[str]:
-        """The text, a line at a time, each at most `width` columns where it can be broken."""
+        """Print lines of at most `width` columns, as far as they can be broken."""
         line = f"{self.head}{', '.join(self.operands)}{self.tail}"
         if len(line) <= width or not self.operands:
             return [line]
@@ -58,12 +60,12 @@ class Bracketed:
 
 
 def folded(statements: Iterable[Statement], language: str, width: int) -> list[str]:
-    """The text of statements, a line at a time, each at most `width` columns where it can be broken."""
+    """Print statements in lines of at most `width` columns, as far as they can be broken."""
     return [line for statement in statements for line in _of_statement(statement, language, width)]
 
 
 def filled(parts: Iterable[str], width: int) -> list[str]:
-    """Parts with blanks between them, as many on a line as fit."""
+    """Join parts with blanks, as many on a line as fit."""
     found: list[str] = []
     for part in parts:
         if found and len(found[-1]) + 1 + len(part) <= width:
@@ -91,7 +93,7 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
 
 
 def _broken(head: str, value: Code, tail: str, room: _Room) -> list[str]:
-    """`head`, a value and `tail` on lines that fit."""
+    """Print `head`, a value and `tail` on lines that fit."""
     line = f"{head}{spell(value, room.language)}{tail}"
     if len(line) <= room.width or not isinstance(value, Op) or not value.args:
         return [line]
@@ -103,7 +105,7 @@ def _broken(head: str, value: Code, tail: str, room: _Room) -> list[str]:
     before, _, behind = form.partition("{0}")
     around = not name.replace(".", "_").isidentifier() and form.count("{") == 1
     if around and operands_of(value, room.language)[0] == spell(value.args[0], room.language):
-        # A sign, a cast or an index is set around the lines of its operand.
+        # A sign, a cast or an index goes around the lines of its operand.
         return _broken(head + before, value.args[0], behind + tail, room)
     name, _, arguments = form.removesuffix(")").partition("(")
     if not name.replace(".", "_").isidentifier() or f"{name}({arguments})" != form:
@@ -112,7 +114,7 @@ def _broken(head: str, value: Code, tail: str, room: _Room) -> list[str]:
 
 
 def _arguments(value: Op, form: str, room: _Room) -> list[str]:
-    """The arguments of a call: on one line, or else each on lines of its own."""
+    """Print the arguments of a call on one line if they fit, else each on its own lines."""
     texts = operands_of(value, room.language)
     together = form.format(*texts)
     if len(together) <= room.width:
@@ -131,7 +133,7 @@ def _arguments(value: Op, form: str, room: _Room) -> list[str]:
 
 
 def _separated(form: str) -> Iterator[str]:
-    """The arguments in a form: what commas separate outside of brackets."""
+    """Split a form at the commas outside of brackets."""
     depth, argument = 0, ""
     for letter in form:
         depth += (letter in "([") - (letter in ")]")
@@ -144,7 +146,7 @@ def _separated(form: str) -> Iterator[str]:
 
 
 def _over_lines(head: str, operator: str, chain: list[tuple[Code, str]], tail: str, room: _Room) -> list[str]:
-    """A chain of one operator, with as many operands on a line as fit."""
+    """Print a chain of one operator, with as many operands on a line as fit."""
     inner = room.within()
     if all(len(f"{operator} {text}") <= inner.width for _, text in chain):
         parts = [chain[0][1], *(f"{operator} {text}" for _, text in chain[1:])]
@@ -162,7 +164,7 @@ def _over_lines(head: str, operator: str, chain: list[tuple[Code, str]], tail: s
 
 
 def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
-    """An operator and the operands of its chain, with their texts; no operands if the value is no such chain."""
+    """Return an operator and the operands of its chain with their texts; no operands if the value is not a chain."""
     form = value.spelled[language].form
     operator, _, right = form.removeprefix("{0} ").partition(" ")
     if form != f"{{0}} {operator} {right}" or right not in ("{1}", "({1})"):
@@ -173,7 +175,7 @@ def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
 
 
 def _links(operand: tuple[Code, str], form: str, language: str) -> list[tuple[Code, str]]:
-    """The operands of a chain within an operand: those of one that stands there without brackets."""
+    """Return the operands of a chain that is an operand without brackets, else the operand."""
     value, text = operand
     within = isinstance(value, Op) and value.spelled[language].form == form and text == spell(value, language)
     return _chain(value, language)[1] if within and isinstance(value, Op) else [operand]

@@ -1,4 +1,4 @@
-"""`_launch.py`: the functions that launchers of all specs call. A file that stands alone has their text instead."""
+"""`_launch.py`, the functions that the launchers of all specs call. A single file contains their text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kgen.targets.template import Template
 FILENAME = "_launch.py"
 
 MODULES = ("functools", "itertools", "numbers", "os", "threading")
-"""The modules of Python that these functions need."""
+"""The modules of the standard library that these functions import."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ LAUNCH_FILE = LaunchFile(_FUNCTIONS, MODULES)
 
 
 def modules_of(launching: LaunchFunctions | None, *own: str) -> list[str]:
-    """The modules that a file imports: its own, and those of the functions if the file has their text."""
+    """Return the modules that a file imports, with those of the functions if it contains them."""
     return sorted({*own, *(MODULES if launching is not None else ())})
 
 
 def launching_of(single: bool) -> LaunchFunctions | None:
-    """The functions of a file that stands alone; None for a file that imports them."""
+    """Return the functions for a single file; None for a file that imports them."""
     return _FUNCTIONS if single else None
 
 
 def imported(names: Iterable[str]) -> str:
-    """Names as the end of an import statement, in lines of at most 120 columns."""
+    """Return names as the end of an import statement, in lines of at most 120 columns."""
     listed = sorted(names)
     lines: list[str] = []
     line = "   "

@@ -1,6 +1,6 @@
-"""What calls kernels from C: which templates write it, what kernels call their arguments, which tiles there are.
+"""Calls of kernels from C: the templates of the C files, the names of launch arguments, and the tables of tiles.
 
-A family makes it of a spec. `kgen build` adds the machine code, and resolves the tables of tiles for its chips.
+A family builds a `Native` from a spec. `kgen build` adds machine code, and resolves the tables for its chips.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = {
     "bool": ("KGEN_I1", 1),
     "fp8_e4m3": ("KGEN_FP8E4NV", 1),
 }
-"""What kernels and the runtime in C call a dtype of specs, and bytes of an element."""
+"""By dtype of a spec: its name in the C runtime, and the bytes of an element."""
 WORDS = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -33,7 +33,7 @@ WORDS = {
     "fp8_e4m3": "float8_e4m3",
 }
 MOST_DIMS = 5
-"""Dimensions of `kgen_tensor`."""
+"""Maximum number of dimensions of `kgen_tensor`."""
 _KEYWORDS = """
 alignas alignof and_eq asm atomic_cancel auto bitand bitor bool case catch char char8_t char16_t
 char32_t compl concept const consteval constexpr constinit const_cast co_await co_return co_yield
@@ -44,7 +44,7 @@ static_cast struct switch template this thread_local throw true typedef typeid t
 unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin stdout stderr
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
-"""Words of C and C++ that are none of Python, and macros of their headers."""
+"""Keywords of C and C++ that Python does not have, and macros of their headers."""
 _HEADERS = """
 aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian envz err errno error
 execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt glob grp gshadow iconv ifaddrs inttypes
@@ -55,19 +55,19 @@ stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall 
 tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp
 """
 HEADERS = frozenset(_HEADERS.split())
-"""What a header beside the program's own, the system's and those of a package cannot be called."""
+"""Names that an emitted header cannot have: headers of the system and of a package."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """A table of tiles of a kernel: rows `(chips, fields)`, of which a chip takes those that name it or none."""
+    """A table of tiles of a kernel, with rows `(chips, fields)`. A chip takes rows with its name or no name."""
 
     name: str
     rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
     kernel: str | None = None
-    """Where tiles are constants of a kernel: those that it was not compiled with are left out."""
+    """The kernel for which tiles are constants. Tiles that it was not compiled for are left out."""
     struct: str = "tile"
-    """What a row is in C: the chip, and the fields."""
+    """The C struct of a row: the chip, and the fields."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Table:
     rows: tuple[tuple[int, ...], ...]
     """The chip and the fields of each row."""
     end: tuple[int, ...]
-    """The row behind the last one: zeros."""
+    """The terminator after the last row: zeros."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,19 @@ class Tensor:
     """A tensor among the arguments of a call."""
 
     name: str
-    """Its name in kernels."""
+    """The name in kernels."""
     label: str
-    """Its name in messages."""
+    """The name in messages."""
     member: str
-    """Its name in the struct of arguments."""
+    """The name in the struct of arguments."""
     sizes: tuple[str, ...]
-    """Expressions of C."""
+    """The size of each dimension, as C expressions."""
     element: str
-    """The dtype of an element in specs."""
+    """The dtype in specs."""
     words: str
     contiguous: bool = False
     widest: str = "INT32_MAX"
-    """The largest stride between elements of a row that kernels take."""
+    """The largest stride between elements of a row that kernels accept, as a C expression."""
 
     @property
     def rank(self) -> int:
@@ -107,7 +107,7 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        """The dtype in the runtime of C."""
+        """The dtype in the C runtime."""
         return DTYPES[self.element][0]
 
     @property
@@ -132,13 +132,13 @@ class Parameter:
 
     @property
     def value(self) -> str:
-        """The argument of a launch."""
+        """The launch argument."""
         return f"{'kgen_real' if self.real else 'kgen_integer'}(a->{self.member})"
 
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on which a call fails, and its message with the numbers in it."""
+    """A condition for which a call fails, and its message with the values in it."""
 
     wrong: str
     message: str
@@ -147,7 +147,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class File(Template):
-    """The base of all files in C of a spec."""
+    """The base of all C files of a spec."""
 
     name: str
     """The prefix of functions and files."""
@@ -168,33 +168,35 @@ class Header(File):
 
 @dataclass(frozen=True, kw_only=True)
 class Program(File):
-    """The base of the files that have the functions. `kgen build` sets the tables."""
+    """The base of the files that define the functions. `kgen build` sets the tables."""
 
     tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
 class Native:
-    """How a spec is called from C: the files of a family, and the names of all arguments of kernels."""
+    """The C files of a spec, and the names of all launch arguments."""
 
     header: Template
     program: Program
     example: Template
     names: Sequence[str]
-    """Strides of a tensor are one behind the other."""
+    """Launch arguments. The strides of a tensor are adjacent."""
     tiles: Sequence[Tiles]
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
-    """What to do where no machine code fits a call."""
+    """The remedy in the message if no machine code fits a call."""
 
 
 def with_tables(program: Program, tables: Iterable[Table]) -> Program:
-    """The file with the tables of a package."""
+    """Return the file with the tables of a package."""
     return replace(program, tables=tuple(tables))
 
 
 def member(name: str, taken: Collection[str]) -> str:
-    """What a struct calls an argument of users': its own name, or one with an underscore. Names in capitals are macros'
-    by custom, those with `_t` types'."""
+    """Return the name of an argument in a C struct: its own name, or with underscores if it would clash.
+
+    Keywords, names in capitals (macros), names with `_t` (types), and `taken` names clash.
+    """
     if name in KEYWORDS or name.isupper() or name.endswith("_t"):
         name += "_"
     while name in taken:
@@ -203,7 +205,10 @@ def member(name: str, taken: Collection[str]) -> str:
 
 
 def prefix_of(loaded: Loaded) -> str:
-    """What functions and files of a spec begin with. Raises `KgenError` where a header could not be called so."""
+    """Return the prefix of functions and files of a spec.
+
+    Raise `KgenError` if the C library has a header with this name.
+    """
     name = loaded.folder.replace("/", "_")
     if name in HEADERS:
         refuse(loaded, f"`{name}.h` is a header of C", "give the spec another name")
@@ -211,7 +216,7 @@ def prefix_of(loaded: Loaded) -> str:
 
 
 def refuse(loaded: Loaded, why: str, hint: str) -> None:
-    """That a spec has no calls from C. Raises `KgenError`."""
+    """Raise `KgenError`: the spec cannot be called from C, for the reason `why`."""
     message = f"`{loaded.spec.name}` cannot be called from C: {why}"
     raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
 
@@ -219,7 +224,7 @@ def refuse(loaded: Loaded, why: str, hint: str) -> None:
 def parameters(
     params: Mapping[str, ParamSpec], words: str, taken: Collection[str], called: Mapping[str, str] = {}
 ) -> tuple[Parameter, ...]:
-    """The run-time parameters; `words` say where a real one occurs, `called` how users call one."""
+    """Return the run-time parameters. `words` describe real ones; `called` maps names to those of users."""
     found = []
     for name, param in params.items():
         if param.runtime:
@@ -230,5 +235,5 @@ def parameters(
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Each once."""
+    """Remove duplicates, and keep the order."""
     return list(dict.fromkeys(names))

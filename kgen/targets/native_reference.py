@@ -1,4 +1,4 @@
-"""Expressions in C++, in double and 64-bit integers: the reference of the example that a package has for C++."""
+"""Print expressions in C++, in double and 64-bit integers, for the reference in the C++ example of a package."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ PLAIN = [
     "log1p",
     "expm1",
 ]
-"""Functions that C++ has by the same name."""
+"""Functions with the same name in C++."""
 FUNCTIONS = frozenset({*INFIX, *FORMS, *PLAIN, "min", "max"})
 TYPES = {Type.INT: "int64_t", Type.LONG: "int64_t", Type.FLOAT: "double", Type.BOOL: "bool"}
 
 
 def in_cpp(node: Node, names: Mapping[str, str]) -> str:
-    """A tree as an expression of C++; `names` are of variables. Raises KeyError for a function that it has not."""
+    """Print a tree in C++. `names` maps variables and buffers. Raise `KeyError` for an unknown function."""
     match node:
         case Const(value, kind):
             return _number(value, kind)
@@ -97,7 +97,7 @@ def in_cpp(node: Node, names: Mapping[str, str]) -> str:
 
 @contextmanager
 def spelled(loaded: Loaded) -> Iterator[None]:
-    """Raises `KgenError` where an expression of the spec is spelled that has a function of no spelling here."""
+    """Raise `KgenError` if the body prints an expression with a function that has no C++ spelling."""
     try:
         yield
     except KeyError as error:
@@ -105,7 +105,7 @@ def spelled(loaded: Loaded) -> Iterator[None]:
 
 
 def dtype_of(tensor: Tensor | Mapping[str, Any]) -> str:
-    """The dtype of a tensor in the example."""
+    """Return the dtype of a tensor in the example."""
     names = {
         "KGEN_I32": "INT32",
         "KGEN_I64": "INT64",
@@ -118,7 +118,7 @@ def dtype_of(tensor: Tensor | Mapping[str, Any]) -> str:
 
 
 def two_of(sizes: Sequence[int]) -> int:
-    """What the example takes of the sizes that there is machine code for: two, or else the first."""
+    """Return the size that the example uses, of those with machine code: 2, or else the first."""
     return 2 if 2 in sizes else sizes[0]
 
 

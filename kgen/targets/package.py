@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 LEAST = (8, 0)
-"""The compute capability that files need which are for every architecture of a CUDA device."""
+"""The least compute capability of files without a fixed architecture."""
 
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """A variant of the spec, and the condition of the `if` or `elif` that takes it."""
+    """A variant of the spec, and the condition of its `if` or `elif`."""
 
     keyword: str
     condition: str
@@ -34,20 +34,20 @@ class VariantChoice:
 
 @dataclass(frozen=True)
 class FileChoice:
-    """A file of the folder that cannot serve every call, and the condition of the `if` or `elif` that takes it."""
+    """A file that cannot run every call, and the condition of its `if` or `elif`."""
 
     keyword: str
     condition: str
     file: str
     needs: str
-    """The package that it cannot be imported without."""
+    """The package without which the file cannot be imported."""
     runs: str
-    """The condition that it can run on a `device`."""
+    """The condition that the file can run on a `device`."""
 
 
 @dataclass(frozen=True)
 class OneFile(Template):
-    """`__init__.py` of a folder in which one file serves every call."""
+    """`__init__.py` of a folder in which one file runs every call."""
 
     template: ClassVar[str] = "package_of_file.j2"
 
@@ -55,19 +55,19 @@ class OneFile(Template):
     summary: str
     file: str
     offers: list[str]
-    """The names that the file has for users."""
+    """The public names of the file."""
 
 
 @dataclass(frozen=True)
 class Files(Template):
-    """`__init__.py` of a folder in which the function comes from one of several files."""
+    """`__init__.py` of a folder that chooses between several files at each call."""
 
     template: ClassVar[str] = "package.j2"
 
     name: str
     summary: str
     words: list[str]
-    """Every file, and when it runs."""
+    """Each file, and when it runs."""
     argument_lines: Template | None
     """The part of the docstring on arguments."""
     signature: str
@@ -77,41 +77,41 @@ class Files(Template):
     """Every parameter, as an argument of the function that was chosen."""
     choices: list[FileChoice]
     last: str | None
-    """The file that serves what no other one does; None where there is none."""
+    """The file that runs all other calls; None if there is none."""
     otherwise: str
-    """The statement for such a call: an import, or the error."""
+    """The statement for all other calls: an import, or the error."""
     gradients: bool
-    """True if files without a backward pass have to know whether a gradient is asked for."""
+    """True if the choice depends on gradients, because a file has no backward pass."""
 
 
 @dataclass(frozen=True)
 class Variants(Template):
-    """`__init__.py` of a folder whose folders are the variants of a spec."""
+    """`__init__.py` of a folder that contains a folder for each variant of a spec."""
 
     template: ClassVar[str] = "variants.j2"
 
     name: str
     summary: str
     words: list[str]
-    """Every variant, and which tensors it takes."""
+    """Each variant, and the tensors that it accepts."""
     argument_lines: Template | None
     """The part of the docstring on arguments."""
     signature: str
     arguments: list[str]
     """Every parameter, as an argument of the function that was chosen."""
     dtypes: list[str]
-    """The dtypes of all variants in Python; none where they have one dtype."""
+    """The dtypes of all variants in Python; empty if all have the same."""
     choices: list[VariantChoice]
     refusal: str
 
     @property
     def first(self) -> str:
-        """The variant whose arguments stand for those of all."""
+        """The first variant. All variants have its arguments."""
         return self.choices[0].variant
 
 
 def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
-    """The source of `__init__.py`, given those of all targets of a spec; None where no file has the function."""
+    """Return `__init__.py` for the files of all targets; None if no file has the function."""
     spec, files = loaded.spec, callable_files(sources)
     if not files:
         return None
@@ -124,8 +124,7 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
 
 
 def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
-    """The source of `__init__.py` of a folder whose folders are the variants of a spec, given each with its sources;
-    None where one has no file with the function."""
+    """Return `__init__.py` for the folder of all variants; None if a variant has no file with the function."""
     first = variants[0][0]
     files = [callable_files(sources)[:1] for _, sources in variants]
     if not all(files):
@@ -159,19 +158,19 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
 
 
 def _dtypes(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> list[str]:
-    """The dtypes of all variants, in Python."""
+    """Return the dtypes of all variants, in Python."""
     varies = family(variants[0][0].spec.kernel).varies
     return list(dict.fromkeys(varies["dtype"].literal(one.spec) for one, _ in variants))
 
 
 def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
-    """The tensors that a variant takes."""
+    """Describe the tensors that a variant accepts."""
     varies = family(one.spec.kernel).varies
     return ", ".join(f"{varies[f].words} {varies[f].literal(one.spec)}" for f in fields)
 
 
 def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
-    """The template that takes the first of some files that can run. The last may be one that serves every call."""
+    """Return the template that runs the first file that can run. The last one may run every call."""
     last = tried[-1] if _runs_anywhere(tried[-1]) else None
     choices = [file for file in tried if file is not last]
     gradients = "backward" in spec.passes and any(file.forward_only for file in tried)
@@ -182,7 +181,7 @@ def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
         name=spec.name,
         summary=opening(spec),
         words=[_words(file, gradients) for file in tried],
-        # The last file serves everything that the others do, so its words hold for the whole folder.
+        # The last file runs every call that the others run, so its docstring is valid for the whole folder.
         argument_lines=tried[-1].docstring,
         signature=signature,
         tensors=tensors,
@@ -195,7 +194,7 @@ def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
 
 
 def _file_choice(file: Source, number: int, gradients: bool, tensor: str) -> FileChoice:
-    """A file as one that is taken if it can run where a tensor is."""
+    """Return a file with the condition that it can run on the device of a tensor."""
     condition = f"_runs_{_stem(file)}({tensor}.device)"
     if gradients and file.forward_only:
         condition = f"not gradients and {condition}"
@@ -203,7 +202,7 @@ def _file_choice(file: Source, number: int, gradients: bool, tensor: str) -> Fil
 
 
 def _keyword(number: int) -> str:
-    """The keyword of the branch of that number, from 0."""
+    """Return the keyword of branch `number`, counted from 0."""
     return "elif" if number else "if"
 
 
@@ -216,7 +215,7 @@ def _runs_anywhere(file: Source) -> bool:
 
 
 def _tried(files: Sequence[Source]) -> Iterator[Source]:
-    """The files up to the first that takes any device and every call: none behind it would be asked."""
+    """Yield the files up to the first that runs on any device and for every call."""
     for file in files:
         yield file
         if _runs_anywhere(file):
@@ -230,7 +229,7 @@ def _runs(file: Source) -> str:
 
 
 def _words(file: Source, gradients: bool) -> str:
-    """A file, and what it takes to run it."""
+    """Describe a file and its requirements."""
     words = [f"{_stem(file)}.py"]
     if not _runs_anywhere(file):
         major, minor = _capability(file.arch) if file.arch else LEAST
@@ -243,19 +242,19 @@ def _words(file: Source, gradients: bool) -> str:
 
 
 def _capability(arch: str) -> tuple[int, int]:
-    """(9, 0) of sm_90a."""
+    """Return (9, 0) for sm_90a."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return int(digits[:-1]), int(digits[-1])
 
 
 def _arguments(signature: str) -> list[str]:
-    """The arguments that pass on every parameter of a signature."""
+    """Return the arguments that forward all parameters of a signature."""
     positional, keywords = _parameters(signature)
     return [*positional, *(f"{name}={name}" for name in keywords)]
 
 
 def _parameters(signature: str) -> tuple[list[str], list[str]]:
-    """The names in a signature: positional ones, which are tensors, and those after the `*`."""
+    """Return the names of the positional parameters, which are tensors, and of the keywords."""
     function = ast.parse(f"def f({signature}): pass").body[0]
     assert isinstance(function, ast.FunctionDef)
     return [a.arg for a in function.args.args], [a.arg for a in function.args.kwonlyargs]

@@ -1,7 +1,7 @@
-"""Templates as values: what a template prints are the fields of a frozen dataclass.
+"""Templates as values. The fields of a frozen dataclass are the variables of its template.
 
-A `Template` that is a field of another one is rendered where that one names it, in its own language. So a file is a
-tree of templates, and each of them sees its own fields alone.
+If a field is a `Template`, it is rendered where the outer template names it, in its own language. So a file is a tree
+of templates, and each template sees only its own fields.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Template:
 
 
 def names(template: Template) -> dict[str, object]:
-    """What a template may name: its fields and properties."""
+    """Return the variables of a template: its fields and properties."""
     return {name: getattr(template, name) for name in names_of(type(template))}
 
 
 def names_of(cls: type[Template]) -> tuple[str, ...]:
-    """The fields and properties of a dataclass, without private ones."""
+    """Return the names of the public fields and properties of a dataclass."""
     properties = (
         n for base in cls.__mro__ for n, member in vars(base).items() if isinstance(member, property)
     )
@@ -40,7 +40,7 @@ def names_of(cls: type[Template]) -> tuple[str, ...]:
 
 
 def parts(value: object) -> Iterator[Template]:
-    """Every template within a value, itself first: in fields of templates, in lists and in mappings."""
+    """Yield all templates in a value, the value first: in fields, lists and mappings."""
     if isinstance(value, Template):
         yield value
         value = names(value)

@@ -1,8 +1,9 @@
-"""Comparison of outputs with float64, relative to the error of an eager computation.
+"""Right or wrong: an output against float64, with the eager computation as the yardstick.
 
-An output passes under three conditions. Its relative Frobenius error is at most `RATIO` times the eager error, plus a
-floor that covers one rounding. No row is far worse than the worst eager row. Rows without keys are exactly zero (or
--inf). NaN never passes. `docs/verification.md` has the formulas.
+Three things are asked of every output: the relative Frobenius error is at most `RATIO` times that of the
+eager computation (plus a floor that covers one rounding of the result), no single row is far worse than the
+eager computation's worst row, and rows that have nothing to attend to are exactly zero (or -inf). NaN never
+passes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,18 +25,15 @@ RATIO = 1.35
 ROW_RATIO = 3.0
 
 CANARY = 0xA5
-_MARGIN = 256  # bytes on each side of an output; a multiple of all alignments that kernels specialize on
-
-
-NO_PARTS: Mapping[str, Tensor] = MappingProxyType({})
+_MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Allowed errors. `floor` is relative to the result, `noise` to the result before cancellation.
+    """`floor` is relative to the result; `noise` to what the result would be if nothing cancelled in it.
 
-    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output, so a row of a gradient
-    cancels only to one rounding of the dtype.
+    `row_noise` is the same for a single row: a gradient that uses the rounded output, as every fused backward
+    pass does, cancels to one rounding of the dtype only.
     """
 
     floor: float
@@ -45,7 +42,7 @@ class Tolerance:
     unit: float = 0.0
     """Half a unit in the last place of an output, as it is stored."""
     smallest: float = 0.0
-    """Smallest positive number of the dtype. Smaller values vanish."""
+    """Of numbers that an output has: what is less is nothing in whatever is computed from it."""
 
 
 _TOLERANCES = {
@@ -62,23 +59,23 @@ def tolerance(
     fast_math: bool = False,
     reach: float = 0.0,
 ) -> Tolerance:
-    """Return the tolerance of a spec's arithmetic.
+    """What the arithmetic of a spec allows beside the eager error.
 
-    `reach` is the largest absolute log-sum-exp. Backward recomputes probabilities from it in fp32, so its rounding
-    error grows with it.
+    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
+    its rounding is theirs.
     """
     allowed = _TOLERANCES[dtype]
     if precision == "tf32":
-        # Results are rounded as in fp32, but cancelled terms have operands as coarse as fp16.
+        # Results are rounded as in fp32, but what cancels in them was made of operands as coarse as fp16's.
         allowed = replace(allowed, noise=2e-5, row_noise=2**-10)
     floor = max(allowed.floor, 2e-3) if fast_math else allowed.floor
     return replace(allowed, floor=floor + 2e-7 * reach)
 
 
 def of_log_sums(allowed: Tolerance, fast_math: bool, reach: float) -> Tolerance:
-    """Return the tolerance of log-sum-exps, which are float32 in all dtypes.
+    """What log-sum-exps are allowed, which are float32 whatever the dtype is, in place of what 16 bits are.
 
-    Ten times the worst measured error without `fast_math` (2.4e-6 of a whole output; H200, H100).
+    Ten times the worst that was measured of kernels without `fast_math` (2.4e-6 of a whole output; H200, H100).
     """
     wide = Tolerance(2e-5 + 2e-7 * reach, 2e-5, 1e-4)
     return wide if wide.floor < allowed.floor and not fast_math else allowed
@@ -96,87 +93,106 @@ class Check:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Traits:
+    """The traits of an output that decide how exact it has to be, each with a default that asks for nothing."""
+
+    natural: Tensor | None = None
+    """The norms that its rows would have without cancellation."""
+    rounding: float = 0.0
+    """The distance that the result moves when stored outputs move by a relative 1."""
+    empty: Tensor | None = None
+    """The rows (without the last dimension; for `lse` the entries) that nothing contributes to: exactly zero, or -inf
+    where the truth is."""
+    dtype: Any = None
+    """The dtype that it must have."""
+    apart: bool = False
+    """True if each element is rounded separately. These errors average, so a rest along the truth is a wrong factor."""
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    """Terms whose sum is the truth: none may have a wrong factor."""
+    terms: Tensor | None = None
+    """The norms of the rows before anything cancels. They are there if each element is computed in float32 and rounded
+    once, to `dtype`."""
+
+
+PLAIN = Traits()
+
+
 def check(
-    name: str,
-    got: Tensor,
-    want: Tensor,
-    eager: Tensor,
-    allowed: Tolerance,
-    *,
-    natural: Tensor | None = None,
-    rounding: float = 0.0,
-    empty: Tensor | None = None,
-    dtype: Any = None,
-    apart: bool = False,
-    parts: Mapping[str, Tensor] = NO_PARTS,
-    terms: Tensor | None = None,
+    name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits = PLAIN
 ) -> Check:
-    """Compare an output with the float64 truth `want` of the same shape.
-
-    `empty` marks rows without contributions (`want` without its last dimension; for `lse` its entries). They must be
-    exactly zero, or -inf if `want` is. `natural` has the norms of the rows without cancellation. `rounding` is the
-    change of the result for a relative change of 1 in the stored output. `dtype` is the required dtype of `got`.
-
-    `apart`: elements are rounded independently, so their errors average, and a wrong factor shows. `parts` are terms
-    whose sum is the truth; none may have a wrong factor. `terms` has the norms of rows before cancellation, if each
-    element is computed in float32 and rounded once to `dtype`.
-    """
-
-    def wrong(message: str, error: float = math.inf) -> Check:
-        return Check(name, False, error, math.nan, math.inf, f"{name}: {message}")
-
-    if tuple(got.shape) != tuple(want.shape):
-        return wrong(f"shape {tuple(got.shape)}, expected {tuple(want.shape)}")
-    if dtype is not None and got.dtype != dtype:
-        return wrong(f"dtype {got.dtype}, expected {dtype}")
+    """Compare an output with the float64 truth `want` of the same shape."""
+    if wrong := _misfit(got, want, traits.dtype):
+        return failure(name, f"{name}: {wrong}")
     if want.numel() == 0:
         return Check(name, True, 0.0, 0.0, 0.0)
     got64, eager64 = got.detach().double(), eager.detach().double()
     infinite = want == -torch.inf
-    if not (torch.isfinite(want) | infinite).all():
-        return wrong(f"the reference is not finite in {_count(~torch.isfinite(want) & ~infinite)}")
-    if (infinite != (got64 == -torch.inf)).any():
-        return wrong(f"-inf in {_count(got64 == -torch.inf)}, expected in {_count(infinite)}")
-    bad = ~torch.isfinite(got64) & ~infinite
-    if bad.any():
-        return wrong(f"not finite in {_count(bad)}")
-    if empty is not None and empty.any() and not infinite.any():
-        rows = got64[empty]
-        if rows.abs().max() > 0:
-            return wrong(f"{_count((rows != 0).flatten(1).any(1))} rows without a key are not zero", 1.0)
+    if wrong := _wrong_infinity(got64, want, infinite):
+        return failure(name, f"{name}: {wrong}")
+    if not infinite.any() and (wrong := _not_empty(got64, traits.empty)):
+        return replace(failure(name, f"{name}: {wrong}"), error=1.0)
+    want, got64, eager64 = (x.masked_fill(infinite, 0.0) for x in (want, got64, eager64))
+    return _by_numbers(name, got64, want, eager64, allowed, traits)
 
-    want, got64 = want.masked_fill(infinite, 0.0), got64.masked_fill(infinite, 0.0)
-    eager64 = eager64.masked_fill(infinite, 0.0)
-    size = float(want.norm())
-    whole = 0.0 if natural is None else float(natural.norm())
+
+def _misfit(got: Tensor, want: Tensor, dtype: Any) -> str | None:
+    """A shape or a dtype that is not the expected one, as a message."""
+    if tuple(got.shape) != tuple(want.shape):
+        return f"shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if dtype is not None and got.dtype != dtype:
+        return f"dtype {got.dtype}, expected {dtype}"
+    return None
+
+
+def _wrong_infinity(got: Tensor, want: Tensor, infinite: Tensor) -> str | None:
+    """Elements that are not finite, but for -inf where the truth is `infinite`, as a message."""
+    if not (torch.isfinite(want) | infinite).all():
+        return f"the reference is not finite in {_count(~torch.isfinite(want) & ~infinite)}"
+    if (infinite != (got == -torch.inf)).any():
+        return f"-inf in {_count(got == -torch.inf)}, expected in {_count(infinite)}"
+    bad = ~torch.isfinite(got) & ~infinite
+    return f"not finite in {_count(bad)}" if bad.any() else None
+
+
+def _not_empty(got: Tensor, empty: Tensor | None) -> str | None:
+    """Rows that nothing contributes to and that are not zero, as a message."""
+    if empty is None or not empty.any():
+        return None
+    rows = got[empty]
+    if rows.abs().max() > 0:
+        return f"{_count((rows != 0).flatten(1).any(1))} rows without a key are not zero"
+    return None
+
+
+def _by_numbers(
+    name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits
+) -> Check:
+    """The verdict on finite numbers in float64: as a whole, by row, and along the truth."""
+    norm, whole = float(want.norm()), 0.0 if traits.natural is None else float(traits.natural.norm())
+    size = norm
     if size <= 1e-6 * whole or size == 0:
-        size = whole or 1.0  # all of it cancelled: use the size of the terms
-    distance = float((got64 - want).norm())
-    yardstick = float((eager64 - want).norm())
+        size = whole or 1.0  # all of it cancelled: relative to what cancelled
+    distance, yardstick = float((got - want).norm()), float((eager - want).norm())
     if not math.isfinite(yardstick):
-        # The eager computation overflowed; the kernel must not.
-        yardstick, eager64 = 0.0, want
-    slack = (
-        allowed.floor * float(want.norm())
-        + allowed.noise * whole
-        + allowed.unit * rounding
-        + allowed.smallest
-    )
+        # The eager computation overflowed where the kernel must not.
+        yardstick, eager = 0.0, want
+    slack = allowed.floor * norm + allowed.noise * whole + allowed.unit * traits.rounding + allowed.smallest
     error, eager_error = distance / size, yardstick / size
     ratio = distance / max(yardstick, slack, 1e-300)
     if distance > RATIO * yardstick + slack:
         message = f"{name}: error {error:.2e}, eager {eager_error:.2e}, ratio {ratio:.2f}"
         return Check(name, False, error, eager_error, ratio, message)
-    wrong_in = _worst_row(got64, want, eager64, slack, allowed.row_noise, natural)
-    if wrong_in is None and apart:
-        wrong_in = wrong_factor("all of it", got64, want, eager64, want, slack)
-    for part, term in parts.items():
+    wrong = _worst_row(got, want, eager, slack, allowed.row_noise, traits.natural)
+    if wrong is None and traits.apart:
+        wrong = wrong_factor("all of it", got, want, eager, want, slack)
+    for part, term in traits.parts.items():
         share = allowed.floor * float(term.norm()) + allowed.noise * max(size, whole)
-        wrong_in = wrong_in or wrong_factor(part, got64, want, eager64, term, share, by_row=True)
-    if wrong_in is None and terms is not None:
-        wrong_in = misrounded(got64, want, terms, dtype)
-    message = "" if wrong_in is None else f"{name}: {wrong_in}"
-    return Check(name, wrong_in is None, error, eager_error, ratio, message)
+        wrong = wrong or wrong_factor(part, got, want, eager, term, share, by_row=True)
+    if wrong is None and traits.terms is not None:
+        wrong = misrounded(got, want, traits.terms, traits.dtype)
+    message = "" if wrong is None else f"{name}: {wrong}"
+    return Check(name, wrong is None, error, eager_error, ratio, message)
 
 
 def _count(flags: Tensor) -> str:
@@ -186,18 +202,18 @@ def _count(flags: Tensor) -> str:
 def _worst_row(
     got: Tensor, want: Tensor, eager: Tensor, slack: float, noise: float, natural: Tensor | None
 ) -> str | None:
-    """Return a message if a row is much worse than the worst eager row."""
+    """A row that is much worse than the eager computation's worst one, as a message."""
     if want.ndim < 2:
         return None
     width = want.shape[-1]
     got, want, eager = (t.reshape(-1, width) for t in (got, want, eager))
     norms = want.norm(dim=1)
-    # A small row shares the rounding errors of large rows, so its size is at least a share of theirs.
+    # A row that is small beside the others is judged by a share of their size, its own errors being theirs.
     size = norms + 0.05 * norms.square().mean().sqrt() + 1e-300
     errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
     bound = ROW_RATIO * yardstick.max() + 4 * slack / math.sqrt(len(want)) / size
     if natural is not None:
-        # Rounding has the size of a row's terms. If their sum is small by chance, use the mean of other rows.
+        # Rounding is of the size of a row's terms; where their sum happens to be small, others' sums tell that size.
         terms = natural.reshape(-1)
         bound = bound + noise * terms.clamp_min(float(terms.square().mean().sqrt())) / size
     worst = int((errors / bound.clamp_min(1e-300)).argmax())
@@ -212,10 +228,10 @@ def _worst_row(
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[list[Tensor]]:
-    """Fill results of `torch.empty` and similar functions with poison, between canaries.
+    """Everything that `torch.empty` and its relatives hand out inside holds poison, between canaries.
 
-    Only Python functions are replaced, which emitted launchers use. Determinism settings and the allocator stay the
-    same. Yields the storages, for `broken_canaries`.
+    Python's entry points are replaced, which is where emitted launchers allocate: neither determinism
+    settings nor the allocator change. Yields the storages, for `broken_canaries`.
     """
     storages: list[Tensor] = []
     places = [(torch, n) for n in ("empty", "empty_like", "empty_strided")]
@@ -225,7 +241,7 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
     def poisoning(original: Any) -> Any:
         def allocate(*args: Any, **kwargs: Any) -> Any:
             plain = original(*args, **kwargs)
-            # Fake, meta and symbolic tensors have no memory.
+            # Fake, meta and symbolic tensors have no memory to poison.
             if (
                 type(plain) is not torch.Tensor
                 or plain.device.type == "meta"
@@ -246,7 +262,7 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
 
 
 def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
-    """Return a tensor like `plain` in the middle of a larger storage."""
+    """A tensor like `plain` in the middle of a bigger storage."""
     span = (
         sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1 if plain.numel() else 0
     )
@@ -260,7 +276,7 @@ def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
         inside.fill_(
             torch.nan if plain.is_floating_point() else plain.dtype == torch.bool or min(2**30, _top(plain))
         )
-        # Not a view, so that autograd sees an ordinary tensor.
+        # Not a view of the storage's first tensor, so that autograd sees an ordinary new tensor.
         fresh = empty(0, dtype=plain.dtype, device=plain.device)
         fresh.set_(typed.untyped_storage(), margin, plain.shape, plain.stride())
     whole.kgen_span = span * item
@@ -273,24 +289,24 @@ def _top(tensor: Tensor) -> int:
 
 
 def broken_canaries(storages: list[Tensor]) -> int:
-    """Return the number of storages with writes outside their tensor."""
+    """How many of the storages were written outside their tensor."""
     return sum(
         bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any()) for s in storages
     )
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of the whole storages of tensors, including gaps between rows."""
+    """A copy of the whole storages below some tensors, gaps between rows included."""
     return {name: _bytes(tensor).clone() for name, tensor in tensors.items()}
 
 
 def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
-    """Return the names of tensors whose storage changed in any bit."""
+    """The tensors whose storage is not bit for bit what it was."""
     return [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors are equal bit for bit, including NaN."""
+    """Whether two tensors are equal bit for bit, NaN included."""
     a, b = a.detach().contiguous(), b.detach().contiguous()
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -303,7 +319,8 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 AGAIN, AGAIN_SECONDS = 8, 0.05
-"""Number and seconds of further runs that must have the same bits. Few runs miss a race in one of 300 calls."""
+"""How many more runs, and for how long, have to give the bits of the first: a race that spoils one call of 300 is found
+by few runs only by luck."""
 
 
 def careful(
@@ -312,11 +329,11 @@ def careful(
     device: str,
     fixed: Callable[[str], bool] = lambda name: True,
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
-    """Return the results of `run` with poisoned outputs, and failures other than wrong values.
+    """What `run` gives where every output starts as poison, and what it does wrong besides being off.
 
-    Failures are writes outside of tensors and writes to `inputs`. In Triton's interpreter, reads outside of the tensors
-    of a launch fail, too. On a GPU, `run` repeats `AGAIN` times and for `AGAIN_SECONDS`, and outputs that are `fixed`
-    must have the same bits.
+    That is: writing outside of its tensors, writing to `inputs`, in Triton's interpreter also reading outside of the
+    tensors that a kernel is launched with, and on a GPU giving other bits in an output that is
+    `fixed` in a later run, of which there are `AGAIN` or `AGAIN_SECONDS`, whichever takes longer.
     """
     before = snapshot(inputs)
     with poisoned_outputs() as storages, watched() as outside:
@@ -343,7 +360,7 @@ def careful(
 
 
 def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
-    """Return wrong offsets of packed sequences, by a description of the error."""
+    """Offsets of packed sequences that do not fit the tokens, by what is wrong with them."""
     far = torch.full_like(right, 2**31 - 1)
     return {
         "past the tokens": right + 40,
@@ -355,5 +372,5 @@ def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
 
 
 def failure(name: str, message: str) -> Check:
-    """Return a failed verdict without numbers."""
+    """The verdict on what is wrong in another way than by its numbers."""
     return Check(name, False, math.inf, math.nan, math.inf, message)

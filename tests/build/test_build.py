@@ -1,4 +1,4 @@
-"""`kgen build`: packages of machine code, made and called without a GPU."""
+"""`kgen build`: packages of machine code, built and called without a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kgen.verify.families import family_of, problem_of
 from kgen.verify.packages import altered
 
 SIZES = {"gqa": (1, 2, 3, 4)}
-"""As the cases have them."""
+"""The sizes that the cases use."""
 FP16 = """kernel: attention
 name: small
 dtype: fp16
@@ -42,7 +42,7 @@ score_mod: score + slopes[h] * (kv_idx - q_idx)
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a spec, what it renders to, and a package for sm_80."""
+    """A folder with a spec, its emitted files, and a package for sm_80."""
     folder = tmp_path_factory.mktemp("built")
     (folder / "small.yaml").write_text(FP16)
     loaded = load(folder / "small.yaml")
@@ -64,7 +64,7 @@ def test_every_case_is_right_through_the_machine_codes_arguments(built: Path) ->
 
 
 def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Cases that are wrong, and the kernels that they used and that there are."""
+    """Return the failed cases, the kernels that they used, and the kernels of the package."""
     from support.packages.driver_on_paper import Driver
 
     from kgen.verify import interpreter
@@ -131,7 +131,7 @@ print(sys.modules["triton"], [name for name in sys.modules if name.startswith("t
 
 
 def test_a_package_needs_no_triton(built: Path) -> None:
-    """Nor where it launches: here by a driver that does nothing."""
+    """Without Triton, imports, error messages and launches work. The driver here does nothing."""
     command = [sys.executable, "-c", WITHOUT_TRITON, str(built / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -185,7 +185,10 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
 
 
 def test_a_thread_that_has_done_nothing_on_a_gpu_gets_a_context(built: Path) -> None:
-    """As autograd's, where all memory comes from what PyTorch keeps: the driver says 201, an invalid context."""
+    """A thread of autograd may have no context, if PyTorch's allocator serves all its memory.
+
+    The driver then returns 201, an invalid context.
+    """
     assert interpreted(_without_a_context, built) == ["launch", "retain", "set", "launch", "launch"]
 
 
@@ -222,7 +225,7 @@ def _without_a_context(folder: Path) -> list[str]:
 
 @pytest.mark.thorough
 def test_verify_runs_a_package(built: Path, tmp_path: Path) -> None:
-    """On the CPU its sources, which it says; and none of what is not as it was built."""
+    """On the CPU, `kgen verify` runs the sources of a package and says so. It refuses a package that was changed."""
     arguments = [
         "verify",
         str(built / "small.yaml"),
@@ -301,7 +304,7 @@ def test_what_does_not_compile_leaves_the_package_that_was_there(built: Path, tm
 
 
 def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
-    """Arguments, sizes and files of a manifest are of one another."""
+    """The arguments, sizes and files in a manifest match."""
     folder = built / "out" / "small"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["sizes"] == {"gqa": [1, 2, 3, 4]}
@@ -312,7 +315,7 @@ def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
 
 
 def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
-    """As Triton's kernels take them: each of these is a parameter of its own."""
+    """Triton's kernels take each part of a descriptor as a separate parameter."""
     map_of = {"swizzle": 3, "elem_size": 2, "elem_type": 9, "block_size": [1, 1, 64, 64]}
     arguments = [
         ["n", "i32", None],
@@ -346,7 +349,7 @@ def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
     ):
         cubin[1, 1, 1](11, x_desc, 64, lse, y_desc)
         cubin[1, 1, 1](12, y_desc, 64, lse, x_desc)
-    # One memory for all calls of a thread: the driver is done with it when it returns.
+    # All calls of a thread share one buffer, because the driver has read it when the launch returns.
     assert launched[0] == launched[1]
     sizes = [4, *[8, *[4] * 4, *[8] * 4], 8, *[8, *[4] * 4, *[8] * 4], 8, 8]
     found = [
@@ -358,7 +361,7 @@ def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
 
 
 def test_what_a_package_lacks_is_known_behind_what_wraps_it() -> None:
-    """As torch.compile and opcheck do, whose errors come in the place of the package's own."""
+    """torch.compile and opcheck raise their own errors, with the package's error as the cause."""
     from kgen.build.runtime.folder import NoMachineCode
     from kgen.verify import worker
 

@@ -1,4 +1,4 @@
-"""`kgen build` of files in CUDA, and what the ledger hears of packages; without a GPU."""
+"""`kgen build` of CUDA files, and the ledger's records of packages, without a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GPU = {"device": "NVIDIA A100", "capability": "8.0"}
 
 
 def here(module: str, build: BuildJob, *_: Any) -> Iterator[Any]:
-    """In place of the process that compiles CUDA: importing torch again takes longer than that."""
+    """Compile CUDA in this process, because another process would import torch again, which takes longer."""
     if build.job.emitted.target != "cuda":
         yield from processes.messages(module, build, *_)
         return
@@ -61,7 +61,7 @@ def here(module: str, build: BuildJob, *_: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a spec, what it renders to, and a package for sm_80."""
+    """A folder with a spec, its emitted files, and a package for sm_80."""
     folder = tmp_path_factory.mktemp("built")
     (folder / "small_norm.yaml").write_text(NORM)
     loaded = load(folder / "small_norm.yaml")
@@ -76,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(built: Path, verb: str, *more: object) -> list[str]:
-    """Of a command."""
+    """Return the arguments of a command."""
     return [
         verb, str(built / "small_norm.yaml"), "--generated", str(built / "generated"), *map(str, more)
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def arguments(built: Path, verb: str, *more: object) -> list[str]:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_whatever_a_launcher_plans_is_built(arch: str) -> None:
-    """Every width, aligned or not, whichever kernels have no room on a device, and what is launched behind them."""
+    """Includes every width, aligned or not, kernels that do not fit on a device, and the kernels that follow them."""
     loaded = load(ROOT / "specs" / "rms_norm.yaml")
     (file,) = (f for f in require_emitted(ROOT / "generated", loaded) if f.target == "cuda")
     build = BuildJob(CompileJob(problem_of(loaded, "cuda"), file, arch), {}, Path())
@@ -203,7 +203,7 @@ def test_a_package_mirrors_its_folder(built: Path) -> None:
         assert (package / "sources" / name).read_text() == texts[name]
     assert "from .cuda import small_norm as function" in texts["__init__.py"]
     assert (package / "__init__.py").read_text() == texts["__init__.py"]
-    # Without its files in CuTe the function is that of the others.
+    # Without the CuTe files, the package takes its function from the other files.
     text = render_package(load(ROOT / "specs" / "linear_attention_output.yaml"), ["triton.py"])
     assert text is not None
     assert "from .triton import linear_attention_output" in text
@@ -212,7 +212,7 @@ def test_a_package_mirrors_its_folder(built: Path) -> None:
 
 @pytest.mark.thorough
 def test_equal_inputs_give_equal_bytes(built: Path, tmp_path: Path) -> None:
-    """In a process of its own, too."""
+    """Also if another process compiles."""
     done = CliRunner().invoke(
         app, arguments(built, "build", "-o", tmp_path, "--arch", "sm_80", "--target", "cuda")
     )
@@ -246,7 +246,7 @@ def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def on_paper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A GPU on which all cases are right, but for those that the jobs it was given are told to fail."""
+    """Simulate a GPU. All cases pass, except the ones that a test appends to the returned list."""
     jobs: list[Any] = []
 
     def messages(module: str, job: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
@@ -271,7 +271,7 @@ def places(generated: Path, stem: str) -> list[str]:
 
 @pytest.fixture
 def rendered(built: Path) -> Iterator[Path]:
-    """The emitted files, whose ledger is taken away in the end."""
+    """Yield the folder of the emitted files, and delete its ledger at the end."""
     yield built / "generated"
     (built / "generated" / ledger.FILENAME).unlink(missing_ok=True)
 
@@ -293,7 +293,7 @@ def test_a_package_has_a_record_of_its_own(built: Path, rendered: Path, on_paper
     said = CliRunner().invoke(app, [why[0], *why[2:]]).stdout
     assert f"{in_cuda}: " in said
     assert "cases of forward, all passed" in said
-    # The file itself has not run.
+    # The emitted file itself has not run.
     assert {row["state"] for row in ledger.status([load(built / "small_norm.yaml")], rendered)} == {
         "unrecorded"
     }
@@ -352,7 +352,7 @@ def test_machine_code_for_another_chip_is_not_recorded(
     rows = verify_specs(
         [load(built / "small_norm.yaml")], rendered, VerifyOptions("cuda", built=built / "out", record=True)
     )
-    assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # it has failed, and is not left out
+    assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # the case failed, and is not skipped
     assert places(rendered, "cuda") == places(rendered, "triton") == []
 
 

@@ -1,4 +1,4 @@
-"""`kgen build` of files in CuTe; without a GPU."""
+"""`kgen build` of CuTe files, without a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ targets: {triton: {}, cute: {arch: [sm_90a]}}
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a spec and what it renders to."""
+    """A folder with a spec and its emitted files."""
     folder = tmp_path_factory.mktemp("rendered")
     (folder / "small_output.yaml").write_text(OUTPUT)
     for name, text in render_spec(load(folder / "small_output.yaml")).items():
@@ -52,7 +52,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(rendered: Path) -> Path:
-    """The folder, with a package of the file in CuTe."""
+    """The folder with a package of the CuTe file."""
     loaded = load(rendered / "small_output.yaml")
     archs = ["sm_80", "sm_90a"]
     options = BuildOptions(archs, targets=["cute"])
@@ -99,7 +99,7 @@ except Exception as error:
 
 @needs_dsl
 def test_a_package_asks_no_compiler(built: Path) -> None:
-    """And a call of what it loaded comes as far as the driver, which is not here."""
+    """A call of the loaded code reaches the driver, which is missing here."""
     command = [sys.executable, "-c", WITHOUT_COMPILER, str(built / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     place, kept, heads, index, refused, *called = done.stdout.splitlines()
@@ -122,7 +122,7 @@ def _has_a_driver() -> bool:
 @needs_dsl
 def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     base = [str(built / "small_output.yaml"), "--generated", str(built / "generated"), "-o", str(tmp_path)]
-    made = CliRunner().invoke(app, ["build", *base, "--arch", "sm_90", "--target", "cute"])  # for sm_90a, too
+    made = CliRunner().invoke(app, ["build", *base, "--arch", "sm_90", "--target", "cute"])  # implies sm_90a
     assert made.exit_code == 0, made.output
     again, package = tmp_path / "small_output", built / "out" / "small_output"
     (code,) = again.glob("cubins/*")
@@ -138,7 +138,7 @@ def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path,
 def test_a_package_is_not_stale_where_its_compiler_is_not(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Built with whatever was installed, and checked without."""
+    """The package was built with CuTe DSL, and is checked without it."""
     shutil.copytree(built / "out", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "small_output" / "manifest.json"
     manifest = json.loads(path.read_text()) | {"targets": None}
@@ -179,7 +179,7 @@ def test_machine_code_of_another_place_is_not_loaded(
 
 
 def test_constants_are_all_that_a_launcher_asks_for() -> None:
-    """Of packed sequences: chunks that are given or not, lengths of either type, heads that the spec leaves open."""
+    """Packed sequences vary in optional chunk indices, the integer type of lengths, and open numbers of heads."""
     module = SimpleNamespace(Int32=int, Int64=float, _compiled=lambda: None)
     build: Any = SimpleNamespace(
         job=SimpleNamespace(problem=SimpleNamespace(heads=None, group=2)),
@@ -201,7 +201,7 @@ def test_constants_are_all_that_a_launcher_asks_for() -> None:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if CuTe DSL was not installed."""
+    """Hide CuTe DSL, as if it were not installed."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "cutlass" else find(name, *a)

@@ -1,4 +1,4 @@
-"""Where packages are put, what they replace, and what `--check` says of them; by machine code that is none."""
+"""Output folders of packages, the files that builds replace, and the messages of `--check`, with fake machine code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ gqa: any
 lengths: {q: any, kv: any}
 mask_mod: q_idx >= kv_idx
 """
-"""With kernels for Hopper, of both passes."""
+"""Has Hopper kernels for both passes."""
 ROWS = """kernel: norm
 name: narrow
 dtype: bf16
@@ -49,13 +49,13 @@ passes: [forward]
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package on paper with calls from C."""
+    """A package with calls from C and fake machine code."""
     return packages_of({"narrow": ROWS}, tmp_path_factory.mktemp("rows"), ["sm_80"])
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A spec that is rendered, whose machine code is made of nothing."""
+    """A folder with a rendered spec, in which builds make fake machine code."""
     (tmp_path / "narrow.yaml").write_text(ROWS)
     _rendered(tmp_path)
     monkeypatch.setattr("kgen.build.package.messages", _messages)
@@ -90,7 +90,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def test_what_kgen_build_did_not_make_stays(project: Path) -> None:
-    """A folder of the user's, a file in a package, and one that was edited."""
+    """A folder of the user, a user's file in a package, and an edited file stay."""
     place = project / "built" / "narrow"
     place.mkdir(parents=True)
     (place / "notes.txt").write_text("mine")
@@ -134,7 +134,7 @@ def test_a_place_that_is_no_folder_is_said(project: Path, kind: str) -> None:
 def test_a_package_that_cannot_be_replaced_stays_whole(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last step fails: what was there is there again, and nothing else."""
+    """If the last step of the build fails, the earlier package is restored, without extra files."""
     assert _build().exit_code == 0
     before = _files(project / "built")
     rename = Path.rename
@@ -153,7 +153,7 @@ def test_a_package_that_cannot_be_replaced_stays_whole(
 
 
 def test_two_builds_of_one_package_do_not_meet(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process builds the same while this one compiles."""
+    """Another process builds the same package while this one compiles."""
 
     def meanwhile(*asked: Any) -> Iterator[Any]:
         monkeypatch.setattr("kgen.build.package.messages", _messages)
@@ -254,7 +254,7 @@ def test_an_architecture_has_one_spelling() -> None:
     "arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_90", "sm_100"))]
 )
 def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: Path, arch: str) -> None:
-    """A kernel for Hopper is not named where none was built; the other passes run."""
+    """Calls name a Hopper kernel only if it was built. The other passes run."""
     folder = packages_of({"wide": WIDE}, tmp_path, [arch])
     package = folder / "wide"
     source = (package / "c" / "wide.c").read_text()
@@ -282,7 +282,7 @@ def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: 
 def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(
     tmp_path: Path, arch: str, what: str, built: str
 ) -> None:
-    """Its kernels in Gluon, too, with their descriptors: the package was built for another group or chip."""
+    """The Gluon kernels and their descriptors, too. The package was built for another group size or chip."""
     package = packages_of({"wide": WIDE}, tmp_path, [arch]) / "wide"
     command = ["tests/support/packages/falls_to_triton.py", str(package)]
     done = python([*command, "3"], {"TRITON_INTERPRET": None})
@@ -360,7 +360,7 @@ def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: st
 
 
 def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
-    """Of a target that the spec has no more, and of a chip that this kgen does not know."""
+    """One package has a target that the spec lacks, one is for a chip that this kgen does not know."""
     assert _build().exit_code == 0
     for key, value, said in (
         ("targets", ["cuda"], "narrow: built from other files"),
@@ -378,7 +378,7 @@ def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
 
 
 def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What chooses a package stands beside them, unless somebody else's file does."""
+    """The file that chooses the variant is next to their packages, unless a file of another author is there."""
     text = ROWS.replace("name: narrow", "name: both").replace("bf16", "[bf16, fp16]")
     (project / "both.yaml").write_text(text)
     assert CliRunner().invoke(app, ["render", "both.yaml"]).exit_code == 0
@@ -434,7 +434,6 @@ def test_who_is_ended_leaves_nothing_half_built(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{", "null", '{"sources": {}, "kernels": [{}]}'])
 def test_what_is_no_manifest_is_not_verified(project: Path, text: str) -> None:
-    """Without a traceback."""
     assert _build().exit_code == 0
     (project / "built" / "narrow" / "manifest.json").write_text(text)
     heard = CliRunner().invoke(

@@ -1,4 +1,4 @@
-"""The C side of packages: it launches what the Python side does, and says what is wrong."""
+"""The C side of packages: it makes the same launches as the Python side, and reports errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ Packages = Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """A package on paper of a spec, and the folder of its libraries; made once, several at a time."""
+    """Return a function that builds the package of a spec and returns its folder.
+
+    The packages have fake machine code. Each is built once, and several in parallel.
+    """
     folder = tmp_path_factory.mktemp("paper")
 
     def made(*specs: str) -> None:
@@ -78,7 +81,8 @@ FEW_QUERIES = (
     Case(batch=1, sq=3, sk=0),
     Case(batch=1, sq=0, sk=128),
 )
-"""Of what decodes: some that fill a device and some that are split. Packages on paper have one sequence."""
+"""Decoding cases: some fill a device, in some the keys are split. Packages with fake machine code have one sequence.
+"""
 NORM_CASES = (
     Case(sq=3, sk=1024, multiprocessors=4),
     Case(sq=700, sk=512, dlse=True, multiprocessors=4),
@@ -100,7 +104,7 @@ LAUNCHES = {"attention": attention_launches, "norm": norm_launches, "chunk_outpu
 
 
 def compared(package: Path, name: str, arch: int) -> list[str]:
-    """What is launched otherwise from C than from Python, in words."""
+    """Return the differences between launches from C and from Python, as text."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     paper, library = Paper(package), Library(package, name)
     launcher = loaded_package(package, f"{name}_on_paper")
@@ -113,7 +117,7 @@ def compared(package: Path, name: str, arch: int) -> list[str]:
 
 
 def cases_of(loaded: Any) -> list[Case]:
-    """Those that a spec takes."""
+    """Return the cases that a spec accepts."""
     if loaded.spec.kernel == "chunk_output":
         return [c for c in CHUNK_CASES if loaded.spec.varlen or not c.spare]
     if loaded.spec.kernel == "norm":
@@ -125,12 +129,12 @@ def cases_of(loaded: Any) -> list[Case]:
     if decodes(loaded):
         return [*FEW_QUERIES]
     tied = any("SQ" in b.shape or "SK" in b.shape for b in loaded.spec.buffers.values())
-    # Packed sequences of no queries have programs, and a log-sum-exp of nothing is NULL.
+    # Packed sequences without queries still launch programs, and the pointer of an empty log-sum-exp is NULL.
     return [c for c in CASES if (not tied or c.sq == c.sk) and (c.sq or not loaded.spec.varlen)]
 
 
 def differences(want: Launches, got: Launches) -> list[str]:
-    """By pass, launch and what is told of it."""
+    """Return the differences by pass, launch and property."""
     found = []
     for pass_, launches in want.items():
         names, others = ([one["kernel"] for one in side] for side in (launches, got[pass_]))

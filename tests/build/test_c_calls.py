@@ -1,4 +1,4 @@
-"""Calls from C: right numbers, one clear message for what is wrong, compilers, and a device where there is one."""
+"""Calls from C: results, error messages, compilers, and runs on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ params:
 mask_mod: q_idx >= kv_idx
 score_mod: score * register + double[h] * (kv_idx - q_idx) + EOF - NAME
 """
-"""Names that C and C++ have for something else, and one of a macro of the package's own."""
+"""Names that are keywords or macros in C and C++, and the name of a macro of the package."""
 LEARNED = """kernel: attention
 name: learned
 dtype: fp16
@@ -61,7 +61,7 @@ score_mod: |
   once + table[doc[q_idx], h] + (1 + blend) * columns[kv_idx % 8]
 mask_mod: q_idx >= kv_idx
 """
-"""Gradients of buffers in all forms in which kernels leave them."""
+"""Gradients of buffers in every form in which kernels store them."""
 CACHE = """kernel: attention
 name: cache
 dtype: fp16
@@ -73,7 +73,7 @@ score_mod: 20 * tanh(score / 20) + 0.01 * (kv_idx - q_idx)
 mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window
 passes: [forward, decode]
 """
-"""Few queries, whose keys are split."""
+"""Few queries, so that the keys are split."""
 PAGES = """kernel: attention
 name: pages
 dtype: fp16
@@ -95,16 +95,16 @@ buffers:
 mask_mod: q_idx >= kv_idx and allowed[h, q_idx // 64, kv_idx // 64] or image[b, q_idx] == image[b, kv_idx] + 1
 passes: [forward, backward]
 """
-"""A mask that is lists of blocks."""
+"""A mask that needs a block mask."""
 OUTPUTS = ("gated_delta_output", "gated_delta_output_varlen", "retention_output")
 SPECS = {"awkward": AWKWARD, "pages": PAGES}
 EXAMPLES = {"learned": LEARNED, "cache": CACHE, "images": IMAGES}
-"""Of these the examples are run."""
+"""Specs whose examples run."""
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packages on paper."""
+    """A folder of packages with fake machine code."""
     return packages_of(SPECS, tmp_path_factory.mktemp("calls"))
 
 
@@ -113,7 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", ["bshd", "guarded"])
 def test_numbers_are_right(folder: Path, layout: str) -> None:
-    """Triton's interpreter runs what C launches, from arguments as they lie in memory."""
+    """Triton's interpreter runs the launches from C, with the arguments in memory."""
     for name, error in interpreted(_errors, folder, layout).items():
         assert error < 4e-3, name
 
@@ -128,7 +128,7 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
     ],
 )
 def test_the_example_is_right_on_paper(folder: Path, tmp_path: Path, name: str, results: int) -> None:
-    """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
+    """The example makes the calls of a user's program in memory with garbage, and checks the results itself."""
     if name in EXAMPLES:
         folder = packages_of({name: EXAMPLES[name]}, tmp_path)
     done = run_example(folder / name)
@@ -176,7 +176,7 @@ def _errors(folder: Path, layout: str) -> dict[str, float]:
 
 
 def _drawn(folder: Path, case: Case) -> dict[str, Any]:
-    """Arguments of C, with numbers; tensors that are written have garbage."""
+    """Return arguments of C with random values, and garbage in the outputs."""
     found = attention_tensors(load(folder / "awkward.yaml"), case)
     torch.manual_seed(0)
     for x in found.values():
@@ -192,7 +192,7 @@ def _drawn(folder: Path, case: Case) -> dict[str, Any]:
 
 
 def _against(given: dict[str, Any]) -> dict[str, float]:
-    """Errors of what was written, of the largest number there."""
+    """Return the error of each output, relative to its largest element."""
     q, k, v = (given[n].double().detach().clone().requires_grad_() for n in "qkv")
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT / math.sqrt(q.shape[-1]) * given["register_"]
@@ -297,14 +297,14 @@ def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:
     odd = torch.zeros(2, 4, 130, 129, dtype=torch.float16)[..., :128]
     assert kernels("forward", out=odd) == ["_forward_kernel"]
     on_hopper = ["_dkdv_hopper_kernel", "_dq_hopper_kernel"]
-    # Rows of 130 numbers do not begin where TMA loads: they are copied to others.
+    # TMA cannot load rows with a stride of 130 elements, so the launcher copies them.
     assert kernels("backward") == ["_delta_kernel", "copy", "copy", *on_hopper]
     portable = ["_delta_kernel", "_dq_kernel", "_dkdv_kernel"]
     assert kernels("backward", dout=odd) == portable
     assert kernels("backward", dv=torch.zeros(2, 2, 130, 130, dtype=torch.float16)[..., :128]) == portable
     shifted = torch.zeros(2 * 4 * 130 + 1)[1:].view(2, 4, 130)
     assert kernels("backward", lse=shifted) == portable
-    # The room is for either: whoever asks once for each size may do so.
+    # The workspace is large enough for both kernels, so that one query per size is enough.
     assert library.query("forward", given | {"out": odd}) == library.query("forward", given)
     assert library.query("backward", given | {"dout": odd}) == library.query("backward", given)
 
@@ -324,7 +324,7 @@ def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Pat
     assert said(block_table=given["block_table"][:1]) == "block_table must be [2, *], got [1, 13]"
     assert said(k=given["k"][:, :8]) == "k must be [27, 16, 2, 64], got [27, 8, 2, 64]"
     assert said(v=given["v"][1:]) == "v must be [27, 16, 2, 32], got [26, 16, 2, 32]"
-    # Of each of eight rows three shares, of 32 columns and a log-sum-exp: twelve programs run at once.
+    # 8 rows have 3 splits of 32 columns and a log-sum-exp each, because 12 programs run at once.
     assert library.query("forward", given) == 4 * 8 * 3 * (32 + 1)
     paper.device(86, 4)
     assert said() == "no machine code for sm_86: `kgen build --arch` makes it"

@@ -1,4 +1,4 @@
-"""Chunk output from C: its example on paper, and one clear message for what is wrong."""
+"""chunk_output from C: its example on a simulated driver, and its error messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ chunk_size: 16
 heads: {qk: 2, v: 4}
 decay: g[i] + 0.5 * (i + 1) * g_gamma[h] * (h + 1) / HV
 """
-"""Gradients of a gate in two parts, and decays of all that they may be of."""
+"""Gradients of a gate in two parts, and decays that depend on every allowed index."""
 PACKED = """kernel: chunk_output
 name: packed
 dtype: fp16
@@ -38,7 +38,7 @@ state_layout: vk
 v_layout: chunk_padded
 varlen: true
 """
-"""Packed sequences, whose values are padded."""
+"""Packed sequences with padded values."""
 GROUPED = """kernel: chunk_output
 name: grouped
 dtype: bf16
@@ -52,14 +52,14 @@ SPECS = {"chunks": CHUNKS, "packed": PACKED, "grouped": GROUPED}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packages on paper."""
+    """A folder of packages with fake machine code."""
     return packages_of(SPECS, tmp_path_factory.mktemp("chunks"))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["chunks", "packed"])
 def test_the_example_is_right_on_paper(folder: Path, name: str) -> None:
-    """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
+    """The example makes the calls of a user's program in memory with garbage, and checks the results itself."""
     done = run_example(folder / name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(": right")] == [
@@ -102,12 +102,12 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
     refused("o must be contiguous", "forward", o=given["o"].repeat_interleave(2, -1)[..., ::2])
     refused("dg must be [1, 1, 49, 16], got [2, 1, 49, 16]", dg=given["dg"].repeat(2, 1, 1, 1))
     refused("scale must be finite in float32, and not vanish there, got nan", scale=math.nan)
-    # The room that the chunks take which are not given.
+    # If the caller passes no chunk indices, the workspace holds them.
     assert library.query("forward", given) == library.query("backward", given) == 0
     assert library.query("backward", given | {"chunk_indices": None}) == 8 * 4
     none = torch.zeros(31, dtype=torch.uint8)
     assert library.call("backward", given | {"chunk_indices": None}, none) == WORKSPACE
-    # Other strides of tokens, and other numbers of heads, are other constants.
+    # Token strides and numbers of heads are constants of the machine code.
     hint = (
         "and these arguments: make tensors contiguous, or name heads to `kgen build`, as `--heads` or `--gqa`"
     )
@@ -179,7 +179,7 @@ def test_one_pass_of_chunks_has_one_call(folder: Path) -> None:
 
 
 def _chunks(folder: Path, name: str, case: Case) -> dict[str, Any]:
-    """Arguments of C, those included that are written."""
+    """Return the arguments of C, including the outputs."""
     loaded = load(folder / f"{name}.yaml")
     found = chunk_tensors(loaded, case)
     found["do_"] = found.pop("do")

@@ -1,5 +1,7 @@
-"""A package has machine code for whatever its launcher asks for, of the sizes that it was built for: every case that
-runs on a GPU is called, and no kernel is launched."""
+"""A package has machine code for all calls of its launcher, for the sizes that it was built for.
+
+Every GPU case is called, without launching kernels.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ SPECS = {
 }
 ARCHS = ("sm_80", "sm_90a")
 OTHER_STRIDES = {"padded", "stepped"}
-"""Of chunk_output, whose kernels have strides of tokens compiled in."""
+"""Cases of chunk_output with other strides of tokens, which are constants of the machine code."""
 CHOSEN = (
     *("causal", "gpt_oss", "varlen_causal", "decode_alibi", "rms_norm", "layer_norm", "fused_add_rms_norm"),
     "gated_delta_output",
@@ -94,7 +96,10 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
 def test_a_launch_takes_what_was_compiled_for_it(
     names: tuple[str, ...], arch: str, least: int, tmp_path: Path
 ) -> None:
-    """Where more machine code fits, that which knows most of the arguments: there it loads and stores by vectors."""
+    """If several machine codes fit, the launch takes the one with most facts about the arguments.
+
+    Its loads and stores are vectors.
+    """
     specs = [f"specs/{name}.yaml" for name in names]
     done = python(
         ["tests/support/packages/chosen_code.py", str(tmp_path), arch, *specs], {"TRITON_INTERPRET": None}
@@ -106,7 +111,7 @@ def test_a_launch_takes_what_was_compiled_for_it(
 
 
 def _lacking(loaded: Any, folder: Path, chip: int) -> tuple[dict[tuple[str, str], list[str]], int]:
-    """Kernels that a package has no machine code for, by pass and case; and how many launches there were."""
+    """Return the kernels without machine code by pass and case, and the number of launches."""
     package = package_of(f"called_{loaded.spec.name}", folder)
     launcher, problem = package.load("triton"), problem_of(loaded)
     family = family_of(problem)
@@ -150,7 +155,7 @@ def _lacking(loaded: Any, folder: Path, chip: int) -> tuple[dict[tuple[str, str]
 
 
 def _as_on(chip: int, launcher: Any) -> list[Any]:
-    """What a launcher asks of a device, answered for a chip."""
+    """Return patches that make a launcher see another chip."""
     modules = [launcher]
     if chip == 90 and hasattr(launcher, "_hopper"):
         modules.append(launcher._hopper())

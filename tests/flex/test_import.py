@@ -20,7 +20,7 @@ from kgen.flex import spec as live_spec
 from kgen.flex.flexcode import flex_code
 from kgen.flex.importing import Options, imported
 from kgen.flex.writing import settled
-from kgen.kernels.attention.verify.reference import attention
+from kgen.kernels.attention.verify.reference import Call, attention
 from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
 
@@ -308,5 +308,7 @@ def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: st
     scope = {"q": q, "k": k, "v": v, "m": torch.tensor([0.5, 0.1], dtype=torch.float64), "kv_lens": lens}
     exec(flex_code(loaded), scope | {"B": 2, "HQ": 2, "HKV": 2, "SQ": 5, "SK": 20}, scope)
     at = {"aligned_to_end": True, "kv_lens": lens, "buffers": {"m": scope["m"]}}
-    wanted = attention(q, k, v, score_mod=loaded.trees["score_mod"], mask_mod=loaded.trees["mask_mod"], **at)
+    wanted = attention(
+        q, k, v, Call(score_mod=loaded.trees["score_mod"], mask_mod=loaded.trees["mask_mod"], **at)
+    )
     assert torch.allclose(scope["out"], wanted.out, atol=1e-6)

@@ -1,4 +1,4 @@
-"""`scripts/fuzz`: random specs, seed by seed, and what became of them."""
+"""`scripts/fuzz`: try random specs, seed by seed, and record the outcomes."""
 
 from __future__ import annotations
 
@@ -28,38 +28,34 @@ app = typer.Typer(pretty_exceptions_enable=False)
 
 @app.command(cls=Command)
 def fuzz(
-    seed: Annotated[
-        int, typer.Option(help="The first one; by default the first that is not in the ledger.")
-    ] = -1,
-    count: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    seed: Annotated[int, typer.Option(help="First seed. Default: the first that the ledger lacks.")] = -1,
+    count: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
     jobs: parts.Jobs = parts.JOBS,
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="A GPU, or the interpreters of Triton and Gluon.")
+        Literal["cpu", "cuda"], typer.Option(help="Use a GPU, or the Triton and Gluon interpreters.")
     ] = "cpu",
     expressions: Annotated[
         bool, typer.Option("--expressions", help="Compare masks and scores with their text; run no kernels.")
     ] = False,
     proofs: Annotated[
-        bool, typer.Option("--proofs", help="Hand random attention specs to the prover; run no kernels.")
+        bool, typer.Option("--proofs", help="Prove random attention specs; run no kernels.")
     ] = False,
     kept: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(
-            help="Of --proofs: a line for each seed goes there, and seeds there are not tried again."
-        ),
+        typer.Option(help="With --proofs: a file with one line per seed. Its seeds are skipped."),
     ] = None,
     record: Annotated[
         bool,
-        typer.Option(help="Enter them in tests/fuzzing/: seeds, seeds_cuda, expressions or proofs.json."),
+        typer.Option(help="Record the outcomes in the JSON files of tests/fuzzing/."),
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
     output: parts.Output = None,
     merge: parts.Merge = None,
 ) -> None:
-    """Render random specs, spell them in other words, and run their kernels against float64.
+    """Run the kernels of random specs, and compare them with float64.
 
-    What fails is made smaller and printed; exit 1 if anything did.
+    Another spelling must give the same kernel. Failing specs are reduced and printed. Exit 1 if one fails.
     """
 
     def run() -> int:
@@ -94,7 +90,7 @@ def fuzz(
 
 
 def compared(seed: int, count: int, jobs: int, record: bool) -> int:
-    """Compare the forms of random expressions with their texts; the exit code."""
+    """Compare the forms of random expressions with their texts. Return the exit code."""
     from fuzzing import comparing
 
     entered = comparing.Record.read()
@@ -113,7 +109,7 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
 
 
 def proved(seed: int, count: int, jobs: int, kept: Optional[Path], record: bool) -> int:  # noqa: UP045
-    """Hand the specs of some seeds to the prover; the exit code."""
+    """Prove the specs of some seeds. Return the exit code."""
     from fuzzing import proofs
 
     with terminal.progress_bar() as progress:
@@ -130,11 +126,11 @@ def proved(seed: int, count: int, jobs: int, kept: Optional[Path], record: bool)
 
 
 Found = tuple[Outcome, Optional[Outcome]]  # noqa: UP045
-"""What became of a seed, and of the smallest spec that fails as its does."""
+"""Outcome of a seed, and of the smallest spec that fails in the same way."""
 
 
 def tried(seeds: Sequence[int], who: Hands, device: str = "cpu") -> list[Found]:
-    """What became of some seeds, in their order."""
+    """Return the outcomes of some seeds in ascending order."""
     done = 0
     with terminal.progress_bar() as progress:
 
@@ -152,18 +148,18 @@ def tried(seeds: Sequence[int], who: Hands, device: str = "cpu") -> list[Found]:
 
 
 def parts_of() -> str:
-    """What parts are of: of another generator seeds are other specs."""
+    """Return the name of the work that parts share. Another generator draws other specs for the same seeds."""
     return f"seeds of {generator()}"
 
 
 def write(path: Path, found: Sequence[Found]) -> None:
-    """Keep what became of the seeds of a part."""
+    """Write the outcomes of the seeds of a part."""
     results = {str(o.seed): {"outcome": o.row(), "least": least and least.row()} for o, least in found}
     parts.write(path, parts_of(), results)
 
 
 def merged(paths: Sequence[Path]) -> list[Found]:
-    """What parts kept, by seed."""
+    """Return the outcomes from the files of all parts, by seed."""
     results = parts.merged(paths, parts_of(), is_result)
     found = [
         (Outcome(**r["outcome"]), Outcome(**r["least"]) if r["least"] else None) for r in results.values()
@@ -172,7 +168,7 @@ def merged(paths: Sequence[Path]) -> list[Found]:
 
 
 def is_result(key: str, result: Any) -> bool:
-    """Whether a part wrote that."""
+    """True if `result` is the entry of a part for this seed."""
     try:
         told = _RESULT.validate_json(json.dumps(result), strict=True)
     except ValidationError:

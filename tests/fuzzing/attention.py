@@ -1,4 +1,4 @@
-"""Random specs of attention, and sizes to call them with."""
+"""Random attention specs, and sizes to call them with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCORES = (
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
-    """The fields of a spec that the schema allows, mostly."""
+    """Draw the fields of a spec. The schema accepts most of them."""
     varlen = rng.random() < 0.2
     decodes = not varlen and rng.random() < 0.15
     spec: dict[str, Any] = {
@@ -79,7 +79,7 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 
 def cases(problem: Any, rng: random.Random) -> list[Case]:
-    """Three calls."""
+    """Draw three cases."""
     found = []
     for number in range(3):
         sq, sk = rng.choice(LENGTHS), rng.choice(LENGTHS)
@@ -164,7 +164,7 @@ def _mask(rng: random.Random, words: Words) -> str:
 
 
 def without_unused(spec: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
-    """Buffers and params that no expression names are refused."""
+    """Remove the buffers and params that no expression names, which kgen refuses."""
     said = " ".join(spec.get(field, "") for field in fields)
     words = set("".join(c if c.isalnum() or c == "_" else " " for c in said).split())
     for section in ("buffers", "params"):

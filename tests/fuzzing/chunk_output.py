@@ -1,4 +1,4 @@
-"""Random specs of chunk_output, and calls of them."""
+"""Random specs of chunk_output, and cases for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECAYS = (
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
-    """The fields of a spec that the schema allows, mostly."""
+    """Draw the fields of a spec. The schema accepts most of them."""
     spec: dict[str, Any] = {"kernel": "chunk_output", "name": "drawn", "dtype": rng.choice(("bf16", "fp16"))}
     spec["head_dim"] = rng.choice((64, 64, 128, {"qk": 64, "v": 128}, {"qk": 128, "v": 64}))
     spec["chunk_size"] = rng.choice((16, 32, 64))
@@ -50,6 +50,6 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 
 def cases(problem: Any, rng: random.Random) -> list[Case]:
-    """Two of the quick ones, with other numbers."""
+    """Draw two of the quick cases, with another seed for their tensors."""
     drawn = rng.sample([case for case in stock(problem, quick=True) if "steep" not in case.name], 2)
     return [replace(case, name=f"{case.name}-{rng.random()}") for case in drawn]

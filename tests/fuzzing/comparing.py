@@ -1,4 +1,4 @@
-"""Many seeds of `fuzzing.forms`: what became of each, and the record of the seeds that were compared."""
+"""Comparison of the forms of many seeds (see `fuzzing.forms`), and the record of the compared seeds."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from kgen.expr.text_checks import ExpressionError
 HERE = Path(__file__).parent
 RECORD = HERE / "expressions.json"
 AT_ONCE = 200
-"""Seeds of one call of a process."""
+"""Seeds per call of a worker process."""
 THOROUGH = 4
-"""One seed of so many has the forms that take long compared as well."""
+"""One of this number of seeds also compares the slow forms."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A seed is `right`, `refused` (with the error's code), or fails in a form; `crash` is an exception of kgen."""
+    """Outcome of a seed: `right`, `refused` (with the error's code), the form that fails, or `crash` (an exception of
+    kgen).
+    """
 
     seed: int
     what: str
@@ -36,12 +38,11 @@ class Compared:
 
     @property
     def failed(self) -> bool:
-        """True if kgen is wrong."""
+        """True if kgen has a bug."""
         return self.what != "right" and not self.what.startswith("refused")
 
 
 def compared(seed: int) -> Compared:
-    """Compare one seed."""
     try:
         compare(seed, thorough=seed % THOROUGH == 0)
     except ExpressionError as error:
@@ -54,14 +55,14 @@ def compared(seed: int) -> Compared:
 
 
 def generator() -> str:
-    """A hash of what a seed's expressions and points depend on."""
+    """Return a hash of the code that determines the expressions and points of a seed."""
     texts = [(HERE / f"{name}.py").read_bytes() for name in ("expressions", "setting", "words")]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 
 
 @dataclass
 class Record:
-    """Seeds from 0 to `tried` of one generator: how many ended how, and the messages of those that failed."""
+    """Outcomes of the seeds from 0 to `tried` of one generator, and the messages of the seeds that failed."""
 
     tried: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -69,14 +70,14 @@ class Record:
 
     @classmethod
     def read(cls, path: Path = RECORD) -> Record:
-        """The one in the repository; empty if its seeds draw other expressions now."""
+        """Return the record in the repository. It is empty if its generator draws other expressions."""
         if not path.exists():
             return cls()
         found = json.loads(path.read_text(encoding="utf-8"))
         return cls(**found) if found.pop("generator") == generator() else cls()
 
     def enter(self, those: Sequence[Compared], path: Path = RECORD) -> None:
-        """Enter seeds that follow those that are there; of others, only what failed."""
+        """Record seeds that continue the recorded ones. Of other seeds, record only the failures."""
         if [one.seed for one in those] == [*range(self.tried, self.tried + len(those))]:
             self.tried += len(those)
             self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in those))
@@ -89,7 +90,7 @@ class Record:
 
 
 def run(first: int, count: int, jobs: int, tell: Callable[[int], None]) -> Iterator[list[Compared]]:
-    """Compare seeds in processes of their own, in order, some at once; `tell` hears how many are done."""
+    """Compare seeds in several processes. Yield the results in order. `tell` receives the number of finished seeds."""
     parts = [range(at, min(at + AT_ONCE, first + count)) for at in range(first, first + count, AT_ONCE)]
     done = 0
     with ProcessPoolExecutor(jobs, initializer=_alone) as pool:
@@ -108,5 +109,5 @@ def _compared(seeds: Sequence[int]) -> list[Compared]:
 
 
 def told(those: Sequence[Compared]) -> Any:
-    """Counts by outcome."""
+    """Return the counts by outcome."""
     return ", ".join(f"{n} {what}" for what, n in sorted(Counter(one.what for one in those).items()))

@@ -1,4 +1,4 @@
-"""The spec of a seed."""
+"""Specs by seed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import Any
 
 FAMILIES = {"attention": 6, "norm": 3, "chunk_output": 1}
-"""How often each is drawn."""
+"""Weights with which the families are drawn."""
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """The spec of a seed."""
+    """Return the spec of a seed."""
     rng = random.Random(seed)
     (family,) = rng.choices([*FAMILIES], [*FAMILIES.values()])
     found: dict[str, Any] = import_module(f"fuzzing.{family}").draw(rng)

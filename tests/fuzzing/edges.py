@@ -1,8 +1,8 @@
-"""Random masks and scores of specs whose kernels run, at the edges of what passes know.
+"""Random masks and scores at the edge cases of the passes, in specs whose kernels run.
 
-`abs` compared with numbers about zero, choices and `!=` between conditions of queries beside another `or`, ranges
-without keys, thresholds beyond every length, `h_kv`, and factors and terms that are infinite, or zero, in rows and
-batches without keys.
+Masks compare `abs` with numbers around zero. They contain choices and `!=` between conditions on queries, next to
+another `or`. Thresholds exceed every length, ranges have no keys, and some masks read `h_kv`. Factors and terms of
+scores are infinite or zero in rows and batches without keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUFFERS: Mapping[str, Mapping[str, Any]] = {
     "gains": {"shape": ["HKV"], "dtype": "fp32"},
 }
 NUMBERS = ("-1", "0", "0", "1", "1", "2", "16", "64", "512", "1000000")
-"""About zero, about tiles, and beyond every length."""
+"""Numbers around zero, numbers around tile sizes, and a number above every length."""
 ABOUT_ZERO = (
     *(
         "abs({x}) {c} {n}",
@@ -38,7 +38,7 @@ UNDEFINED = (
     *(("score + 1 / q_idx", "q_idx > kv_idx"), ("score - log(float(q_idx))", "q_idx > kv_idx")),
     *(("score * (1 / q_idx)", "q_idx > kv_idx"), ("score + a[h] * kv_idx / q_idx", "q_idx > kv_idx")),
 )
-"""Scores that are not finite in a row without keys, and the masks that leave it none."""
+"""Scores that are not finite in a row without keys, and masks that leave this row no keys."""
 OF_BATCHES = (
     *("score + 1 / {n}", "score / {n}", "score * log(float({n}))", "score * a[h] * log(float({n}))"),
     *("score * log(float({n})) / log(2.0)", "score + a[h] * kv_idx / {n}", "score + log(float({n}))"),
@@ -67,7 +67,7 @@ def add_edges(rng: random.Random, spec: dict[str, Any]) -> None:
 
 
 def _score(rng: random.Random, spec: Mapping[str, Any]) -> tuple[str, str]:
-    """A score, and the mask that it needs."""
+    """Draw a score, and the mask that it requires."""
     drawn = rng.random()
     if drawn < 0.25 and spec.get("align") != "end":
         return rng.choice(UNDEFINED)

@@ -1,4 +1,4 @@
-"""Seeds that fail for a reason that is no error of kgen's, each with the reason."""
+"""Seeds that fail although kgen has no bug, each with the reason."""
 
 EXPLAINED: dict[int, str] = {}
-"""Of the generator that tests/fuzzing/seeds.json names."""
+"""Reasons by seed, for the generator that `tests/fuzzing/seeds.json` names."""

@@ -1,9 +1,11 @@
-"""Random masks and scores at the edges of what the passes know, and the buffers and params that they name.
+"""Random masks and scores at the edge cases of the passes, and the buffers and params that they name.
 
-`fuzzing.words` draws tame expressions of the whole language. The forms here are those that decide which tiles a kernel
-visits and masks: `abs` compared with 0, 1 and negative numbers, choices and `!=` between conditions of queries, beside
-another `or`, thresholds beyond every length, infinite and zero factors, divisors of either sign, reads of sorted
-buffers, `h_kv`.
+`fuzzing.words` draws tame expressions of the whole language. The forms here decide which tiles a kernel visits and
+masks:
+- `abs` compared with 0, 1 and negative numbers
+- choices and `!=` between conditions on queries, next to another `or`
+- thresholds above every length, infinite and zero factors, divisors of either sign
+- reads of sorted buffers, and `h_kv`
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from kgen.expr.nodes import Type
 
 FLOAT, BOOL = Type.FLOAT, Type.BOOL
 EDGES = (-1, 0, 0, 0, 1, 1, 2, 3, 7, 8, 15, 16, 31, 32, 63, 64, 65, 100, 127, 128, 129, 512, 4096, 1000000)
-"""Constants of comparisons: about zero, about tiles, and beyond every length."""
+"""Constants of comparisons: around zero, around tile sizes, and above every length."""
 DIVISORS = (2, 3, 4, 7, 8, 16, 64, 128, 256, 1000)
 BUFFERS: Mapping[str, Mapping[str, Any]] = {
     "doc": {"shape": ["SK"], "dtype": "int32", "sorted": True},
@@ -57,7 +59,7 @@ AT = {
     "rows": ("q_idx",),
     "columns": ("kv_idx",),
 }
-"""Where each buffer is read. What is as long as the other side is outside of it, now and then, where lengths differ."""
+"""Indices with which each buffer is read. If lengths differ, some of these reads are out of bounds."""
 PARAMS: Mapping[str, tuple[Any, ...]] = {
     "window": (0, 1, 7, 40, 128, 5000),
     "step": (1, 2, 16, 100),
@@ -75,7 +77,7 @@ ABSOLUTE = (
     *("where({x} >= 0, {x}, -({x})) {c} {n}", "abs(({x}) / {d}) {c} {n}", "floor(({x}) / {d}) {c} {n}"),
     "abs(float({x})) {c} 0.0",
 )
-"""Comparisons of an absolute value, and others that choose a side."""
+"""Comparisons of an absolute value, and conditions that choose a sign."""
 
 HIDING = (
     *("{s} + where({m}, 0.0, -inf)", "where({m}, 0, -inf) + {s}", "where({m}, {s}, -inf) - {x}"),
@@ -84,12 +86,12 @@ HIDING = (
     *("2.0 * where({m}, {s}, -inf)", "where(score > {x}, where({m}, {s}, -inf), -inf)"),
     *("where({c}, where(False, {s}, -inf), {s})", "where({c}, -inf, {s} + where({m}, {x}, -inf))"),
 )
-"""Scores that are minus infinity somewhere, which is what a mask says."""
+"""Scores that are minus infinity at some pairs, which is equivalent to a mask."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A mask, a score or both, with what they name; `gqa` is a number or `any`."""
+    """A mask, a score or both, with the buffers and params that they name. `gqa` is a number or `any`."""
 
     mask: str | None
     score: str | None
@@ -97,10 +99,10 @@ class Drawn:
     buffers: Mapping[str, Mapping[str, Any]]
     params: Mapping[str, Any]
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Other fields of a spec, which say what positions are: `align`, `lengths`."""
+    """Other fields of a spec that change the meaning of positions: `align` and `lengths`."""
 
     def fields(self) -> dict[str, Any]:
-        """Those of a spec of attention that this is; a name, a dtype and a head dim are still to be added."""
+        """Return these fields of an attention spec. The caller adds a name, a dtype and a head dim."""
         texts = {"score_mod": self.score, "mask_mod": self.mask}
         parts = {"buffers": {k: dict(v) for k, v in self.buffers.items()}, "params": dict(self.params)}
         return {
@@ -112,7 +114,7 @@ class Drawn:
 
 
 def drawn(rng: random.Random) -> Drawn:
-    """A mask two times of three, a score as often."""
+    """Draw a mask with probability 2/3, and a score with the same probability."""
     what = rng.randrange(3)
     names = rng.sample([*PARAMS], rng.choice((0, 1, 2)))
     buffers = rng.sample([*BUFFERS], rng.choice((0, 0, 1, 2, 3)))
@@ -121,7 +123,7 @@ def drawn(rng: random.Random) -> Drawn:
     mask = None if what == 1 else mask
     score = draw.score(rng.choice((0, 1, 1, 2))) if what != 0 else None
     if score is not None:
-        # With a generator of its own: other seeds keep the expressions that they have.
+        # A separate generator, so that other seeds keep their expressions.
         score = _Edges(random.Random(score), names, buffers).hiding(score)
     said = _words(f"{mask} {score}")
     more: dict[str, Any] = {}
@@ -150,7 +152,7 @@ def _param(rng: random.Random, name: str) -> Any:
 
 
 class _Edges:
-    """Draws expressions with some names."""
+    """Generator of expressions over some names."""
 
     def __init__(self, rng: random.Random, params: list[str], buffers: list[str]) -> None:
         self.rng = rng
@@ -161,7 +163,7 @@ class _Edges:
         self.tame = Words(rng, names)
 
     def mask(self, depth: int) -> str:
-        """A condition on pairs."""
+        """Draw a condition on pairs."""
         rng = self.rng
         if depth <= 0:
             return self.about_zero() if rng.random() < 0.3 else self.condition()
@@ -184,7 +186,7 @@ class _Edges:
         return rng.choice(forms)()
 
     def condition(self) -> str:
-        """A comparison, or a flag."""
+        """Draw a comparison or a flag."""
         drawn, rng = self.rng.random(), self.rng
         flags = [name for name in self.buffers if BUFFERS[name]["dtype"] == "bool"]
         if drawn < 0.05:
@@ -201,7 +203,7 @@ class _Edges:
         return f"({self.integer(1)} {rng.choice(COMPARISONS)} {self.integer(rng.choice((0, 0, 1)))})"
 
     def one_sided(self) -> str:
-        """A comparison of a query, or of a key, with a number."""
+        """Draw a comparison of a query or a key with a number."""
         rng = self.rng
         x = rng.choice(("q_idx", "q_idx", "kv_idx"))
         form = rng.choice(
@@ -229,14 +231,14 @@ class _Edges:
         )
 
     def about_zero(self) -> str:
-        """A comparison of an absolute value."""
+        """Draw a comparison of an absolute value."""
         rng = self.rng
         form = rng.choice((*PLAIN, *PLAIN, *ABSOLUTE))
         values = {"x": self.difference(), "y": self.integer(0), "n": rng.choice((-1, 0, 0, 0, 1, 1, 2, 5))}
         return "(" + form.format(c=rng.choice(COMPARISONS), d=rng.choice(DIVISORS), **values) + ")"
 
     def difference(self) -> str:
-        """An integer that changes its sign."""
+        """Draw an integer that changes its sign."""
         rng = self.rng
         whole = [n for n in self.buffers if BUFFERS[n]["dtype"] in ("int32", "int64") and len(AT[n]) > 1]
         if whole and rng.random() < 0.4:
@@ -265,7 +267,7 @@ class _Edges:
         return form.format(n=n, d=d, y=self.integer(0), z=self.integer(0))
 
     def integer(self, depth: int) -> str:
-        """A whole number, far from the end of 32 bits."""
+        """Draw an integer expression whose values are far from the limits of 32 bits."""
         rng = self.rng
         if depth <= 0:
             leaves: list[Callable[[], str]] = [
@@ -314,14 +316,14 @@ class _Edges:
         return form.format(a=a, b=b, d=d, n=self.edge(), c=self.one_sided())
 
     def edge(self) -> str:
-        """A number that something may be compared with."""
+        """Draw a number to compare with."""
         whole = [name for name in self.params if name in WHOLE]
         if whole and self.rng.random() < 0.3:
             return self.rng.choice(whole)
         return str(self.rng.choice(EDGES))
 
     def read(self, name: str) -> str:
-        """An element, nearly always where its buffer is made for."""
+        """Draw a read of a buffer, mostly at its regular index."""
         places = AT[name]
         place = places[0] if self.rng.random() < 0.4 else self.rng.choice(places)
         if self.rng.random() < 0.1 and "," not in place:
@@ -329,7 +331,7 @@ class _Edges:
         return f"{name}[{place}]"
 
     def score(self, depth: int) -> str:
-        """A new score."""
+        """Draw a modified score."""
         rng = self.rng
         form = rng.choice(
             (
@@ -377,14 +379,14 @@ class _Edges:
         )
 
     def hiding(self, score: str) -> str:
-        """The score, or now and then one that is minus infinity where a condition holds."""
+        """Return the score, or sometimes a score that is minus infinity where a condition holds."""
         if self.rng.random() >= 0.12:
             return score
         masks = {"m": self.mask(1), "o": self.mask(0), "c": self.one_sided()}
         return self.rng.choice(HIDING).format(s=f"({score})", x=self.real(0), **masks)
 
     def real(self, depth: int) -> str:
-        """A real number, which may be infinite or zero."""
+        """Draw a real number, which may be infinite or zero."""
         rng = self.rng
         names = [name for name in self.params if name not in WHOLE]
         reads = [name for name in self.buffers if BUFFERS[name]["dtype"] == "fp32"]

@@ -1,5 +1,8 @@
-"""A second opinion on the reference: FlexAttention, uncompiled and in float64, of the code that `kgen explain --flex`
-prints. The two share the tree of a spec's expressions and nothing that evaluates it."""
+"""Comparison of the reference with FlexAttention, in eager mode and float64.
+
+It runs the code that `kgen explain --flex` prints. This code and the reference share the trees of the expressions,
+but no evaluator.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from torch.nn.attention import flex_attention
 
 from kgen.flex.flexcode import flex_code
 from kgen.kernels.attention.verify.inputs import Case, draw
-from kgen.kernels.attention.verify.reference import attention
+from kgen.kernels.attention.verify.reference import Call, attention
 from kgen.spec.load import Loaded
 
 BOUND = 1e-6
-"""Numbers that the code itself makes float32, as `.float()` does, are that far off."""
+"""Largest relative difference. The printed code itself converts some numbers to float32 with `.float()`."""
 
 
 class _ZeroOutside:
-    """A buffer, which is zero outside of its shape."""
+    """A buffer that reads as zero out of bounds."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values.double() if values.dtype.is_floating_point else values
@@ -38,12 +41,14 @@ class _ZeroOutside:
 
 
 def says_it(problem: Any) -> bool:
-    """Whether FlexAttention has words for all of a spec."""
+    """True if FlexAttention can express the whole spec."""
     return not (problem.sinks or problem.varlen or problem.page_size)
 
 
 def difference(loaded: Loaded, problem: Any, case: Case) -> float:
-    """How far the reference is from FlexAttention in the output, relative to its largest number."""
+    """Return the largest difference between the outputs of the reference and FlexAttention, relative to the largest
+    output.
+    """
     inputs = draw(problem, case, "cpu")
     q, k, v = (x.double().nan_to_num(0.0) for x in (inputs.q, inputs.clean_k, inputs.clean_v))
     outside = {name: _ZeroOutside(x) for name, x in {**inputs.buffers, **inputs.cache}.items()}
@@ -60,13 +65,15 @@ def difference(loaded: Loaded, problem: Any, case: Case) -> float:
         q,
         k,
         v,
-        score_mod=problem.score_mod,
-        mask_mod=problem.mask_mod,
-        buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
-        params=inputs.params,
-        scale=case.scale,
-        kv_lens=inputs.cache.get("kv_lens"),
-        aligned_to_end=problem.aligned_to_end,
+        Call(
+            score_mod=problem.score_mod,
+            mask_mod=problem.mask_mod,
+            buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
+            params=inputs.params,
+            scale=case.scale,
+            kv_lens=inputs.cache.get("kv_lens"),
+            aligned_to_end=problem.aligned_to_end,
+        ),
     )
     error = (scope["out"] - wanted.out).abs().nan_to_num(torch.inf).max()
     return float(error / wanted.out.abs().max().clamp(min=1e-30))

@@ -1,11 +1,13 @@
-"""Drawn masks and scores in the forms that passes give them, against the values of their texts.
+"""Comparison of the forms that passes derive from random masks and scores with the values of their texts.
 
-canonical     `kgen.expr.canonical`: the score where the mask allows it, -inf elsewhere
-alternatives  `kgen.expr.alternatives`: one of them holds where the mask does
-ranges        `kgen.expr.tile_ranges`: outside of a span no pair is allowed, in its full part all of them are
-softmax       `kgen.expr.softmax_form`: multiplier * core + bias, with what rows get back, and what it promises
-distance      `kgen.expr.distance`: conditions over `q_idx - kv_idx`
-periods       `kgen.kernels.attention.plan.block_mask`: conditions that repeat
+| form | property |
+|---|---|
+| `canonical` (`kgen.expr.canonical`) | equals the score where the mask is true, -inf elsewhere |
+| `alternatives` (`kgen.expr.alternatives`) | one alternative holds exactly where the mask is true |
+| `ranges` (`kgen.expr.tile_ranges`) | the mask is false outside a span, and true in its full part |
+| `softmax` (`kgen.expr.softmax_form`) | `multiplier * core + bias` plus `row_rest` equals the score |
+| `distance` (`kgen.expr.distance`) | conditions over `q_idx - kv_idx` equal the originals |
+| `periods` (`kgen.kernels.attention.plan.block_mask`) | conditions repeat with their period |
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
 ROUNDED = 1e-15 / EPSILON
-"""A tree is computed in one order: its operations round by a few units of float64, which is less than texts may."""
+"""Scale of the error bound of a tree. A tree fixes the order of its operations, so its error is a few units of
+float64.
+"""
 POINTS = frozenset({"row", "q_idx", "kv_idx", "b", "h", "h_kv", "score", "q_start", "there"})
-"""Names that have a value of their own at each point."""
+"""Names that have a separate value at each point."""
 
 
 class Differs(Exception):
-    """A form that is not what was written."""
+    """A form whose value differs from the value of its text."""
 
     def __init__(self, form: str, message: str) -> None:
         super().__init__(f"{form}: {message}")
@@ -60,7 +64,7 @@ class Differs(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """Drawn expressions as kgen reads them."""
+    """Drawn expressions as kgen parses them."""
 
     drawn: Drawn
     spec: AttentionSpec
@@ -68,7 +72,7 @@ class Written:
 
     @classmethod
     def of(cls, drawn: Drawn) -> Written:
-        """Raises `ExpressionError` for a text that is refused."""
+        """Parse drawn expressions. Raise `ExpressionError` if kgen refuses one."""
         named = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 64}
         spec = AttentionSpec.model_validate({**named, **drawn.fields()})
         texts = spec.expressions().items()
@@ -82,12 +86,12 @@ class Written:
 
     @cached_property
     def canonical(self) -> Mapping[str, Node]:
-        """In one form."""
+        """The canonical form."""
         return canonical(self.trees, numbers(self.spec.params))
 
     @cached_property
     def planned(self) -> Loaded:
-        """As plans take it: the canonical form over rows of queries."""
+        """The form that plans use: the canonical form over rows of queries."""
         return positioned(Loaded(Path("drawn.yaml"), "", self.spec, self.canonical))
 
     @cached_property
@@ -97,22 +101,22 @@ class Written:
 
     @cached_property
     def positive(self) -> frozenset[str]:
-        """Params that are above zero."""
+        """Params with positive values."""
         params = self.spec.params.items()
         return frozenset(n for n, p in params if p.value is not None and p.value > 0)
 
     @cached_property
     def algebra(self) -> Algebra:
-        """With these."""
+        """The algebra that uses the positive params."""
         return Algebra(self.positive)
 
     @cached_property
     def form(self) -> SoftmaxForm:
-        """Of the planned score."""
+        """The softmax form of the planned score."""
         return softmax_form(self.planned.trees.get("score_mod", SCORE), self.algebra)
 
     def finder(self, inner: Axis, outer: Axis) -> RangeFinder:
-        """What finds ranges, as plans make it."""
+        """Return the range finder that plans use."""
         values = {n: p.value for n, p in self.spec.params.items() if isinstance(p.value, int)}
         buffers = self.planned.spec.buffers
         return RangeFinder(
@@ -123,14 +127,16 @@ class Written:
 
 
 def compare(seed: int, thorough: bool = False) -> None:
-    """Compare the forms of what a seed draws with its text. `thorough`: those that take long as well. Raises
-    `Differs`."""
+    """Compare the forms of the expressions of a seed with their texts. `thorough` includes the slow forms.
+
+    Raise `Differs` if a form is wrong.
+    """
     rng = random.Random(seed)
     compare_drawn(drawn(rng), rng, thorough)
 
 
 def compare_drawn(drawn: Drawn, rng: random.Random, thorough: bool) -> None:
-    """The same of any expressions, at random calls."""
+    """Compare the forms of drawn expressions with their texts, at random calls."""
     written = Written.of(drawn)
     call = drawn_call(written.spec, rng, written.tied)
     _at_points(written, call, rng, thorough)
@@ -173,7 +179,7 @@ def _at_points(written: Written, call: Call, rng: random.Random, thorough: bool)
 
 
 def _by_row(env: Mapping[str, Any], row: Any) -> dict[str, Any]:
-    """The same names, as kernels count queries."""
+    """Return the names with `q_idx` as a row from zero, as kernels count queries."""
     return {**env, "q_idx": row}
 
 
@@ -187,7 +193,7 @@ def _softmax(
         total = _tree(form.multiplier, env) * _tree(form.core, env)
         total = total + (_tree(form.bias, env) if form.bias is not None else 0.0)
     lost = 0.0 if form.row_rest is None else LOG2E * _tree(form.row_rest, env)
-    # What is the same for a whole row is finite by contract, or the row has no keys.
+    # By contract, terms that a whole row shares are finite, except in a row without keys.
     here = ok & _finite_by_row(written.planned.trees.get("score_mod", SCORE), env)
     error = error + _rounding(_whole(form), values, call)
     finite = here & np.isfinite(logits)
@@ -199,7 +205,7 @@ def _softmax(
 
 
 def _whole(form: SoftmaxForm) -> Node:
-    """The logit in base 2, with what rows get back, as one tree."""
+    """Return the logit in base 2, including `row_rest`, as one tree."""
     whole: Node = called("mul", form.multiplier, form.core)
     for part in (form.bias, form.row_rest and called("mul", BASE2, form.row_rest)):
         whole = whole if part is None else called("add", whole, part)
@@ -207,13 +213,13 @@ def _whole(form: SoftmaxForm) -> Node:
 
 
 def _rounding(tree: Node, env: Mapping[str, Any], call: Call) -> Any:
-    """A bound on the error of a tree's value in float64. Of terms that cancel it is large beside the value."""
+    """Return a bound on the float64 error of a tree's value. If terms cancel, it is large relative to the value."""
     error = text_value(show(tree), env, call.narrow).error * ROUNDED
     return np.where(np.isfinite(error), error, 0.0)
 
 
 def _finite_by_row(score: Node, env: Mapping[str, Any]) -> Any:
-    """Where the parts that all keys of a row share are finite."""
+    """True at points where all terms that the keys of a row share are finite."""
     found: Any = True
     waiting = [score]
     while waiting:
@@ -234,7 +240,7 @@ def _over_distance(written: Written, env: Any, told: Any, ok: Any) -> None:
 
 
 def _periods(written: Written, env: Any, told: Any, ok: Any) -> None:
-    """Params are numbers there, as far as they are known."""
+    """Check that conditions repeat with their period. Params with known values are replaced by numbers."""
     known = numbers(written.spec.params)
     for condition in conjuncts(normalize(written.mask)):
         repeats = period(substitute(condition, known))
@@ -322,7 +328,7 @@ def _same(form: str, got: Any, want: Any, ok: Any, written: Written, env: Any) -
 def _close(form: str, got: Any, want: Any, ok: Any, error: Any, written: Written, env: Any) -> None:
     with np.errstate(all="ignore"):
         near = np.abs(got - want) <= 1e-9 * np.abs(want) + 1e-9 + 100 * error
-    # A score that is NaN or infinite is no score.
+    # A score that is NaN or infinite is invalid, so any value is accepted.
     right = (got == want) | near | np.isnan(want) | np.isposinf(want)
     _check(form, right, got, want, ok, written, env)
 

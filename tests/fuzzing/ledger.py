@@ -1,5 +1,4 @@
-"""`tests/fuzzing/seeds.json`: which seeds were tried in the interpreters, and what became of them; `seeds_cuda.json`:
-on a GPU."""
+"""Ledger of the tried seeds and their outcomes: `seeds.json` (interpreters) and `seeds_cuda.json` (GPU)."""
 
 from __future__ import annotations
 
@@ -19,12 +18,12 @@ PATH = HERE / "seeds.json"
 
 
 def place(device: str) -> Path:
-    """Where the ledger of a device is."""
+    """Return the path of the ledger of a device."""
     return PATH if device == "cpu" else PATH.with_stem(f"{PATH.stem}_{device}")
 
 
 def generator() -> str:
-    """What a seed's spec depends on: how specs are drawn, and the functions that there are."""
+    """Return a hash of the code that determines the spec of a seed."""
     texts = [
         (HERE / f"{name}.py").read_bytes()
         for name in ("words", "attention", "edges", "norm", "chunk_output", "drawing")
@@ -34,10 +33,10 @@ def generator() -> str:
 
 @dataclass
 class Ledger:
-    """Seeds from 0 to `tried`, of one generator: with another, they are other specs.
+    """Seeds from 0 to `tried` of one generator. Another generator draws other specs for the same seeds.
 
-    `outcomes` counts what became of them, `refused` by code, and `failed` has the smallest spec of each that failed.
-    `flexed` counts those that FlexAttention was asked about, and `before` keeps the counts of generators before.
+    `outcomes` counts the outcomes. `refused` counts error codes. `failed` has the smallest spec of each failed seed.
+    `flexed` counts the seeds that were compared with FlexAttention. `before` keeps the counts of earlier generators.
     """
 
     tried: int = 0
@@ -50,7 +49,7 @@ class Ledger:
 
     @classmethod
     def read(cls, device: str = "cpu") -> Ledger:
-        """The one that is checked in, or an empty one where its seeds are other specs now."""
+        """Return the ledger in the repository. It is empty if its generator draws other specs."""
         path = place(device)
         if not path.exists():
             return cls(device=device)
@@ -61,11 +60,11 @@ class Ledger:
         return cls(before={**found["before"], of: found["outcomes"]}, device=device)
 
     def next(self) -> int:
-        """The first seed that was not tried."""
+        """Return the first seed that was not tried."""
         return self.tried
 
     def enter(self, outcomes: Sequence[Outcome], failed: Mapping[int, Outcome]) -> None:
-        """Enter seeds that follow those that are there, none left out; of others, what failed alone."""
+        """Record consecutive seeds that continue the recorded ones. Of other seeds, record only the failures."""
         seeds = [one.seed for one in outcomes]
         if seeds and seeds == [*range(self.tried, self.tried + len(seeds))]:
             self.tried += len(outcomes)

@@ -1,4 +1,4 @@
-"""Random specs of norms, and calls of them."""
+"""Random norm specs, and cases for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTHS = (1, 8, 33, 64, 96, 128, 257, 512, 1000, "any", "any", [64, 128], [96, 1
 
 
 def draw(rng: random.Random) -> dict[str, Any]:
-    """The fields of a spec that the schema allows, mostly."""
+    """Draw the fields of a spec. The schema accepts most of them."""
     spec: dict[str, Any] = {"kernel": "norm", "name": "drawn", "norm": rng.choice(("rms", "layer"))}
     dtype: Any = rng.choice(("bf16", "fp16", "fp32"))
     if rng.random() < 0.3:
@@ -69,8 +69,9 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 
 def cases(problem: Any, rng: random.Random) -> list[Case]:
-    """Three of the quick ones, with other numbers."""
-    # Rows of one number have no variance to divide by, and what is zero lies where functions have their corners.
+    """Draw three of the quick cases, with another seed for their tensors."""
+    # Exclude rows of one element, whose variance is zero, and inputs of zeros, where functions are not
+    # differentiable.
     drawn = rng.sample(
         [
             case

@@ -1,7 +1,7 @@
-"""Random specs of attention, planned and handed to the prover: no kernel runs.
+"""Random attention specs that are planned and proved. No kernel runs.
 
-A spec is drawn with masks and scores from both generators of expressions, with any passes, lengths, heads and block
-masks. Each kernel is looked at in one of its shapes of tiles, drawn too: many specs are worth more than all shapes.
+Masks and scores come from both generators of expressions, with random passes, lengths, heads and block masks. Each
+kernel is proved for one random tile shape, because many specs find more than all shapes of one spec.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kgen.spec.load import Loaded, loads
 HERE = Path(__file__).parent
 RECORD = HERE / "proofs.json"
 TIMEOUT = 2.0
-"""Seconds that an obligation may take."""
+"""Time limit per obligation, in seconds."""
 
 What = Literal["proved", "unknown", "refuted", "refused", "crash", "slow"]
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of a seed. `verdicts` counts obligations, `found` says which are not proved, and why."""
+    """Outcome of a seed. `verdicts` counts obligations. `found` names the ones that are not proved, with the reason."""
 
     seed: int
     what: What
@@ -51,16 +51,16 @@ class Proof:
 
     @property
     def failed(self) -> bool:
-        """True if kgen is to be mended."""
+        """True if kgen has a bug."""
         return self.what in ("refuted", "crash", "slow")
 
     def row(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the outcome as a row of a report."""
         return asdict(self)
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """The spec of a seed: the fields of the general generator, mostly with expressions at the edges of passes."""
+    """Return the spec of a seed: random fields, mostly with edge-case expressions."""
     rng = random.Random(f"{seed} proved")
     spec = draw(rng)
     if rng.random() < 0.25:
@@ -80,8 +80,10 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def _with_rows(spec: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """The spec with valid reads by row. Of queries at the end, `q_idx` is a position among the keys: a buffer has as
-    many elements, or it is read at the row."""
+    """Keep reads by row in bounds. With queries aligned to the end, `q_idx` is a position among the keys.
+
+    The buffer gets as many elements as there are keys, or it is read at the row.
+    """
     newest = "decode" in spec.get("passes", ()) or "paged_kv" in spec
     if spec.get("align", "end" if newest else "start") != "end":
         return spec
@@ -95,12 +97,12 @@ def _with_rows(spec: dict[str, Any], rng: random.Random) -> dict[str, Any]:
 
 
 def _of_lengths(edges: expressions.Drawn) -> bool:
-    """True for buffers as long as a sequence: packed sequences have none."""
+    """True if a buffer is as long as a sequence. Packed sequences have no such buffers."""
     return any({"SQ", "SK"} & {*map(str, buffer["shape"])} for buffer in edges.buffers.values())
 
 
 def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
-    """What becomes of a spec, by default that of the seed, which also chooses the shapes of tiles."""
+    """Prove a spec, by default the spec of the seed. The seed also chooses the tile shapes."""
     spec = drawn(seed) if spec is None else spec
     text, began = written(spec), time.perf_counter()
     found: list[str] = []
@@ -128,7 +130,7 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
 
 def _prove(loaded: Loaded, rng: random.Random, verdicts: Counter[str], found: list[str]) -> None:
     for obligation in obligations(loaded, Extent(_one_of(rng))):
-        if obligation.what == INT32:  # what a mask as written computes beyond 32 bits is out of contract
+        if obligation.what == INT32:  # masks that overflow 32 bits as written are out of contract
             continue
         decision = decide(obligation, TIMEOUT)
         verdicts[decision.verdict.value] += 1
@@ -145,7 +147,7 @@ def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
 
 
 def run(seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]) -> list[Proof]:
-    """What became of some seeds, in their order. `kept` has a line for each; seeds that it has are not tried again."""
+    """Return the outcomes of some seeds in their order. `kept` stores one line per seed. Seeds in it are skipped."""
     done = {proof.seed: proof for proof in read(kept)}
     left = [seed for seed in seeds if seed not in done]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
@@ -159,7 +161,7 @@ def run(seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int
 
 
 def read(kept: Path | None) -> list[Proof]:
-    """What a file has."""
+    """Return the outcomes in a file."""
     if kept is None or not kept.exists():
         return []
     rows = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
@@ -167,14 +169,13 @@ def read(kept: Path | None) -> list[Proof]:
 
 
 def generator() -> str:
-    """A hash of what a seed's spec depends on."""
+    """Return a hash of the code that determines the spec of a seed."""
     texts = [(HERE / f"{name}.py").read_bytes() for name in ("proofs", "expressions", "attention", "words")]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 
 
 def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
-    """Record the seeds from 0 on, none left out: counts, what failed, and the seeds with something unknown. Other seeds
-    are not recorded."""
+    """Record consecutive seeds from 0: counts, failures, and the seeds with unknown obligations. Ignore other seeds."""
     if not proofs or [proof.seed for proof in proofs] != [*range(len(proofs))]:
         return
     obligations = sum((Counter(proof.verdicts) for proof in proofs), Counter[str]())
@@ -190,7 +191,7 @@ def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
 
 
 def told(proofs: Iterable[Proof]) -> str:
-    """Counts of specs, and of obligations."""
+    """Return the counts of specs and of obligations as text."""
     specs, obligations = Counter[str](), Counter[str]()
     for proof in proofs:
         specs[proof.what] += 1

@@ -1,4 +1,4 @@
-"""One seed: a random spec is rendered, spelled in other words, and its kernels run against float64."""
+"""Try one seed: render a random spec, compare it with another spelling, and compare its kernels with float64."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 
 LIMIT = 120
-"""Seconds that one seed may take."""
+"""Time limit per seed, in seconds."""
 
 
 What = Literal["right", "refused", "crash", "slow", "spelling", "reference", "wrong"]
@@ -37,11 +37,17 @@ What = Literal["right", "refused", "crash", "slow", "spelling", "reference", "wr
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a seed.
+    """Outcome of a seed.
 
-    `right`; `refused`: the spec, with an error that a user can mend; else what is to be mended in kgen: `crash`,
-    `slow`, `spelling`: other words give other kernels, `reference`: FlexAttention gives something else, `wrong`:
-    numbers.
+    | outcome | meaning |
+    |---|---|
+    | `right` | all comparisons passed |
+    | `refused` | kgen refused the spec with an error that a user can correct |
+    | `crash` | exception in kgen |
+    | `slow` | time limit exceeded |
+    | `spelling` | another spelling gives a different kernel |
+    | `reference` | the reference differs from FlexAttention |
+    | `wrong` | wrong numbers |
     """
 
     seed: int
@@ -50,22 +56,22 @@ class Outcome:
     spec: str
     seconds: float
     flexed: bool = False
-    """Whether FlexAttention was asked, too."""
+    """True if the reference was also compared with FlexAttention."""
     device: str = "cpu"
-    """Where kernels ran: the interpreters, or `cuda`."""
+    """Device of the kernels: `cpu` (interpreters) or `cuda`."""
 
     @property
     def failed(self) -> bool:
-        """Whether kgen is to be mended."""
+        """True if kgen has a bug."""
         return self.what not in ("right", "refused")
 
     def row(self) -> dict[str, Any]:
-        """For a report."""
+        """Return the outcome as a row of a report."""
         return asdict(self)
 
 
 class Failed(Exception):
-    """What is to be mended."""
+    """A bug in kgen."""
 
     def __init__(self, what: str, message: str) -> None:
         super().__init__(message)
@@ -77,7 +83,7 @@ class Slow(Exception):
 
 
 def tried(seed: int, spec: Mapping[str, Any] | None = None, device: str = "cpu") -> Outcome:
-    """What becomes of a spec, by default that of the seed, which also says how it is called."""
+    """Try a spec, by default the spec of the seed. The seed also determines its calls."""
     spec = drawn(seed) if spec is None else spec
     text, began, flexed = written(spec), time.perf_counter(), False
 
@@ -103,7 +109,7 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None, device: str = "cpu")
 
 
 def written(spec: Mapping[str, Any]) -> str:
-    """As YAML."""
+    """Return the spec as YAML."""
     out = io.StringIO()
     yaml = YAML(typ="safe", pure=True)
     yaml.representer.ignore_aliases = lambda data: True
@@ -112,7 +118,7 @@ def written(spec: Mapping[str, Any]) -> str:
 
 
 def asked_flex(loaded: Loaded, rng: random.Random) -> bool:
-    """Whether FlexAttention has words for a spec; if so the reference gives what it gives."""
+    """Compare the reference with FlexAttention. Return False if FlexAttention cannot express the spec."""
     if loaded.spec.kernel != "attention":
         return False
     from fuzzing import flexed
@@ -144,7 +150,7 @@ def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random, device: st
 
 
 def _in_other_words(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> str | None:
-    """The same masks and scores, spelled by the random rewriter; None where there are none."""
+    """Return the spec with masks and scores in another random spelling, or None if it has neither."""
     if loaded.spec.kernel != "attention" or not loaded.trees:
         return None
     words = {name: show(rewritten(rng, tree)) for name, tree in loaded.trees.items()}
@@ -152,14 +158,13 @@ def _in_other_words(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random)
 
 
 def _code(text: str) -> str:
-    """Without the docstrings and comments that quote the spec, and the lines on what the file was made from."""
+    """Return the code without the module docstring, which quotes the spec."""
     _, _, rest = text.partition('"""')
     return rest.partition('"""')[2]
 
 
 def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
-    """Those kernels that a GPU takes; or the portable ones in Triton's interpreter, those for Hopper in that of the
-    tests."""
+    """Run the kernels of a GPU, or the portable kernels and then the Hopper kernels in their interpreters."""
     import torch
 
     from kgen.verify import compare, interpreter
@@ -193,13 +198,16 @@ def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
 
 
 def _says_nothing(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Comparisons, but for random results that nothing can be compared with: beyond what their dtype holds, and zero
-    throughout, to which no error is relative (kernels of 16 bits have 6e-8 for tanh(0))."""
+    """Return `check` that also accepts results without a meaningful comparison.
 
-    def checked(name: str, got: Any, want: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    The reference overflows the dtype, or it is zero, so relative errors are undefined. In 16 bits, kernels give 6e-8
+    for tanh(0).
+    """
+
+    def checked(name: str, got: Any, want: Any, eager: Any, allowed: Any, traits: Any) -> Any:
         import torch
 
-        found = check(name, got, want, *args, dtype=dtype, **kwargs)
+        found, dtype = check(name, got, want, eager, allowed, traits), traits.dtype
         most = torch.finfo(dtype).max / 2 if dtype in (torch.float16, torch.bfloat16) else torch.inf
         beyond = (want.abs() > most).any() and not got.isnan().any()
         nothing = found.eager == 0.0 and found.error < 1e-5
@@ -209,7 +217,7 @@ def _says_nothing(check: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_hopper(path: Path, name: str) -> Any:
-    """An emitted file whose kernels for Hopper run here."""
+    """Import an emitted file whose Hopper kernels run in the Gluon interpreter."""
     from kgen.verify.gluon.interpreter import imported
 
     return imported(path, name)
@@ -238,7 +246,7 @@ def where(trace: Any) -> str:
 
 
 def smaller(found: Outcome, budget: int = 60) -> tuple[dict[str, Any], Outcome]:
-    """The smallest spec found that fails in the same way, by dropping fields and parts of expressions."""
+    """Drop fields and parts of expressions. Return the smallest spec that fails in the same way."""
     spec = drawn(found.seed)
     for _ in range(budget):
         for candidate in _candidates(spec):
@@ -255,7 +263,7 @@ def smaller(found: Outcome, budget: int = 60) -> tuple[dict[str, Any], Outcome]:
 
 
 def _candidates(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Specs with a little less."""
+    """Yield slightly smaller specs."""
     needed = ("kernel", "name", "dtype", "head_dim", "norm", "width")
     for key in spec:
         if key not in needed:
@@ -267,7 +275,7 @@ def _candidates(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands inside of brackets, and the text without one operand."""
+    """Yield the parts in brackets, and the text without one operand."""
     begins: list[int] = []
     for i, c in enumerate(text):
         if c == "(":

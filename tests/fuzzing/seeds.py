@@ -1,4 +1,4 @@
-"""Some seeds as a task, and the worker that tries them: `python -m fuzzing.seeds JOB`."""
+"""Tasks of some seeds each, and the worker that tries them: `python -m fuzzing.seeds JOB`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, importing_from, messages, serve
 
 OF_A_TASK = 50
-"""Seeds: a process takes seconds to import torch and triton, and does not give back all of its memory."""
+"""Seeds per process. A process needs seconds to import torch and triton, and does not release all its memory."""
 CODE = ("tests",)
-"""Beside the package, where tasks import from."""
+"""Folders that workers import from, in addition to the package."""
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What one worker tries; or of one seed that failed, the smallest spec that does."""
+    """Job of a worker: seeds to try, or one failed outcome whose spec it reduces."""
 
     seeds: tuple[int, ...]
     failed: Outcome | None = None
@@ -32,19 +32,19 @@ class Seeds:
 
 
 def tasks(seeds: Sequence[int], beside: int, device: str = "cpu") -> list[Task]:
-    """As many as the hands take side by side, of no more seeds than a process takes."""
+    """Split the seeds into enough tasks for all workers, with at most `OF_A_TASK` seeds each."""
     size = max(1, min(OF_A_TASK, -(-len(seeds) // beside)))
     parts = [tuple(seeds[first : first + size]) for first in range(0, len(seeds), size)]
     return [Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part, device=device)) for part in parts]
 
 
 def smaller_one(failed: Outcome) -> Task:
-    """To make the spec of a seed smaller."""
+    """Return the task that reduces the spec of a failed seed."""
     return Task(("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed, failed.device))
 
 
 def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
-    """A row for each seed; one that takes its process along is a crash, and another process goes on after it."""
+    """Yield one row per seed. A seed that ends its process is a crash, and another process tries the rest."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
     interpreted = ENVIRONMENT if job.device == "cpu" else {}
     environment = {**interpreted, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
@@ -68,7 +68,7 @@ def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, 
 
 
 def main(job: Seeds, lines: IO[str]) -> None:
-    """Try them."""
+    """Try the seeds of a job, or reduce its spec."""
     for seed in job.seeds:
         outcome = smaller(job.failed)[1] if job.failed else tried(seed, device=job.device)
         print(json.dumps(outcome.row()), file=lines, flush=True)

@@ -1,4 +1,4 @@
-"""A call of drawn expressions: sizes, params, buffers, and the points at which forms of them are compared."""
+"""Random calls of drawn expressions: sizes, params, buffers, and the points at which forms are compared."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from kgen.kernels.attention.spec import KV_LENS, AttentionSpec
 
 LENGTHS = (1, 1, 2, 3, 7, 16, 33, 64, 65, 100, 130)
 FACTS = 12
-"""Positions of each side that are combined with all of the other."""
+"""Positions per side. All pairs of them are compared."""
 NEAR = 160
-"""Pairs whose distance is about a constant of the text, and pairs at random."""
+"""Pairs whose distance is close to a constant of the text, and as many random pairs."""
 SCALE = 0.125
 LOG2E = float(np.log2(np.e))
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a call gives the names of a spec: scalars, and buffers as arrays."""
+    """Values of the names of a spec in one call: scalars, and buffers as arrays."""
 
     scalars: Mapping[str, Any]
     buffers: Mapping[str, Any]
     narrow: frozenset[str]
-    """Buffers of integers of 32 bits."""
+    """Buffers of 32-bit integers."""
     ends: Any
-    """How many keys each sequence has."""
+    """Number of keys of each sequence."""
 
     def at(self, points: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of all names at some points."""
+        """Return the values of all names at some points."""
         return {**self.scalars, **self.buffers, **points}
 
 
 def drawn_call(spec: AttentionSpec, rng: random.Random, tied: bool) -> Call:
-    """A call, with the lengths, elements and run-time params that one may have. `tied`: as many queries as keys."""
+    """Draw a call: lengths, elements and run-time params. `tied` means as many queries as keys."""
     sizes = {"B": rng.choice((1, 2, 3)), "HKV": rng.choice((1, 1, 2))}
     sizes["HQ"] = sizes["HKV"] * (rng.choice((1, 2, 3)) if spec.gqa == "any" else spec.gqa)
     sizes |= {"SQ": rng.choice(LENGTHS), "SK": rng.choice(LENGTHS)}
@@ -64,7 +64,7 @@ def _elements(make: np.random.Generator, buffer: Any, shape: list[int], sk: int)
     if buffer.dtype == "bool":
         return make.random(shape) < 0.5
     if buffer.dtype == "fp32":
-        # Eighths: sums and products of a few are exact.
+        # Multiples of 1/8, so that sums and products of a few are exact.
         found = make.integers(-24, 25, shape) / 8
         return np.where(make.random(shape) < 0.15, 0.0, found)
     edges = np.array([-1, 0, 0, 1, 2, 3, sk // 2, sk - 1, sk, sk + 1, 64])
@@ -75,8 +75,11 @@ def _elements(make: np.random.Generator, buffer: Any, shape: list[int], sk: int)
 
 
 def points(call: Call, spec: AttentionSpec, texts: Iterable[str], rng: random.Random) -> dict[str, Any]:
-    """Pairs of positions about the ends and about the constants of some texts, each with a batch, a head, a score and
-    a first row of its tile; `row` counts queries from zero whatever `q_idx` counts from."""
+    """Draw pairs of positions near the ends and near the constants of some texts.
+
+    Each pair has a batch, a head, a score and the first row of its tile. `row` counts queries from zero, whatever the
+    origin of `q_idx`.
+    """
     make = np.random.default_rng(rng.getrandbits(32))
     sizes = {name: int(call.scalars[name]) for name in ("B", "HQ", "SQ", "SK")}
     numbers = {int(n) for text in texts for n in re.findall(r"(?<![\w.])\d+(?![\w.])", text)}
@@ -111,13 +114,13 @@ def points(call: Call, spec: AttentionSpec, texts: Iterable[str], rng: random.Ra
 
 
 def _positions(make: np.random.Generator, edges: list[int], size: int) -> Any:
-    """Some positions of one side: its ends, what is about constants, and a few at random."""
+    """Draw positions of one side: its ends, positions near constants, and a few random ones."""
     wanted = [0, size - 1, size - 2, *make.permutation([e for e in edges if 0 <= e < size])[: FACTS - 5]]
     return np.unique([p for p in (*wanted, *make.integers(0, size, 3)) if p >= 0])
 
 
 def grid(call: Call, spec: AttentionSpec, b: int, h: int) -> dict[str, Any]:
-    """Every pair of a sequence and a head, queries by keys."""
+    """Return all pairs of a sequence and a head, queries by keys."""
     sq, sk = int(call.scalars["SQ"]), int(call.scalars["SK"])
     row, kv = np.arange(sq)[:, None], np.arange(sk)[None, :]
     shift = int(call.ends[b]) - sq if spec.aligned_to_end else 0

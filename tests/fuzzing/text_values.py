@@ -1,9 +1,12 @@
-"""The value of the text of an expression at many points at once, without kgen's parser, table or evaluator.
+"""Evaluator of the text of an expression at many points, independent of kgen's parser, table and evaluator.
 
-NumPy computes it from Python's own syntax tree: integers in 64 bits, wrapped to 32 as they are in kernels, reals in
-float64. A value knows where it means something. It does not where an integer that wrapped is compared, divided or an
-index, where a number is divided by zero or an integer shifted by more bits than it has, and where rounding may decide a
-comparison or a step. What a condition leaves out does not matter.
+NumPy evaluates Python's syntax tree. Integers have 64 bits and wrap to 32 as in kernels; reals are float64. Each
+value records where it is meaningful. It is not if
+- an integer that wrapped is compared, divided or used as an index
+- a number is divided by zero, or an integer is shifted by more bits than it has
+- rounding may decide a comparison or a step
+
+Values that a condition does not select are ignored.
 """
 
 from __future__ import annotations
@@ -18,14 +21,21 @@ from typing import Any
 import numpy as np
 
 EPSILON = 1e-11
-"""Relative error that an operation of reals may add: far more than float64 has, for sums in another order."""
+"""Relative error of an operation on reals: far above the rounding of float64, to allow sums in another order."""
 _WRAPS = 2**31
 
 
 @dataclass(frozen=True)
 class Value:
-    """Numbers or truth values by point. `ok`: it means something there; `wrapped`: an integer left 32 bits on the way;
-    `error`: how far it may be from another order of computing it; `exact`: no operation rounded."""
+    """Numbers or truth values by point.
+
+    | field | meaning |
+    |---|---|
+    | `ok` | the value is meaningful |
+    | `wrapped` | an integer exceeded 32 bits in the computation |
+    | `error` | bound on the difference from another order of operations |
+    | `exact` | no operation rounded |
+    """
 
     it: Any
     ok: Any = True
@@ -33,7 +43,7 @@ class Value:
     error: Any = 0.0
     exact: bool = True
     wide: bool = False
-    """An integer of 64 bits."""
+    """True for a 64-bit integer."""
 
     @property
     def real(self) -> bool:
@@ -46,19 +56,22 @@ class Value:
         return bool(self.it.dtype == np.int64)
 
     def as_real(self) -> Value:
-        """The same as a real number; what wrapped is a number like any other."""
+        """Convert to a real number. The result is meaningful even if the integer wrapped."""
         if self.real:
             return self
         return Value(self.it.astype(np.float64), self.ok, error=np.float64(0), exact=True)
 
     def used(self) -> Any:
-        """Where an integer may be compared, divided, or be an index."""
+        """True at points where an integer may be compared, divided, or used as an index."""
         return self.ok & ~np.asarray(self.wrapped)
 
 
 def text_value(text: str, env: Mapping[str, Any], narrow: frozenset[str] = frozenset()) -> Value:
-    """The value of a text. `env` gives every scalar a number or an array by point, and every buffer an array; buffers
-    in `narrow` have elements of 32 bits."""
+    """Evaluate a text.
+
+    `env` maps each scalar to a number or an array by point, and each buffer to an array. Buffers in `narrow` have
+    32-bit elements.
+    """
     *lines, last = ast.parse(text).body
     walker = _Walker({**env}, narrow)
     for line in lines:
@@ -113,7 +126,7 @@ class _Walker:
         return self.names[name]
 
     def read(self, name: str, at: list[Value]) -> Value:
-        """An element, zero outside of the buffer."""
+        """Return an element of a buffer, or zero out of bounds."""
         buffer = self.env[name]
         inside: Any = True
         for index, size in zip(at, buffer.shape, strict=True):
@@ -136,7 +149,7 @@ def _number(value: Any) -> Value:
 
 
 def _wrap(it: Any, *parts: Value) -> Value:
-    """An integer of what integers gave."""
+    """Return the integer result of an operation on integers."""
     ok = reduce(lambda a, b: a & b, [p.ok for p in parts])
     flags = reduce(lambda a, b: a | b, [p.wrapped for p in parts])
     wide = any(p.wide for p in parts)
@@ -147,7 +160,7 @@ def _wrap(it: Any, *parts: Value) -> Value:
 
 
 def _made(it: Any, error: Any, *parts: Value) -> Value:
-    """A real number of what real numbers gave."""
+    """Return the real result of an operation on reals."""
     ok = reduce(lambda a, b: a & b, [p.ok for p in parts])
     exact = all(p.exact for p in parts)
     size = np.abs(it)
@@ -187,7 +200,7 @@ def _quotient(a: Value, b: Value) -> Value:
     error = _finite((a.error + np.abs(it) * b.error) / np.abs(b.it))
     exact = bool(np.all(np.isin(np.abs(b.it), 2.0 ** np.arange(-6, 11))))
     found = _made(it, error, a, b)
-    # The sign of a zero is lost where quotients are joined, and with it that of the infinity.
+    # kgen merges quotients, which loses the sign of a zero and so the sign of the infinity.
     return Value(found.it, found.ok & (b.it != 0), error=found.error, exact=found.exact and exact)
 
 
@@ -288,7 +301,7 @@ def _called(name: str, args: list[Value]) -> Value:
         x, low, high = args
         return _MOST["min"](_MOST["max"](x, low), high)
     (x, *rest) = args
-    if name == "detach":  # only its derivative differs
+    if name == "detach":  # only its derivative differs from its operand
         return x
     if name == "abs":
         it = np.abs(x.it)
@@ -320,7 +333,7 @@ _MOST = {"min": _most(np.minimum), "max": _most(np.maximum)}
 
 
 def _index(x: Value) -> Value:
-    """An index: what was rounded to a whole number is an integer."""
+    """Return a value as an index. A real number that was rounded to a whole number becomes an integer."""
     return x if x.whole else _truncated(x)
 
 

@@ -1,8 +1,8 @@
-"""Random expressions of the language, by type, from its table of functions: a new row is drawn without more.
+"""Random expressions of the language by type, drawn from kgen's table of functions.
 
-They are tame. Operands are kept where a function is finite, and a branch or a step depends on no number that a kernel
-rounds: on positions, parameters and elements as they lie in memory, and on the score only where the value has no jump.
-So whatever differs from float64 by more than a rounding is an error.
+They are tame. Operands stay where a function is finite. A branch or a step depends only on positions, parameters and
+stored elements, which kernels do not round. It depends on the score only if the value is continuous there. So every
+difference from float64 above a rounding error is a bug.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kgen.expr.rows import Finite, Function
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 STEPS = ("floor", "ceil", "round", "sign")
-"""Functions that step: of whole numbers and quarters alone."""
+"""Step functions, which are applied only to whole numbers and quarters."""
 
 
 def _tame(row: Function, operand: str) -> str:
-    """An operand at which the function is finite, whatever the number is."""
+    """Return an operand at which the function is finite for any number."""
     if row.finite is Finite.EVERYWHERE:
         return operand
     if row.finite is Finite.UP_TO_OVERFLOW:
@@ -36,29 +36,29 @@ SMOOTH = {
     for name, row in TABLE.items()
     if row.callable and row.typed is types.real and row.arity == (1, 1) and row.derivative is not None
 }
-"""Functions of one real number that give one."""
+"""Functions of one real number that return a real number and have a derivative."""
 
 
 @dataclass
 class Words:
-    """What an expression may say: names by type, and buffers with the index that each axis is for."""
+    """Names by type, and buffers with the regular index of each axis, from which expressions are drawn."""
 
     rng: random.Random
     names: Mapping[str, Type]
     buffers: Mapping[str, tuple[Type, Sequence[str]]] = field(default_factory=dict)
     rounded: tuple[str, ...] = ()
-    """Names of numbers that a kernel rounds: no branch depends on them."""
+    """Names of numbers that a kernel rounds. No branch depends on them."""
     anywhere: bool = True
-    """Whether buffers may be read elsewhere than at the index that an axis is for."""
+    """True if buffers may also be read at irregular indices."""
 
     def real(self, depth: int) -> str:
-        """A real number."""
+        """Draw a real number."""
         if depth <= 0 or self.rng.random() < 0.15:
             return self._leaf(FLOAT)
         return self.rng.choice(self._reals())(depth - 1)
 
     def integer(self, depth: int) -> str:
-        """A whole number, far from the end of 32 bits."""
+        """Draw an integer expression whose values are far from the limits of 32 bits."""
         if depth <= 0 or self.rng.random() < 0.25:
             return self._leaf(INT)
         a, b = (self.integer(depth - 1) for _ in "ab")
@@ -82,7 +82,7 @@ class Words:
         )
 
     def truth(self, depth: int) -> str:
-        """A condition."""
+        """Draw a condition."""
         drawn = self.rng.random()
         if depth <= 0 or drawn < 0.4:
             return self._condition(max(depth - 1, 0))
@@ -167,7 +167,7 @@ class Words:
         ]
 
     def _read(self, name: str, axes: Sequence[str]) -> str:
-        """Mostly where the axes are for, and now and then anywhere."""
+        """Return a read of a buffer, mostly at its regular indices."""
         if not axes:
             return name
         at = [
@@ -177,7 +177,7 @@ class Words:
         return f"{name}[{', '.join(at)}]"
 
     def _elsewhere(self) -> str:
-        """An index that may be outside of its axis."""
+        """Return an index that may be out of bounds."""
         names = [name for name, kind in self.names.items() if kind is INT]
         form = self.rng.choice(
             ("{i}", "{i} - 3", "{i} // 16", "{i} % 5", "({i} + {j})", "abs({i} - {j})", "{n}")

@@ -1,4 +1,4 @@
-"""Transforms of `torch.func`: gradients, vjp and vmap of emitted functions are those of plain PyTorch."""
+"""`torch.func` transforms: gradients, vjp and vmap of emitted functions equal those of plain PyTorch."""
 
 from __future__ import annotations
 

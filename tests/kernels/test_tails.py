@@ -1,4 +1,4 @@
-"""Packed sequences that end before their tensors do: the verification of every packed spec has such calls."""
+"""Packed sequences that end before their tensors: the cases of every packed spec include them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_some_tokens_are_after_the_last_sequence(path: Path) -> None:
         assert any(min(case.tail) > 0 for case in attention_cases(problem, quick=True))
         return
     tails = [case for case in chunk_cases(problem, quick=True) if case.tail]
-    # None, one and several times as many as chunks have room for.
+    # Tails of three lengths: no chunk at all, less than the chunks hold, and several times as much.
     room = [sum(-(-n // problem.chunk_size) for n in case.lengths) * problem.chunk_size for case in tails]
     assert any(not n for n in room)
     assert any(case.tail < n for case, n in zip(tails, room, strict=True))

@@ -1,4 +1,4 @@
-"""`scripts/mutate`: mutants of emitted files, and whether verification finds them."""
+"""`scripts/mutate`: change emitted files, and count the changes that verification finds."""
 
 from __future__ import annotations
 
@@ -44,21 +44,24 @@ def mutate(
         typer.Argument(help="Spec files whose emitted files are changed."),
     ] = None,
     count: Annotated[
-        int, typer.Option(min=1, help="How many of each file, drawn evenly from the operators.")
+        int, typer.Option(min=1, help="Mutants per file, drawn evenly from the operators.")
     ] = 40,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     jobs: parts.Jobs = parts.JOBS,
     gpu: Annotated[
         bool,
-        typer.Option("--gpu", help="Run on GPUs what the report marks for one, of all its specs by default."),
+        typer.Option("--gpu", help="Run the mutants that the report marks for GPUs."),
     ] = False,
-    record: Annotated[bool, typer.Option(help="Enter the result in tests/mutating/report.json.")] = True,
+    record: Annotated[bool, typer.Option(help="Record the result in tests/mutating/report.json.")] = True,
     ray: Ray = None,
     shard: PartOf = None,
     output: parts.Output = None,
     merge: parts.Merge = None,
 ) -> None:
-    """Change emitted files, one thing at a time, and verify them; exit 1 if a mutant that is not equivalent lives."""
+    """Verify mutants of emitted files, each with one change.
+
+    Exit 1 if a mutant that is not equivalent lives.
+    """
 
     def run() -> int:
         part = Shard.parse(shard)
@@ -89,7 +92,7 @@ def mutate(
 
 
 def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
-    """Run what the report marks for a GPU, and say what became of it."""
+    """Run the mutants that the report marks for a GPU, and print the outcomes."""
     import torch
 
     if not torch.cuda.is_available():
@@ -112,7 +115,7 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
             if rest[key]:
                 continue
             print(f"{found[key] or 'lived'}: {file.called}:{mutant}", flush=True)
-            # At once: what was told stays if the rest is broken off.
+            # Write each result at once, so that it is kept if the run is interrupted.
             if record and not found[key].startswith(on_gpu.LOST):
                 told = told_by_gpu(report, key, found[key], device, unseen(file.called, mutant))
                 REPORT.write_text(json.dumps(told, **AS_TEXT) + "\n")
@@ -121,14 +124,14 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
 
 
 def alike(one: str, other: str) -> str:
-    """What became of two mutants that the report calls alike: both have to be found."""
+    """Combine the outcomes of two mutants with the same text in the report. Both must be found."""
     return min(one, other, key=lambda by: (by != on_gpu.RIGHT, not by.startswith(on_gpu.LOST)))
 
 
 def told_by_gpu(
     report: dict[str, Any], key: tuple[str, str], by: str, device: str, why: str = ""
 ) -> dict[str, Any]:
-    """The report with what was wrong on a device with a mutant that it marks for one; with nothing, it lived."""
+    """Return the report with the GPU result of a mutant. An empty `by` means that the mutant lived."""
     called, mutant = key
     row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
     for one in (one for one in row["survivors"] if one["mutant"] == mutant):
@@ -142,7 +145,7 @@ def told_by_gpu(
 
 
 def tried(tasks: Sequence[Task], who: Hands) -> list[Outcome]:
-    """What became of mutants, by file and place."""
+    """Return the outcomes of mutants, by file and place."""
     total, done = sum(len(task.job.mutants) for task in tasks), 0
     with terminal.progress_bar() as progress:
 
@@ -156,19 +159,19 @@ def tried(tasks: Sequence[Task], who: Hands) -> list[Outcome]:
 
 
 def key(outcome: Outcome) -> str:
-    """Of one mutant: of two on one line, too, whose texts are alike."""
+    """Return a key that is unique even if two mutants on one line have the same text."""
     mutant = outcome.mutant
     return f"{outcome.file} {mutant.begin:08}-{mutant.end:08} {mutant}"
 
 
 def merged(paths: Sequence[Path]) -> list[Outcome]:
-    """What parts kept, by file and place."""
+    """Return the outcomes from the files of all parts, by file and place."""
     results = parts.merged(paths, OF, is_result)
     return [of_mutants.outcome(results[one]) for one in sorted(results)]
 
 
 def is_result(name: str, result: Any) -> bool:
-    """Whether a part wrote that."""
+    """True if `result` is the entry of a part for this mutant."""
     try:
         outcome = _OUTCOME.validate_json(json.dumps(result), strict=True)
     except ValidationError:
@@ -186,7 +189,7 @@ def _files(spec: Path) -> list[File]:
 
 
 def _drawn(file: File, count: int, seed: int) -> list[Mutant]:
-    """As many of each operator as there are of all, where it has so many."""
+    """Draw the same number of mutants per operator, as far as an operator has enough."""
     rng, found = random.Random(f"{file.spec} {file.path.name} {seed}"), mutants(file.path.read_text())
     by_operator = {operator: [m for m in found if m.operator == operator] for operator in OPERATORS}
     chosen: list[Mutant] = []
@@ -208,7 +211,7 @@ def _say(outcomes: list[Outcome]) -> None:
 
 
 def _record(outcomes: list[Outcome]) -> None:
-    # Of a file of which something is not known, what was known stays.
+    # Keep the earlier results of a file if a mutant of it was lost.
     unknown = {outcome.file for outcome in outcomes if outcome.what == "lost"}
     outcomes = [outcome for outcome in outcomes if outcome.file not in unknown]
     report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
@@ -228,10 +231,10 @@ def _record(outcomes: list[Outcome]) -> None:
 
 
 def _enter(report: Mapping[str, Any], specs: Iterable[str]) -> None:
-    """What the report has of some specs, in the ledger."""
+    """Copy the counts of some specs from the report to the ledger."""
     generated = ROOT / "generated"
     for spec in specs:
-        # Kernels for Hopper are part of what is called.
+        # A call also launches the Hopper kernels.
         of_spec = [row for file, row in report.items() if file.startswith(f"{spec}/")]
         counts = sum((Counter(some) for row in of_spec for some in row["operators"].values()), Counter())
         path = generated / spec / "triton.py"

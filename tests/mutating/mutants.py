@@ -1,4 +1,4 @@
-"""Some mutants of a file as a task, and the worker that tries them: `python -m mutating.mutants JOB`."""
+"""Tasks of some mutants of a file each, and the worker that tries them: `python -m mutating.mutants JOB`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mutating.reasons import reason, unseen
 from mutating.running import ERROR, File, Outcome, compiled, tried
 
 SECONDS = 600
-"""That anything may take: longer than what is right takes anywhere."""
+"""Time limit of any step, in seconds. Correct files take less on every machine."""
 NOTHING = Mutant("", "", 0, 0, 0, "", "", kernel=False)
 OF_A_TASK = 16
-"""Mutants: what the file does as it is, is found out once for a task."""
+"""Mutants per task. Each task runs the unchanged file once."""
 CODE = ("tests",)
-"""Beside the package, where tasks import from."""
+"""Folders that workers import from, in addition to the package."""
 
 
 @dataclass(frozen=True)
 class Mutants:
-    """What one worker tries."""
+    """Job of one worker."""
 
     file: File
     mutants: tuple[Mutant, ...]
 
 
 def tasks(file: File, drawn: Sequence[Mutant]) -> list[Task]:
-    """The mutants of a file."""
+    """Return the tasks for the mutants of a file."""
     parts = [tuple(drawn[first : first + OF_A_TASK]) for first in range(0, len(drawn), OF_A_TASK)]
     return [
         Task((file.called, str(number)), outcomes, Mutants(file, part), (file.path.parent,))
@@ -46,7 +46,7 @@ def tasks(file: File, drawn: Sequence[Mutant]) -> list[Task]:
 
 
 def outcomes(job: Mutants, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
-    """A row for each mutant. Those of a worker that is lost are `lost`: a mutant runs in a process of its own."""
+    """Yield one row per mutant. If the worker ends early, the rest of its mutants are `lost`."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
     environment = {**ENVIRONMENT, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
     said, trouble = 0, "ended before its last mutant"
@@ -61,19 +61,19 @@ def outcomes(job: Mutants, instead: Messages | None = None) -> Iterator[dict[str
 
 
 def main(job: Mutants, lines: IO[str]) -> None:
-    """Try them."""
+    """Try the mutants of a job."""
     as_it_is = AsItIs(job.file)
     for mutant in job.mutants:
         print(json.dumps(asdict(as_it_is.became(mutant))), file=lines, flush=True)
 
 
 def outcome(row: dict[str, Any]) -> Outcome:
-    """What a row says."""
+    """Return the outcome in a row."""
     return Outcome(**{**row, "mutant": Mutant(**row["mutant"])})
 
 
 class AsItIs:
-    """A file of a spec, and what it does as it is."""
+    """The unchanged file of a spec, and its results."""
 
     def __init__(self, file: File) -> None:
         self.file = file
@@ -82,7 +82,7 @@ class AsItIs:
         self._codes: list[str] = []
 
     def became(self, mutant: Mutant) -> Outcome:
-        """What became of a mutant."""
+        """Return the outcome of a mutant."""
         if not self._limit:
             self._measure()
         outcome = self._tried(mutant)
@@ -92,19 +92,19 @@ class AsItIs:
             return replace(outcome, what="slower")
         what, why = reason(outcome.file, mutant)
         if what != "equivalent" and mutant.kernel:
-            # Before it is left to a GPU: of the same machine code there is nothing to tell.
+            # Compare machine code before a GPU run. If it is identical, the mutant is equivalent.
             outcome = self._told_by_compiler(outcome)
             if outcome.what != "lived":
                 return outcome
         if what:
             return replace(outcome, what=what, by=why)
         if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
-            # What fails wherever it runs did not run.
+            # The place never ran if a change that always raises passes too.
             return replace(outcome, what="gpu", by="no case on the CPU comes there")
         return replace(outcome, by=unseen(outcome.file, mutant))
 
     def _measure(self) -> None:
-        """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""
+        """Run the unchanged file, count its loads and set the time limit, by which mutants that hang are found."""
         began = time.monotonic()
         as_it_is = self._apart("forkserver", tried, NOTHING)
         assert as_it_is.what == "lived", f"{as_it_is.file} is wrong as it is: {as_it_is.by}"
@@ -118,7 +118,7 @@ class AsItIs:
         return outcome
 
     def _told_by_compiler(self, outcome: Outcome) -> Outcome:
-        """A mutant of the same machine code is none, and `kgen compile` finds one that has none."""
+        """Return `equivalent` if the machine code is identical, `killed` if the mutant does not compile."""
         self._codes = self._codes or self._apart("spawn", compiled, None)
         codes = self._apart("spawn", compiled, outcome.mutant)
         if codes == self._codes:
@@ -129,7 +129,7 @@ class AsItIs:
     def _apart(
         self, how: str, function: Callable[..., Any], mutant: Mutant | None, limit: float = SECONDS
     ) -> Any:
-        """In a process of its own, which may hang or die."""
+        """Call a function in a separate process, which may hang or die."""
         context: Any = multiprocessing.get_context(how)
         if how == "forkserver":
             context.set_forkserver_preload(["mutating.running", "torch", "triton", "kgen.verify.integration"])

@@ -1,4 +1,4 @@
-"""What becomes on a GPU of mutants that the report marks for one: `scripts/mutate --gpu`."""
+"""GPU runs of the mutants that the report marks for a GPU: `scripts/mutate --gpu`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from mutating.reasons import converts_to_int64
 from mutating.running import FIRST, File, module_of, written
 
 SECONDS = 150
-"""That a mutant may take for one case, with what is compiled for it: longer than what is right takes."""
+"""Time limit of one case of a mutant, including compilation, in seconds. Unchanged files take less."""
 RIGHT = ""
 LOST = "lost: "
-"""What begins with it says nothing about a mutant."""
+"""Prefix of outcomes that contain no information about the mutant."""
 IMPORT = "its import"
 LARGE = "more than 2**31 elements"
 OUT_OF_MEMORY = "out of memory"
 
 
 def marked(file: File, row: Mapping[str, Any]) -> list[Mutant]:
-    """The mutants of a file that its row of the report marks for a GPU, and of which none has told.
+    """Return the mutants of a file that the report marks for a GPU and that have no GPU result.
 
-    Raises `KgenError` if the report is of another text.
+    Raise `KgenError` if the report is of another text of the file.
     """
     wanted = {one["mutant"] for one in row["survivors"] if one["what"] == "gpu" and "on" not in one}
     found = [one for one in mutants(file.path.read_text()) if str(one) in wanted]
@@ -51,10 +51,10 @@ def marked(file: File, row: Mapping[str, Any]) -> list[Mutant]:
 def found_wrong(
     wanted: Sequence[tuple[File, Mutant]], jobs: int, gpus: int, tried: Tried | None = None
 ) -> Iterator[tuple[File, Mutant, str]]:
-    """What was wrong with each mutant, or nothing, as they end.
+    """Yield each mutant with its failure, or "" if nothing failed, in the order in which they finish.
 
-    `jobs` run at a time, on so many `gpus`; of large calls one on each. Where a file as it is is wrong, too, nothing
-    is said about its mutant.
+    `jobs` run at a time on `gpus` devices. Large calls run one at a time per device. If the unchanged file fails in
+    the same place, the outcome is `lost`.
     """
     tried = _once_as_it_is(tried or _apart)
     large = [one for one in wanted if converts_to_int64(one[1])]
@@ -63,11 +63,14 @@ def found_wrong(
 
 
 Tried = Callable[[File, Mutant, int, str], tuple[str, str]]
-"""What comes last of a mutant on the GPU of a number, and what is wrong there; or of one place alone."""
+"""Function that runs a mutant on the numbered GPU, in one place or in all.
+
+It returns the last place and the failure there.
+"""
 
 
 def _once_as_it_is(tried: Tried) -> Tried:
-    """With what a file as it is does in the place where a mutant of it is wrong, which it is asked once."""
+    """Wrap `tried` so that it also runs the unchanged file, once, in each place where a mutant fails."""
     asked: dict[tuple[str, str], Future[str]] = {}
     lock = threading.Lock()
 
@@ -113,10 +116,11 @@ def _apart(file: File, mutant: Mutant, gpu: int, only: str) -> tuple[str, str]:
 
 
 def last_word(told: Callable[..., None], about: tuple[Any, ...], seconds: float) -> tuple[str, str]:
-    """What a process of its own comes to last, and what it says there at last: a kernel that goes astray ends with it.
+    """Run `told` in a separate process, because a faulty kernel ends its process. Return the last place and the last
+    word.
 
-    `told` is given a pipe ahead of `about`, and sends pairs: a place that it comes to and None, and at last "" and a
-    word. If the next takes longer than so many seconds, the process is ended.
+    `told` receives a pipe and then `about`. It sends the pair `(place, None)` for each place, and finally `("",
+    word)`. If it sends nothing for `seconds`, the process is killed.
     """
     apart = multiprocessing.get_context("spawn")
     ear, mouth = apart.Pipe(duplex=False)
@@ -143,9 +147,9 @@ def _told(mouth: Connection, file: File, mutant: Mutant, gpu: int, only: str) ->
 
 
 def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[str], None]) -> str:
-    """The first that is wrong of large calls, where they tell, of all cases, and of what is checked beside.
+    """Return the first failure of the large calls (if relevant), the cases and the integration checks.
 
-    Of one place alone if `only` names it.
+    If `only` names a place, run only this place.
     """
     import torch
 
@@ -171,7 +175,10 @@ def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[s
 
 
 def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Where something may be wrong: its name, and what says what is. Those that find most come first."""
+    """Yield the places where a mutant can fail: their names, and functions that return the failure.
+
+    The places that find most mutants come first.
+    """
     from kgen.verify import integration
     from kgen.verify.families import Subject, family_of, problem_of
 

@@ -1,6 +1,6 @@
-"""What an adversary changes in an emitted file, one thing at a time: a table of operators on its syntax tree.
+"""Mutation operators: each changes one thing in an emitted file, by its syntax tree.
 
-A mutant is the text with one piece replaced. Docstrings, comments, annotations and messages are left alone.
+A mutant is the text with one piece replaced. Docstrings, comments, annotations and messages stay unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """The text from `begin` to `end`, by characters, is `new`."""
+    """Replacement of the characters from `begin` to `end` by `new`."""
 
     operator: str
     function: str
@@ -22,18 +22,18 @@ class Mutant:
     old: str
     new: str
     kernel: bool
-    """Whether the function runs on the GPU."""
+    """True if the function runs on the GPU."""
 
     def __str__(self) -> str:
         return f"{self.line}: {self.change}"
 
     @property
     def change(self) -> str:
-        """What becomes of what, wherever the function stands."""
+        """Description of the change, without its line."""
         return f"{self.operator} in {self.function}: `{self.old}` -> `{self.new}`"
 
     def of(self, text: str) -> str:
-        """The mutated text."""
+        """Return the mutated text."""
         return text[: self.begin] + self.new + text[self.end :]
 
 
@@ -43,15 +43,15 @@ Operator = Callable[[ast.AST, "Place"], Found]
 
 @dataclass(frozen=True)
 class Place:
-    """The function that a node is in."""
+    """The function that contains a node."""
 
     function: ast.FunctionDef
     segment: Callable[[ast.AST], str]
     kernel: bool
-    """Whether it runs on the GPU."""
+    """True if it runs on the GPU."""
 
     def names(self) -> list[str]:
-        """Its parameters."""
+        """Return the names of its parameters."""
         return [arg.arg for arg in self.function.args.args]
 
 
@@ -60,14 +60,16 @@ OTHER = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", a
 
 
 def comparison(node: ast.AST, at: Place) -> Found:
-    """`<` is `<=`, `==` is `!=`, and so on."""
+    """Replace `<` by `<=`, `==` by `!=`, and so on."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OTHER:
         left, right = at.segment(node.left), at.segment(node.comparators[0])
         yield node, f"{left} {OTHER[type(node.ops[0])]} {right}"
 
 
 def bound(node: ast.AST, at: Place) -> Found:
-    """A number that is added or subtracted is one more; a quotient is rounded the other way."""
+    """Increase an added or subtracted constant by one, round a quotient the other way, or remove a `minimum` or
+    `maximum`.
+    """
     if (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Add | ast.Sub)
@@ -83,7 +85,7 @@ def bound(node: ast.AST, at: Place) -> Found:
 
 
 def stride(node: ast.AST, at: Place) -> Found:
-    """A stride is another tensor's, or another axis's."""
+    """Replace a stride by the stride of another tensor or another axis."""
     if not (
         at.kernel
         and isinstance(node, ast.Name)
@@ -99,7 +101,7 @@ def stride(node: ast.AST, at: Place) -> Found:
 
 
 def mask(node: ast.AST, at: Place) -> Found:
-    """A mask holds everywhere, or a part of it is left out."""
+    """Make a mask always true, or remove a part of it."""
     if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("load", "store", "atomic_add"):
         for keyword in node.keywords:
             if keyword.arg == "mask" and not (isinstance(keyword.value, ast.Constant)):
@@ -110,7 +112,7 @@ def mask(node: ast.AST, at: Place) -> Found:
 
 
 def guard(node: ast.AST, at: Place) -> Found:
-    """A condition always holds, or never."""
+    """Make a condition always true or always false."""
     if isinstance(node, ast.If):
         for value in ("True", "False"):
             yield node.test, value
@@ -121,7 +123,7 @@ def guard(node: ast.AST, at: Place) -> Found:
 
 
 def dtype(node: ast.AST, at: Place) -> Found:
-    """A conversion is left out, but of what is stored: a store converts by itself."""
+    """Remove a conversion, except a conversion to the dtype of a pointer: a store converts anyway."""
     if (
         at.kernel
         and isinstance(node, ast.Call)
@@ -133,7 +135,7 @@ def dtype(node: ast.AST, at: Place) -> Found:
 
 
 def order(node: ast.AST, at: Place) -> Found:
-    """Operands change places, or the operation is its opposite."""
+    """Exchange operands, drop one, or replace an operation by its opposite."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         yield node, f"({at.segment(node.right)} - {at.segment(node.left)})"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -144,7 +146,7 @@ def order(node: ast.AST, at: Place) -> Found:
 
 
 def tile(node: ast.AST, at: Place) -> Found:
-    """A tile more or less, or the other side's."""
+    """Double a tile size, or replace it by the other side's."""
     if (
         at.kernel
         and isinstance(node, ast.Name)
@@ -158,9 +160,9 @@ def tile(node: ast.AST, at: Place) -> Found:
 
 
 def launch(node: ast.AST, at: Place) -> Found:
-    """Two arguments of a launch, or of a call of the launcher's own, change places, or a truth value is the other.
+    """Exchange two arguments of a launch or of a call of a launcher function, or invert a boolean keyword.
 
-    Whether multiplications and additions are fused is left alone: it is a matter of rounding.
+    `enable_fp_fusion` stays unchanged, because it affects only rounding.
     """
     if at.kernel or not isinstance(node, ast.Call) or len(node.args) < 2:
         return
@@ -173,7 +175,7 @@ def launch(node: ast.AST, at: Place) -> Found:
 
 
 def key(node: ast.AST, at: Place) -> Found:
-    """What compiled launches are looked up by is another tensor's."""
+    """Replace an argument of the key of the launch cache by the argument of another tensor."""
     if isinstance(node, ast.Call) and _called(node) == KEY:
         yield from _exchanged(node, at)
 
@@ -185,21 +187,21 @@ def _exchanged(node: ast.Call, at: Place) -> Found:
 
 
 def _statement(node: ast.AST, at: Place, *names: str) -> Found:
-    """A call for its effect is left out."""
+    """Remove a call that is a statement."""
     called = node.value if isinstance(node, ast.Expr) else None
     if at.kernel and isinstance(called, ast.Call) and _called(called).rpartition(".")[2] in names:
         yield node, "pass"
 
 
 def barrier(node: ast.AST, at: Place) -> Found:
-    """Who waits does not."""
+    """Remove a wait."""
     yield from _statement(
         node, at, "wait", "_consumer_wait", "barrier", "store_wait", "gdc_wait", "warpgroup_mma_wait"
     )
 
 
 def arrival(node: ast.AST, at: Place) -> Found:
-    """Who arrives or releases does not, or counts twice; bytes are not waited for."""
+    """Remove an arrival, a release or an expected byte count, or increase a count by one."""
     yield from _statement(node, at, "arrive", "_consumer_release", "expect")
     if at.kernel and isinstance(node, ast.Call):
         for keyword in node.keywords:
@@ -208,12 +210,12 @@ def arrival(node: ast.AST, at: Place) -> Found:
 
 
 def fence(node: ast.AST, at: Place) -> Found:
-    """What was stored is not there for TMA and products."""
+    """Remove a fence that makes stores visible to TMA and products."""
     yield from _statement(node, at, "fence_async_shared")
 
 
 def phase(node: ast.AST, at: Place) -> Found:
-    """A phase is the other one; a wait leaves one product more in flight."""
+    """Invert a phase, or let one more product be in flight after a wait."""
     if not (at.kernel and isinstance(node, ast.Call)):
         return
     name = _called(node).rpartition(".")[2]
@@ -224,7 +226,7 @@ def phase(node: ast.AST, at: Place) -> Found:
 
 
 def slot(node: ast.AST, at: Place) -> Found:
-    """The slot before or after."""
+    """Use the next slot."""
     if (
         at.kernel
         and isinstance(node, ast.Call)
@@ -256,11 +258,11 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutants(text: str) -> list[Mutant]:
-    """All of a file, in the order of its text."""
+    """Return all mutants of a file, in the order of its text."""
     tree, starts = ast.parse(text), _starts(text)
 
     def offset(line: int, column: int) -> int:
-        # Columns of syntax trees count bytes.
+        # Syntax trees count columns in bytes.
         row = text[starts[line - 1] : starts[line]].encode()
         return starts[line - 1] + len(row[:column].decode())
 
@@ -283,7 +285,7 @@ def mutants(text: str) -> list[Mutant]:
 
 
 def _body(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions in it, of annotations, and of what is said in errors."""
+    """Yield the nodes of a function, without nested functions, annotations and error messages."""
     todo: list[ast.AST] = [*function.body]
     while todo:
         node = todo.pop()

@@ -1,4 +1,4 @@
-"""Why some mutants live that verification need not find: by rule, each with its reason."""
+"""Rules that explain why a mutant lives that verification cannot be expected to find, with their reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from mutating.operators import Mutant
 
 Rule = Callable[[str, Mutant], bool]
-"""Of a file, by the name of its spec and its own, and a mutant."""
+"""Predicate of the file (`spec/file name`) and the mutant."""
 
 MORE_MASKED = (
     ("j < n_last_masked", "j <= n_last_masked"),
@@ -27,7 +27,7 @@ SEEN_BY_LARGE = (
     ("_forward_kernel", _ROWS),
     ("_backward_kernel", _ROWS),
 )
-"""Conversions to 64 bits without which it fails on a GPU: by function, and what is converted."""
+"""Conversions to int64 whose removal fails on a GPU, by function and converted expression."""
 
 NOTHING: dict[str, Rule] = {
     "launches are looked up by it: another one costs time": lambda _, m: (
@@ -48,7 +48,7 @@ NOTHING: dict[str, Rule] = {
         m.operator == "comparison" and m.old.startswith("torch.autograd.forward_ad._current_level")
     ),
     "gradients of q, k and v are laid out in rows of multiples of 16: one is compiled for as another": lambda file, m: (
-        # As wide as heads are, multiples of 16 but for those of siglip.
+        # Gradients are as wide as heads, which are multiples of 16 in all specs but siglip.
         m.operator == "key" and m.old in ("dq", "dk", "dv") and not file.startswith("siglip/")
     ),
     "a number of keys below zero is none": lambda _, m: (
@@ -130,7 +130,7 @@ NOTHING: dict[str, Rule] = {
         m.function == "_clear_hidden" and m.operator == "comparison" and "SK" in m.old
     ),
 }
-"""Equivalent: the same numbers for every call that the launcher admits."""
+"""Equivalent mutants: the same numbers for every call that the launcher accepts."""
 
 ON_A_GPU: dict[str, Rule] = {
     "calls of more than 2**31 elements tell: `scripts/large` was seen to": lambda _, m: (
@@ -150,7 +150,7 @@ ON_A_GPU: dict[str, Rule] = {
         m.function == "_by_tma" and m.old == "x.numel() > 0"
     ),
 }
-"""What only a GPU can tell."""
+"""Mutants that only a GPU can find."""
 
 
 FEWER_WHOLE = "fewer tiles are whole, and more are masked for nothing"
@@ -167,7 +167,7 @@ BESIDE_FLOAT32 = (
     ),
     ("rms_norm/triton.py", "_forward_kernel", f"tl.load(weight_ptr + cols, {_OF_COLUMNS})"),
 )
-"""By file and function: what needs no conversion to float32. On a GPU nothing was wrong without."""
+"""Operands whose conversion to float32 is redundant, by file and function. GPU runs without it were right."""
 LIVED = (
     ("decode_gqa/hopper.py", "tile in _hopper_producer: `BLOCK_N` -> `(2 * BLOCK_N)`", FEWER_WHOLE),
     (
@@ -248,12 +248,12 @@ LIVED = (
         for file, function, x in BESIDE_FLOAT32
     ),
 )
-"""By file and change, why those that lived did."""
+"""Reasons for mutants that lived, by file and change."""
 UNSEEN = {(file, change): why for file, change, why in LIVED}
 
 
 def unseen(file: str, mutant: Mutant) -> str:
-    """Why verification does not find a mutant; empty if nothing is known."""
+    """Return the reason why verification does not find a mutant, or "" if none is recorded."""
     return UNSEEN.get((file, mutant.change), "")
 
 
@@ -262,7 +262,7 @@ def converts_to_int64(m: Mutant) -> bool:
 
 
 def reason(file: str, mutant: Mutant) -> tuple[str, str]:
-    """What a mutant that lived is, `equivalent` or `gpu`, and why; two empty strings if nothing is known."""
+    """Return `equivalent` or `gpu` and the reason for a mutant that lived, or two empty strings."""
     for what, rules in (("equivalent", NOTHING), ("gpu", ON_A_GPU)):
         for why, rule in rules.items():
             if rule(file, mutant):

@@ -1,4 +1,4 @@
-"""One mutant: its file beside the others of its spec, imported, and verified until something is wrong."""
+"""Try one mutant: write and import its file with the other files of its spec, and verify until a check fails."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from mutating.operators import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
-"""Cases that find most, which run first."""
+"""Cases that find most mutants. They run first."""
 
 SOON = "launches"
-"""A check that takes less than a case."""
+"""A check that is faster than a case. It runs first."""
 
 WAYS = ("pointers", "tma")
-"""How kernels for any chip load."""
+"""Ways in which portable kernels load."""
 ORDERS = 3
-"""Of what may happen in kernels for Hopper, that a mutant is tried in."""
+"""Interleavings in which Hopper kernels run per mutant."""
 ERROR = "error"
 
 
@@ -38,10 +38,16 @@ What = Literal["killed", "equivalent", "slower", "gpu", "lived", "lost"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant, and by what.
+    """Outcome of a mutant, and the check or reason behind it.
 
-    `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU
-    comes to what it changes; `lived`; or `lost`: its worker was.
+    | outcome | meaning |
+    |---|---|
+    | `killed` | a check failed |
+    | `equivalent` | the change has no effect |
+    | `slower` | the results are the same, with more loads |
+    | `gpu` | no case on the CPU runs the changed code |
+    | `lived` | no check failed |
+    | `lost` | the worker ended |
     """
 
     file: str
@@ -49,12 +55,12 @@ class Outcome:
     what: What
     by: str = ""
     loads: int = 0
-    """Elements that Triton's kernels load in all cases, or blocks that TMA does."""
+    """Elements that the Triton kernels load in all cases, or blocks that TMA loads."""
 
 
 @dataclass(frozen=True)
 class File:
-    """An emitted file, the name of its spec, and the text of that."""
+    """An emitted file, with the name and the text of its spec."""
 
     spec: str
     text: str
@@ -62,21 +68,21 @@ class File:
 
     @property
     def called(self) -> str:
-        """`causal/triton.py`."""
+        """Name of the file in the report, for example `causal/triton.py`."""
         return f"{self.spec}/{self.path.name}"
 
     def loaded(self) -> Any:
-        """The spec."""
+        """Return the loaded spec."""
         from kgen.spec.load import loads
 
         return loads(self.text, f"{self.spec}.yaml")
 
 
 def tried(file: File, mutant: Mutant) -> Outcome:
-    """What becomes of a mutant, in Triton's interpreter or that of Gluon."""
+    """Verify a mutant in the Triton or Gluon interpreter."""
     by, loads = "", [0]
     for how in _ways(file, mutant):
-        # Of the file's own kernels.
+        # Count only the loads of the file's own kernels.
         counted = loads if file.path.name == "hopper.py" or how in WAYS else []
         with tempfile.TemporaryDirectory() as folder, _counted(counted):
             path = written(Path(folder), file, mutant)
@@ -88,7 +94,7 @@ def tried(file: File, mutant: Mutant) -> Outcome:
             try:
                 by = _wrong(file, path, how if isinstance(how, int) else None)
             except Exception as error:
-                # An error is found, whatever it is: a user would meet it.
+                # Any error finds the mutant: a user would see it.
                 frame = traceback.extract_tb(sys.exc_info()[2])[-1]
                 by = f"{type(error).__name__} in {frame.name}"
         if by:
@@ -97,7 +103,7 @@ def tried(file: File, mutant: Mutant) -> Outcome:
 
 
 def _ways(file: File, mutant: Mutant) -> tuple[str | int, ...]:
-    """How a mutant is run: by pointers, by TMA, and by the kernels for Hopper in several orders."""
+    """Return the ways to run a mutant: loads by pointers, loads by TMA, and Hopper kernels in several interleavings."""
     orders = tuple(range(ORDERS))
     if file.path.name == "hopper.py":
         return orders
@@ -107,7 +113,7 @@ def _ways(file: File, mutant: Mutant) -> tuple[str | int, ...]:
 
 @contextlib.contextmanager
 def _counted(loads: list[int]) -> Iterator[None]:
-    """Adds what is loaded meanwhile."""
+    """Append the number of loaded elements or blocks to `loads`."""
     import numpy
 
     from kgen.verify.gluon import memory
@@ -116,7 +122,7 @@ def _counted(loads: list[int]) -> Iterator[None]:
     by_pointers, fetch = Memory.load, memory.fetch
 
     def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        loads.append(1 + numpy.count_nonzero(mask))  # a load of nothing takes time, too
+        loads.append(1 + numpy.count_nonzero(mask))  # an empty load takes time, too
         return by_pointers(self, pointers, mask, *rest)
 
     def fetched(*args: Any) -> None:
@@ -128,7 +134,7 @@ def _counted(loads: list[int]) -> Iterator[None]:
 
 
 def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
-    """The file, changed, with what is beside it."""
+    """Write the mutated file and the other files of its spec to `folder`. Return its path."""
     shutil.copytree(file.path.parent, folder / file.spec)
     path = folder / file.spec / file.path.name
     if mutant is not None:
@@ -137,7 +143,7 @@ def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
 
 
 def _wrong(file: File, path: Path, order: int | None) -> str:
-    """The first case that is wrong: on Hopper in this order, elsewhere in none."""
+    """Return the first failure. `order` is the interleaving of Hopper kernels, or None for portable kernels."""
     import torch
 
     from kgen.kernels.attention.schedules.hopper.cases import for_hopper
@@ -152,7 +158,7 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
     family: Any = family_of(problem)
     subject = Subject(problem, "triton", path, module, "cpu")
     if hopper:
-        # By name: those of Hopper take the place of others.
+        # Index by name, so that Hopper cases replace other cases.
         drawn = {case.name: case for case in (*family.cases(problem, True), *for_hopper(problem))}
         family.cases = lambda *_, **__: (*drawn.values(),)
     checks = integration.named(family)
@@ -171,7 +177,7 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
 
 
 def module_of(path: Path, order: int | None = None) -> Any:
-    """An emitted file, in one order of what may happen if there is one to tell."""
+    """Import an emitted file. `order` is the interleaving of Hopper kernels, or None for portable kernels."""
     from kgen.verify.toolchain import import_file
 
     if order is None:
@@ -184,8 +190,8 @@ def module_of(path: Path, order: int | None = None) -> Any:
 
 
 def compiled(file: File, mutant: Mutant | None) -> list[str]:
-    """A hash of each kernel that a spec's Triton files are compiled to, for every architecture, or an error."""
-    # Before Triton is imported: its compiler, and machine code without the places of files.
+    """Return a hash of each compiled kernel of a spec's Triton files for every architecture, or an error."""
+    # Set before Triton is imported: use its compiler, and omit file names from machine code.
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import kgen.verify.compile_triton as compiling

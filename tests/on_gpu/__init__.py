@@ -1,1 +1,1 @@
-"""Runs of emitted files on a GPU beyond `kgen verify`, and the reports of them."""
+"""GPU runs of emitted files beyond `kgen verify`, and their reports."""

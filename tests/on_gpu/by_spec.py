@@ -1,4 +1,4 @@
-"""Reports of what emitted files were seen to do on a GPU: a row for each spec, of one text of its Triton file."""
+"""Reports of GPU runs: one row per spec, valid for one text of its Triton file."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def emitted(spec: str) -> Path:
-    """The Triton file of a spec."""
+    """Return the path of the Triton file of a spec."""
     return ROOT / "generated" / spec / "triton.py"
 
 
 @dataclass(frozen=True)
 class Report:
-    """A JSON file of rows by spec."""
+    """A JSON file with one row per spec."""
 
     path: Path
 
     def enter(self, spec: str, row: Mapping[str, Any] | None) -> None:
-        """Put in what was right of the file as it is, or take out what was not, None."""
+        """Record the row of a spec for the current text of its file. If `row` is None, remove the row."""
         rows = self._read()
         rows.pop(spec, None)
         if row is not None:
@@ -33,7 +33,7 @@ class Report:
         self.path.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
     def current(self) -> Iterator[Mapping[str, Any]]:
-        """The rows of texts that are still those of the files."""
+        """Yield the rows whose hash equals the hash of the current file."""
         for spec, row in sorted(self._read().items()):
             if row["hash"] == ledger.file_hash(emitted(spec)):
                 yield row

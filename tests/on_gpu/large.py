@@ -1,8 +1,9 @@
-"""`scripts/large`: calls of emitted files whose tensors have more than 2**31 elements, on a GPU.
+"""`scripts/large`: GPU calls of emitted files whose tensors have more than 2**31 elements.
 
-A small call is repeated along what grows with the number of its sequences or rows, which is seen from two small calls.
-Every copy of what comes out, gradients too, has to be what the small call gives. Sums over sequences or rows are left
-out: they have no copies. Chunks of tokens do not see each other either, so there a long sequence is another such call.
+The script repeats the tensors of a small call along the axes that grow with sequences or rows. Two small calls show
+these axes. Every copy in the outputs and gradients must equal the result of the small call. Sums over sequences or
+rows are not checked, because they have no copies. Chunks of tokens are independent as well, so one long sequence is
+another large call.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ from on_gpu.by_spec import Report, emitted
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = Report(Path(__file__).parent / "large.json")
 LIMIT = 2**31 + 2**27
-"""Elements that the largest tensor of a call has at least, states of chunks aside: those are larger than all tokens."""
+"""Minimum number of elements of the largest tensor of a call. Chunk states do not count: they are larger than all
+tokens.
+"""
 STATES = ("h", "dh")
 LONG = 4096
-"""Keys of which one kernel has all gradients."""
+"""Keys per sequence at which one kernel computes all gradients."""
 AT_ONCE = 2**27
-"""Elements that are compared at a time."""
+"""Elements per comparison."""
 FEW = 2
-"""Sequences of the small call; rows of a norm are 16 times as many."""
+"""Sequences of the small call. Norms have 16 rows per sequence."""
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A file that was called so. `wrong` says what differed, or was raised."""
+    """Result of the large calls of a file. `wrong` lists differences and exceptions."""
 
     spec: str
     elements: int
@@ -59,9 +62,11 @@ def large(
     ] = None,
     jobs: parts.Jobs = 1,
 ) -> None:
-    """Call emitted files with more than 2**31 elements; exit 1 where something differs.
+    """Call emitted files with more than 2**31 elements.
 
-    On a GPU alone, with up to 80 GB of memory for each job. What is right is entered in tests/on_gpu/large.json.
+    Exit 1 if a result differs. It needs a GPU, with up to 80 GB per job.
+
+    Correct results are recorded in tests/on_gpu/large.json.
     """
 
     def run() -> int:
@@ -89,7 +94,7 @@ def large(
 
 
 def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
-    """What comes of a large call of a spec's Triton file."""
+    """Run the large calls of a spec's Triton file."""
     loaded = load(path)
     problem, file = problem_of(loaded), emitted(loaded.spec.name)
     function = getattr(import_file(file, f"kgen_large_{problem.name}"), problem.name)
@@ -102,7 +107,7 @@ def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
 def repeated(
     problem: Any, function: Any, example: Callable[[Any, int, str], Example], device: str, limit: int
 ) -> tuple[int, list[str]]:
-    """The elements of the largest input of a large call, and what was wrong with it."""
+    """Run a large call. Return the number of elements of its largest input, and the failures."""
     small, more = (example(problem, number, device) for number in (FEW, FEW + 1))
     want, other = (_detached(one.run(function)) for one in (small, more))
     growing = {name: axis_of(x, other[name]) for name, x in want.items()}
@@ -160,7 +165,7 @@ def _chunks_of_sequences(problem: Any, number: int, device: str) -> Example:
 
 
 def _chunks_of_a_sequence(problem: Any, number: int, device: str) -> Example:
-    """Not of packed sequences, which are one after the other themselves."""
+    """Return a call of one long sequence. Packed sequences do not need it, because they are consecutive anyway."""
     return _chunk_output(problem, (2 * problem.chunk_size * number,), 1, device)
 
 
@@ -174,7 +179,7 @@ def _chunk_output(problem: Any, lengths: tuple[int, ...], batch: int, device: st
 
 
 def small_calls(problem: Any) -> tuple[Callable[[Any, int, str], Example], ...]:
-    """What makes calls of so many sequences, rows or pieces of a sequence."""
+    """Return functions that make calls of a number of sequences, rows or pieces of a sequence."""
     if problem.kernel == "chunk_output":
         return (_chunks_of_sequences,) if problem.varlen else (_chunks_of_sequences, _chunks_of_a_sequence)
     return {"attention": (_attention, _long_attention), "norm": (_norm,)}[problem.kernel]
@@ -185,14 +190,17 @@ def _detached(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def axis_of(few: Any, more: Any) -> int | None:
-    """Along which dimension a tensor grows with the number of sequences; None where it does not."""
+    """Return the dimension that grows with the number of sequences, or None."""
     found = [i for i, (a, b) in enumerate(zip(few.shape, more.shape, strict=True)) if a != b]
     assert len(found) < 2
     return found[0] if found else None
 
 
 def difference(got: Any, want: Any, axis: int) -> float:
-    """The greatest of any copy of `want` in `got`, by the greatest element of `want`; infinite where one is NaN."""
+    """Return the largest difference of a copy of `want` in `got`, relative to the largest element of `want`.
+
+    It is infinite if one of the two is NaN.
+    """
     import torch
 
     copies = got.unflatten(axis, (-1, want.shape[axis])).movedim(axis, 0)
@@ -205,7 +213,7 @@ def difference(got: Any, want: Any, axis: int) -> float:
 
 
 def _tensors(example: Example) -> dict[str, Any]:
-    """What an example is called with, and cotangents, by name."""
+    """Return the arguments and cotangents of an example by name."""
     import torch
 
     args = {f"argument {i}": x for i, x in enumerate(example.args)}
@@ -220,7 +228,7 @@ def _repeated(name: str, x: Any, axis: int | None, times: int) -> Any:
     if axis is None:
         return x
     if name.startswith("cu_seqlens"):
-        # Those of each copy are behind those of the one before.
+        # Shift the offsets of each copy by the tokens of the copies before it.
         starts = x[:-1] + x[-1] * torch.arange(times, device=x.device)[:, None]
         return torch.cat([starts.flatten(), (x[-1] * times)[None]]).to(x.dtype)
     copies = x.unsqueeze(axis).expand(*x.shape[:axis], times, *x.shape[axis:])
@@ -228,7 +236,7 @@ def _repeated(name: str, x: Any, axis: int | None, times: int) -> Any:
 
 
 def _with(example: Example, tensors: Mapping[str, Any]) -> Example:
-    """The example with other tensors."""
+    """Return the example with other tensors."""
     places = {id(x): tensors[name] for name, x in _tensors(example).items()}
     return Example(
         tuple(places.get(id(x), x) for x in example.args),
@@ -239,7 +247,7 @@ def _with(example: Example, tensors: Mapping[str, Any]) -> Example:
 
 
 def rows() -> Iterator[tuple[str, str]]:
-    """For the documentation: what was called so, of texts that are still those of the files."""
+    """Yield the rows for the docs: files of the current text that passed."""
     for device, count in sorted(Counter(row["device"] for row in REPORT.current()).items()):
         yield f"calls of more than 2**31 elements on {device}", f"right in {count} files"
 

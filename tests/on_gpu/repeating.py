@@ -1,4 +1,4 @@
-"""`scripts/repeat`: the kernels of emitted files a thousand times, with the same bits in every run."""
+"""`scripts/repeat`: run the kernels of emitted files a thousand times, and compare the bits of all runs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from on_gpu.by_spec import Report, emitted
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = Report(Path(__file__).parent / "repeated.json")
 OF_A_PASS = 3
-"""Cases: the first, one of the middle, and the last, which on a GPU is a long one."""
+"""Cases per pass: the first, a middle one, and the last, which is long on a GPU."""
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """A file whose calls were repeated. `wrong` says what differed, or was off."""
+    """Result of the repeated calls of a file. `wrong` lists the failures."""
 
     spec: str
     cases: int
@@ -44,20 +44,22 @@ def repeat(
         Optional[list[Path]],  # noqa: UP045
         typer.Argument(help="Spec files whose emitted Triton files run. Default: all."),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="How often each case runs.")] = 1000,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 1000,
     jobs: parts.Jobs = 1,
     case: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Only this case; not recorded. Repeatable. Default: three of each pass."),
+        typer.Option(help="Run only this case, without recording. Repeatable. Default: three per pass."),
     ] = None,
     times: Annotated[
-        int, typer.Option(min=1, help="Processes that each file runs in: with `--jobs`, beside each other.")
+        int, typer.Option(min=1, help="Processes per file. With `--jobs`, they run at the same time.")
     ] = 1,
-    record: Annotated[bool, typer.Option(help="Enter what is right in tests/on_gpu/repeated.json.")] = True,
+    record: Annotated[
+        bool, typer.Option(help="Record correct results in tests/on_gpu/repeated.json.")
+    ] = True,
 ) -> None:
-    """Run cases of emitted files again and again; exit 1 where a bit changes that is fixed. On a GPU alone.
+    """Run cases of emitted files repeatedly on a GPU.
 
-    Processes that share a GPU take turns there, in the middle of kernels.
+    Exit 1 if bits change that must not. Processes that share a GPU take turns, also within kernels.
     """
 
     def run() -> int:
@@ -83,7 +85,7 @@ def repeat(
 
 
 def repeated(path: Path, runs: int, device: str, chosen: Sequence[str] = ()) -> Repeated:
-    """What comes of the cases of a spec's Triton file, each of which runs so often; of these where some are named."""
+    """Run cases of a spec's Triton file `runs` times each. `chosen` restricts the cases."""
     from kgen.verify import compare
 
     loaded = load(path)
@@ -118,13 +120,13 @@ def _all_names(problem: Any) -> Iterator[str]:
 
 
 def some(names: Sequence[str]) -> list[str]:
-    """The first, the last, and what lies between them."""
+    """Return the first, the middle and the last name."""
     last = len(names) - 1
     return [*dict.fromkeys(names[i * last // max(1, OF_A_PASS - 1)] for i in range(OF_A_PASS))]
 
 
 def rows() -> Iterator[tuple[str, str]]:
-    """For the documentation: what ran so often, of texts that are still those of the files."""
+    """Yield the rows for the docs: repeated cases of files of the current text."""
     groups: dict[tuple[int, str], list[int]] = {}
     for row in REPORT.current():
         groups.setdefault((row["runs"], row["device"]), []).append(row["cases"])

@@ -70,6 +70,19 @@ def test_one_file_of_a_stock_spec_is_checked() -> None:
     assert "1 edited" in kgen("render", "--single", "--check", "-o", "src").output
 
 
+@pytest.mark.parametrize("flags", [(), ("--check",)], ids=["written", "checked"])
+def test_one_file_that_a_folder_hides_is_warned_of(flags: tuple[str, ...]) -> None:
+    """Python imports the package `own` before the module `own.py`. A folder without `__init__.py` hides nothing."""
+    Path("src/own").mkdir(parents=True)
+    assert "hidden" not in kgen("render", "--single", "specs/own.yaml", "-o", "src").output
+    kgen("render", "specs/own.yaml", "-o", "src")
+    found = kgen("render", "--single", "specs/own.yaml", "-o", "src", *flags)
+    assert found.exit_code == 0
+    said = "`src/own.py` is hidden by the folder `src/own/`, which Python imports instead: "
+    assert said + "write the file to another folder with `--output`, or remove that one" in found.output
+    assert "hidden" not in kgen("render", "specs/own.yaml", "-o", "src", *flags).output
+
+
 def test_what_only_adapters_made_is_no_rendered_folder() -> None:
     """A folder of `kgen adapt` names a spec whose kernels were never rendered into it."""
     assert kgen("adapt", "causal_fp32", "--for", "hub", "-o", "adapters").exit_code == 0

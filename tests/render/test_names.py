@@ -6,6 +6,7 @@ import ast
 import json
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
     """Return the emitted files of a spec with replaced names."""
     for name, other in (names or {}).items():
         text = text.replace(name, other)
+    return dict(files_of(text))
+
+
+@lru_cache(64)
+def files_of(text: str) -> dict[str, str]:
+    """The emitted files: what is not refused is rendered to be looked at, too."""
     return render_spec(loads(text, "sample.yaml"))
 
 

@@ -142,7 +142,7 @@ def test_what_is_said() -> None:
     for sentence in (
         "Dropped: (q_start - q_idx) * slopes[h]",
         "Folded: score_mod is linear in the score",
-        "kernels of its own, in Gluon",
+        "its own kernels in Gluon",
         "dq adds up ds times keys",
         "All batches and heads have these tiles.",
         f"verified on {device}, worst relative error",

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from kgen.expr.spelling import Spelling
 from kgen.render.environment import environment, template_root
 from kgen.targets.code import (
     CUDA,
@@ -15,6 +16,7 @@ from kgen.targets.code import (
     Code,
     If,
     Name,
+    Op,
     Run,
     Statement,
     as_type,
@@ -128,3 +130,23 @@ def test_templates_break_what_has_a_line_to_itself() -> None:
     assert lines[2] == f"        {', '.join(operands[:10])},"
     assert max(map(len, lines)) <= 120
     assert ast.unparse(ast.parse("\n".join(lines)).body[0].body[0]) == f"return g({', '.join(operands)})"  # type: ignore[attr-defined]
+
+
+class Counted(str):
+    """A form that counts how often it is filled in."""
+
+    times = 0
+
+    def format(self, *operands: object) -> str:
+        Counted.times += 1
+        return super().format(*operands)
+
+
+@pytest.mark.parametrize("form", ["{0} + {1}", "call({0}, {1})"])
+def test_each_value_is_spelled_a_few_times_however_deep(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "times", 0)
+    value: Code = Name("first")
+    for number in range(60):
+        value = Op("add", (value, Name(f"operand_{number}")), {TRITON: Spelling(Counted(form))})
+    assert len(folded([assign("result", value)], TRITON, 60)) > 10
+    assert Counted.times < 10 * 60

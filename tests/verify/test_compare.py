@@ -8,6 +8,7 @@ from kgen.verify.compare import (
     AGAIN,
     AGAIN_SECONDS,
     Tolerance,
+    Traits,
     broken_canaries,
     careful,
     check,
@@ -25,7 +26,7 @@ ALLOWED = tolerance("bf16")
 
 
 def test_right():
-    verdict = check("out", GOOD, WANT, EAGER, ALLOWED, dtype=torch.bfloat16)
+    verdict = check("out", GOOD, WANT, EAGER, ALLOWED, Traits(dtype=torch.bfloat16))
     assert verdict.ok
     assert 0 < verdict.error < 2e-3
     assert verdict.ratio < 1
@@ -51,7 +52,7 @@ def broken(change):
     ],
 )
 def test_wrong(got, message):
-    verdict = check("out", got, WANT, EAGER, ALLOWED, dtype=torch.bfloat16)
+    verdict = check("out", got, WANT, EAGER, ALLOWED, Traits(dtype=torch.bfloat16))
     assert not verdict.ok
     assert message in verdict.message
 
@@ -60,8 +61,8 @@ def test_a_factor_shows_through_coarse_rounding():
     """A factor of 1 % is below the noise of elements with 3 bits, but the second bound finds it."""
     coarse = {name: WANT * (1 + 3e-2 * torch.randn_like(WANT)) for name in ("eager", "got")}
     allowed = tolerance("fp8_e4m3")
-    assert check("out", coarse["got"], WANT, coarse["eager"], allowed, apart=True).ok
-    scaled = check("out", coarse["got"] * 1.01, WANT, coarse["eager"], allowed, apart=True)
+    assert check("out", coarse["got"], WANT, coarse["eager"], allowed, Traits(apart=True)).ok
+    scaled = check("out", coarse["got"] * 1.01, WANT, coarse["eager"], allowed, Traits(apart=True))
     assert "a factor of 1.0" in scaled.message
     assert not scaled.ok
     assert check("out", coarse["got"] * 1.01, WANT, coarse["eager"], allowed).ok
@@ -71,12 +72,12 @@ def test_log_sums_are_float32_in_16_bits():
     want = 5 + torch.rand(300, 1, dtype=torch.float64)
     natural = torch.ones(300)
     limit = of_log_sums(ALLOWED, False, 6.0)
-    assert check("lse", want.float(), want, want, limit, natural=natural).ok
-    assert check("lse", want.float() * (1 + 5e-6), want, want, limit, natural=natural).ok
-    assert not check("lse", want.float() * (1 + 2e-4), want, want, limit, natural=natural).ok
+    assert check("lse", want.float(), want, want, limit, Traits(natural=natural)).ok
+    assert check("lse", want.float() * (1 + 5e-6), want, want, limit, Traits(natural=natural)).ok
+    assert not check("lse", want.float() * (1 + 2e-4), want, want, limit, Traits(natural=natural)).ok
     alone = want.float()
     alone[17] *= 1 + 3e-4
-    assert "row 17" in check("lse", alone, want, want, limit, natural=natural).message
+    assert "row 17" in check("lse", alone, want, want, limit, Traits(natural=natural)).message
     assert of_log_sums(tolerance("fp32"), False, 0.0) == tolerance("fp32")
     fast = tolerance("bf16", fast_math=True)
     assert of_log_sums(fast, True, 0.0) == fast
@@ -96,9 +97,9 @@ def test_empty_rows_are_exactly_zero():
     want = WANT.masked_fill(empty[..., None], 0.0)
     got = GOOD.masked_fill(empty[..., None], 0.0)
     eager = EAGER.masked_fill(empty[..., None], 0.0)
-    assert check("out", got, want, eager, ALLOWED, empty=empty).ok
+    assert check("out", got, want, eager, ALLOWED, Traits(empty=empty)).ok
     got[0, 0, 7, 0] = 1e-6
-    assert "without a key" in check("out", got, want, eager, ALLOWED, empty=empty).message
+    assert "without a key" in check("out", got, want, eager, ALLOWED, Traits(empty=empty)).message
 
 
 def test_minus_infinity_where_expected_and_nowhere_else():
@@ -124,8 +125,10 @@ def test_a_reference_that_is_not_finite_judges_nothing():
 def test_what_cancels_is_judged_by_what_cancelled():
     want = torch.zeros(4, 8, dtype=torch.float64)
     noise = torch.full((4, 8), 1e-7)
-    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), natural=torch.full((4,), 0.5)).ok
-    assert not check("dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), natural=torch.full((4,), 0.5)).ok
+    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), Traits(natural=torch.full((4,), 0.5))).ok
+    assert not check(
+        "dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), Traits(natural=torch.full((4,), 0.5))
+    ).ok
 
 
 def test_outputs_are_poisoned_and_guarded():

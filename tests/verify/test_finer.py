@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kgen.verify.compare import check, tolerance
+from kgen.verify.compare import Traits, check, tolerance
 from kgen.verify.finer import misrounded, wrong_factor
 
 SMALL, LARGE = 0.1, 1.0
@@ -26,12 +26,12 @@ def test_a_factor_of_a_small_term_is_found() -> None:
     parts = {"the small term": small, "the large term": large}
     allowed = tolerance("bf16")
     rounded = want.bfloat16()
-    assert check("o", rounded, want, rounded, allowed, parts=parts).ok
+    assert check("o", rounded, want, rounded, allowed, Traits(parts=parts)).ok
     for more in (0.01 * small, -0.01 * small, 0.01 * large):
-        assert not check("o", (want + more).bfloat16(), want, rounded, allowed, parts=parts).ok
+        assert not check("o", (want + more).bfloat16(), want, rounded, allowed, Traits(parts=parts)).ok
     scaled = (want + 0.01 * small).bfloat16()
     assert check("o", scaled, want, rounded, allowed).ok
-    message = check("o", scaled, want, rounded, allowed, parts=parts).message
+    message = check("o", scaled, want, rounded, allowed, Traits(parts=parts)).message
     assert "the small term is off by a factor of 1.0" in message
 
 

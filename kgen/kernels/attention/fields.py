@@ -1,26 +1,30 @@
-"""Checks of single fields of a spec of attention, and the fields that a dump leaves out."""
+"""Checks of single fields of an attention spec, and the fields that a dump omits."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from kgen.diagnostics import shown
-from kgen.spec.common import is_integer
+from kgen.spec.common import ParamSpec, is_integer, number_or_param
 from kgen.spec.problems import all_known, problem
 
 PASSES = ("forward", "backward", "decode")
+MOST = 2**30
+"""Largest magnitude of integers that kernels add to positions."""
 
 
 def checked_gqa(value: Any) -> Any:
-    """How many query heads share a key-value head."""
+    """Return a valid number of query heads per key-value head, or raise a problem."""
     if value == "any" or (is_integer(value) and 1 <= value < 2**31):
         return value
-    hint = "write how many query heads share a key-value head, for example `gqa: 4`"
+    hint = "write the number of query heads per key-value head, for example `gqa: 4`"
     raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
 
 
 def passes_in_order(value: Any) -> Any:
-    """The passes, each once and in their order."""
+    """Return the passes if each is there once and they are in order, or raise a problem."""
     if not isinstance(value, list | tuple):
         return value
     all_known(value, PASSES, "unknown-pass", "pass")
@@ -33,23 +37,60 @@ def passes_in_order(value: Any) -> Any:
         )
     if list(value) != [name for name in PASSES if name in value]:
         hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
-        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+        raise problem("bad-value", "`passes` must list each pass once, forward first", hint)
     return value
 
 
+class AttentionParam(ParamSpec):
+    """A scalar that expressions use by name: a compile-time constant, or an argument of every call."""
+
+    within: Annotated[int, Field(ge=2**17, le=MOST, examples=[2**27])] | None = None
+    """Largest magnitude of a run-time integer. Calls check it, and `kgen prove` uses it. Default: 2**30."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> AttentionParam:
+        if self.within is not None and (self.type != "int" or not self.runtime):
+            found = "a real number" if self.type == "float" else "a compile-time constant"
+            message = f"`within` bounds run-time integers, and the parameter is {found}"
+            raise problem("bad-within", message, "remove `within`", at=("within",), key=True)
+        return self
+
+    @property
+    def most(self) -> int:
+        """Largest magnitude of a run-time integer. Tile ranges add it to positions in 32 bits."""
+        return self.within or MOST
+
+    @property
+    def most_spelled(self) -> str:
+        """The same as an expression of Python: a power of two is easier to read than its digits."""
+        return f"2**{self.most.bit_length() - 1}" if self.most.bit_count() == 1 else str(self.most)
+
+
+Param = Annotated[
+    AttentionParam,
+    BeforeValidator(number_or_param, json_schema_input_type=int | float | AttentionParam),
+]
+
+
 def bounded(dtype: str, within: int | None) -> None:
-    """Raise where elements of a dtype have no bound that can be promised."""
+    """Raise a problem if `within` is set for a dtype other than int32 and int64."""
     if within is not None and dtype not in ("int32", "int64"):
-        message = f"only elements of int32 and int64 have a bound, these are {dtype}"
+        message = f"`within` needs a buffer of int32 or int64, not {dtype}"
         raise problem("bad-within", message, "remove `within`, or use int32", at=("within",), key=True)
 
 
 def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
-    """The dump of a spec that does not mention what came later: it is hashed as before there was such a thing."""
+    """Return a dump without fields that were added later and have their defaults.
+
+    So hashes of specs stay the same when a field is added.
+    """
     for field, default in (("block_mask", "auto"), ("backward_in_parts", False)):
         if dumped.get(field) == default:
             del dumped[field]
     for buffer in (dumped.get("buffers") or {}).values():
         if buffer.get("within") is None:
             buffer.pop("within", None)
+    for param in (dumped.get("params") or {}).values():
+        if param.get("within") is None:
+            param.pop("within", None)
     return dumped

@@ -1,4 +1,4 @@
-"""`kernel: attention`: what a user may say about one attention variant."""
+"""The schema of `kernel: attention`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
-from kgen.kernels.attention.fields import bounded, checked_gqa, passes_in_order, without_defaults
+from kgen.kernels.attention.fields import Param, bounded, checked_gqa, passes_in_order, without_defaults
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
@@ -23,7 +23,6 @@ from kgen.spec.common import (
     REALS,
     Expression,
     License,
-    Param,
     Summary,
     checked_name,
     checked_own_name,
@@ -39,10 +38,10 @@ from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
 KV_LENS = "kv_lens"
-"""The argument that says how many keys each sequence has."""
+"""The argument that holds the number of keys of each sequence."""
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 ANY = "any"
-"""An extent of a buffer that each call's tensor has of its own; as a dtype, any of `REALS`."""
+"""An extent that each call's tensor determines. As a dtype: one of `REALS`, which the tensor determines."""
 MEANINGS = ("h_kv",)
 INDICES = ("b", "h", "q_idx", "kv_idx")
 RESERVED = frozenset(
@@ -82,12 +81,12 @@ OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse
 
 
 class HeadDim(SpecModel):
-    """Elements per head. They need not be powers of two."""
+    """Elements per head: any numbers, also other than powers of two."""
 
     qk: Annotated[int, Field(ge=1, le=1024, examples=[192])]
-    """Of a query and a key."""
+    """Elements of a query and of a key."""
     v: Annotated[int, Field(ge=1, le=1024, examples=[128])]
-    """Of a value and of the output."""
+    """Elements of a value and of an output row."""
 
 
 def _head_dim(value: Any) -> Any:
@@ -100,10 +99,10 @@ def _head_dim(value: Any) -> Any:
 
 
 class Length(SpecModel):
-    """A promise about one sequence length: it is a multiple of `multiple_of`; 1 promises nothing."""
+    """A promise about one sequence length: it is a multiple of `multiple_of`."""
 
     multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])]
-    """The emitted code drops the bounds checks that this makes needless."""
+    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
 
 
 def _length(value: Any) -> Any:
@@ -112,42 +111,46 @@ def _length(value: Any) -> Any:
     if isinstance(value, dict | Length):
         return value
     hint = "write `any` or `{multiple_of: 128}`"
-    raise problem("wrong-type", f"a length must be `any` or a promise, not {shown(value)}", hint)
+    raise problem("wrong-type", f"a length must be `any` or a mapping, not {shown(value)}", hint)
 
 
 class KeyLength(Length):
-    """What is known about the number of keys."""
+    """Promises about the number of keys."""
 
     multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])] = 1
-    """The emitted code drops the bounds checks that this makes needless."""
+    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
     per_batch: bool = False
-    """Each sequence has its own number of keys, `kv_lens` [B] int32, at most SK; keys beyond it are not read."""
+    """True if the argument `kv_lens` [B] int32 holds the number of keys of each sequence, at most SK.
+
+    Kernels do not read keys beyond it."""
 
 
 class Lengths(SpecModel):
-    """What is known about the lengths of the sequences."""
+    """Promises about the lengths of the sequences."""
 
     q: Annotated[Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)] = Length(
         multiple_of=1
     )
-    """Of the queries."""
+    """The number of queries: `any`, or {multiple_of: 128}."""
     kv: Annotated[KeyLength, BeforeValidator(_length, json_schema_input_type=Literal["any"] | KeyLength)] = (
         KeyLength()
     )
-    """Of the keys and values."""
+    """The number of keys and values: `any`, or {multiple_of: 128, per_batch: true}."""
 
 
 class PagedKV(SpecModel):
-    """Keys and values live in a pool of pages, [pages, page_size, HKV, D], and `block_table` [B, n] int32 names
-    the pages of each sequence in order."""
+    """Keys and values in a pool of pages, [pages, page_size, HKV, D].
+
+    `block_table` [B, n] int32 lists the pages of each sequence, in order.
+    """
 
     page_size: Annotated[int, Field(ge=1, le=2**20, examples=[64])]
-    """Positions per page; a power of two."""
+    """Positions per page, a power of two."""
 
     @model_validator(mode="after")
     def _check(self) -> PagedKV:
         if self.page_size & (self.page_size - 1):
-            message = f"a page of {self.page_size} positions is not a power of two"
+            message = f"`page_size` must be a power of two, not {self.page_size}"
             raise problem("bad-value", message, "use 16, 64 or 256, for example", at=("page_size",))
         return self
 
@@ -156,7 +159,7 @@ def _extent(value: Any) -> Any:
     if value in (*SIZES, ANY) or (is_integer(value) and 1 <= value < 2**31):
         return value
     hint = did_you_mean(value.upper(), SIZES) if isinstance(value, str) else None
-    hint = hint or f"a size is a positive integer, one of {', '.join(SIZES)}, or `{ANY}`"
+    hint = hint or f"use a positive integer, one of {', '.join(SIZES)}, or `{ANY}`"
     raise problem("bad-shape", f"{shown(value)} is not a size", hint)
 
 
@@ -168,22 +171,26 @@ Extent = Annotated[
 
 
 class Buffer(SpecModel):
-    """A tensor that the expressions read. An index outside of it reads zero."""
+    """A tensor that the expressions read. An index out of bounds reads zero."""
 
     shape: Annotated[tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])]
-    """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
-    tensor of a call has. Empty for one number, which expressions use by name."""
+    """Extents: integers, sizes, or `any`, which each call's tensor determines. [] for one number, used by its name.
+
+    The sizes are B (batch), HQ (query heads), HKV (key-value heads), SQ (queries) and SK (keys)."""
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"], Field(examples=["fp32"])
     ]
-    """Of the elements in memory; kernels compute in fp32 and int32. `any`: fp32, bf16 or fp16, the one that the
-    tensor of a call has."""
+    """Dtype of the elements in memory. Kernels compute in fp32 and int32.
+
+    With `any`, the tensor of each call has fp32, bf16 or fp16."""
     grad: bool = False
-    """Whether the backward pass gives a gradient for it."""
+    """True if the backward pass returns its gradient."""
     sorted: bool = False
-    """A promise that each row (the last axis) ascends: masks that compare its elements then skip tiles."""
+    """A promise that each row (the last axis) ascends. Kernels then skip tiles if the mask compares its elements."""
     within: Annotated[int, Field(ge=1, le=2**30, examples=[2**29])] | None = None
-    """A promise that no element of an integer buffer is further from zero, for proofs that sums of it fit 32 bits."""
+    """A promise about an integer buffer: each element is between -within and within.
+
+    `kgen prove` uses it to show that sums fit 32 bits."""
 
     @property
     def element(self) -> Type:
@@ -197,22 +204,22 @@ class Buffer(SpecModel):
 
     @property
     def dtype_words(self) -> str:
-        """The same in words."""
+        """The dtypes as text, for messages."""
         *first, last = self.dtypes
         return f"{', '.join(first)} or {last}" if first else last
 
     @model_validator(mode="after")
     def _check(self) -> Buffer:
         if self.grad and self.element is not Type.FLOAT:
-            message = f"a buffer of {self.dtype} has no gradient"
+            message = f"a buffer of {self.dtype} cannot have a gradient"
             raise problem(
                 "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
             )
         if self.sorted and not self.shape:
-            message = "a buffer without dimensions has no row to be sorted"
+            message = "a buffer without dimensions cannot be sorted"
             raise problem("bad-sorted", message, "remove `sorted`", at=("sorted",), key=True)
         if self.sorted and self.dtype not in ("int32", "int64"):
-            message = f"only buffers of int32 and int64 can be sorted, this one is {self.dtype}"
+            message = f"`sorted` needs a buffer of int32 or int64, not {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
         bounded(self.dtype, self.within)
         return self
@@ -236,15 +243,15 @@ class AttentionSpec(SpecModel):
     kernel: Literal["attention"]
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["causal_alibi"])]
-    """Name of the emitted function, lower_snake_case."""
+    """Name of the emitted function, in lower_snake_case."""
     summary: Summary = UserText("")
-    """One line for people; it opens the docstring of the emitted file."""
+    """One line that describes the kernel. It begins the docstring of the emitted file."""
     license: License = UserText("Apache-2.0")
-    """SPDX identifier for the emitted files."""
+    """SPDX license identifier in the header of the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], Field(examples=["bf16"])]
-    """Of q, k, v and the output."""
+    """Dtype of q, k, v and the output. Sums and softmax are fp32."""
     precision: Literal["ieee", "tf32", "tf32x3"] = "ieee"
-    """How fp32 matrix products are computed; only with `dtype: fp32`."""
+    """Precision of the matrix products, only with `dtype: fp32`."""
     head_dim: Annotated[
         HeadDim,
         BeforeValidator(_head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim),
@@ -255,43 +262,51 @@ class AttentionSpec(SpecModel):
         int | Literal["any"],
         BeforeValidator(checked_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = 1
-    """Query heads for each key-value head; `any` leaves it to the launch."""
+    """Query heads per key-value head. With `any`, the tensors of each call determine it."""
     varlen: bool = False
-    """Sequences lie end to end: q [TQ, HQ, D], k and v [TK, HKV, D], as `cu_seqlens_q` and `cu_seqlens_k` say."""
+    """True if sequences are packed end to end: q [TQ, HQ, D], k and v [TK, HKV, D].
+
+    `cu_seqlens_q` and `cu_seqlens_k` hold their offsets."""
     lengths: Lengths = Lengths()
-    """What is known about the lengths of the sequences."""
+    """Promises about the lengths of the sequences."""
     buffers: dict[OwnName, Buffer] = Field(default_factory=dict)
-    """Tensors that the expressions may index, by name."""
+    """Tensors that the expressions index, by name."""
     params: dict[OwnName, Param] = Field(default_factory=dict)
-    """Scalars that the expressions may use, by name."""
+    """Scalars that the expressions use, by name."""
     score_mod: Expression = None
-    """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
+    """The changed score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
     mask_mod: Expression = None
-    """True for the pairs that are kept; from the same names without `score`."""
+    """True for the pairs of positions that count, from the same names except `score`."""
     block_mask: Literal["auto", "always", "never"] = "auto"
-    """Whether kernels walk lists of the blocks that the mask leaves, which a kernel makes of it at every call or
-    once: `auto`, where ranges of positions cannot tell them."""
+    """When kernels visit the blocks of a block mask, which another kernel builds from `mask_mod`.
+
+    `auto`: if ranges of positions cannot describe the mask. A block mask can serve one call or many."""
     sinks: bool = False
-    """Each query head has a learned logit, the argument `sinks` [HQ], that joins the softmax and has no value."""
+    """True if each query head has a learned logit, the argument `sinks` [HQ].
+
+    It joins the sum of the softmax and has no value."""
     fast_math: bool = False
-    """Allows cheaper approximations of functions such as tanh."""
+    """True to allow cheaper approximations of functions such as tanh."""
     passes: Annotated[
         tuple[Literal["forward", "backward", "decode"], ...],
         Field(strict=False),
         BeforeValidator(passes_in_order),
     ] = ("forward", "backward")
-    """Which kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
+    """Kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
     backward_in_parts: bool = False
-    """Calls of the backward pass with the same queries, each with some of the keys, can share delta and dq's sum."""
+    """True if backward calls can share delta and the sum of dq.
+
+    Such calls have the same queries, and each call has some of the keys."""
     align: Literal["start", "end"] | None = None
-    """Where `q_idx` counts from: `start`, the first query is at position 0; `end`, the last query is at the
-    position of the last key. `end` where there is a pass `decode` or `paged_kv`, else `start`."""
+    """Positions of the queries. `start`: the first query is at 0. `end`: the last query is at the last key.
+
+    The default is `end` with the pass `decode` or with `paged_kv`, else `start`."""
     paged_kv: PagedKV | None = None
-    """Keys and values in pages, with a number of keys per sequence."""
+    """Keys and values in pages, with a number of keys for each sequence."""
     targets: Targets = Targets.model_validate({"triton": {}})
-    """What to emit them for."""
+    """Languages of the emitted kernels, each with its options."""
     adapters: Adapters = ()
-    """By whom they are to be called: folders beside that of the kernels, as `kgen adapt` writes them."""
+    """Programs that call the kernels. `kgen render` writes a package for each, as `kgen adapt` does."""
 
     @model_validator(mode="after")
     def _check(self) -> AttentionSpec:
@@ -305,15 +320,17 @@ class AttentionSpec(SpecModel):
                 key=True,
             )
         if self.paged_kv is not None and "backward" in self.passes:
-            message = "there is no backward pass through pages: a page may belong to many sequences"
+            message = "`paged_kv` has no backward pass: a page may belong to several sequences"
             hint = "write `passes: [forward, decode]`, or remove `paged_kv`"
             raise problem("unsupported-pass", message, hint, at=("passes",))
         if self.targets.cuda is not None and "backward" not in self.passes:
-            message = "delta is a step of the backward pass, which the spec does not ask for"
+            message = (
+                "the target `cuda` emits delta, a step of the backward pass, but `passes` has no `backward`"
+            )
             hint = "add `backward` to `passes`, or remove the target"
             raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
         if self.backward_in_parts and "backward" not in self.passes:
-            message = "there is no backward pass to take in parts"
+            message = "`backward_in_parts` needs the backward pass"
             hint = "add `backward` to `passes`, or remove `backward_in_parts`"
             raise problem("missing-pass", message, hint, at=("backward_in_parts",), key=True)
         if self.block_mask == "always":
@@ -337,16 +354,16 @@ class AttentionSpec(SpecModel):
             for name in names:
                 if name in arguments:
                     message = f"`{name}` is already an argument of the emitted function"
-                    hint = "choose another name; the kernel reads that one by itself"
+                    hint = "choose another name"
                     raise problem("name-taken", message, hint, at=(section, name), key=True)
         taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 
     def _check_block_mask(self) -> None:
         if self.mask_mod is None:
-            message, hint = "there is no `mask_mod` to make a block mask of", "remove it, or add a `mask_mod`"
+            message, hint = "a block mask needs a `mask_mod`", "remove it, or add a `mask_mod`"
         elif self.varlen:
-            message, hint = "packed sequences do not support block masks yet", "remove it, or `varlen`"
+            message, hint = "packed sequences do not support block masks yet", "remove it, or remove `varlen`"
         elif "decode" in self.passes or self.paged_kv is not None:
             message = "decoding does not support block masks yet"
             hint = "remove it, or write `passes: [forward, backward]` without `paged_kv`"
@@ -356,41 +373,39 @@ class AttentionSpec(SpecModel):
 
     def _check_packed(self) -> None:
         if self.lengths != Lengths():
-            message = "the lengths of packed sequences are on the device, so nothing can be promised of them"
-            raise problem("bad-value", message, "remove `lengths`, or `varlen`", at=("lengths",), key=True)
+            message = "packed sequences cannot have `lengths`: their lengths are on the device"
+            raise problem("bad-value", message, "remove `lengths` or `varlen`", at=("lengths",), key=True)
         for name, buffer in self.buffers.items():
             if sized := [i for i, size in enumerate(buffer.shape) if size in ("SQ", "SK")]:
-                message = (
-                    f"each packed sequence has its own {buffer.shape[sized[0]]}, which `{name}` cannot have"
-                )
-                hint = "give the buffer a fixed size: an index outside of it reads as zero"
+                message = f"`{name}` cannot have the size {buffer.shape[sized[0]]}, which differs by packed sequence"
+                hint = "use a fixed size: an index out of bounds reads zero"
                 raise problem("bad-shape", message, hint, at=("buffers", name, "shape", sized[0]))
 
     @property
     def per_batch(self) -> bool:
-        """Whether each sequence has its own number of keys, `kv_lens`."""
+        """True if each sequence has its own number of keys, `kv_lens`."""
         return self.lengths.kv.per_batch or self.paged_kv is not None
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of functions: products in TF32 are no better than 16 bits."""
+        """The accuracy of functions. TF32 products need no more than products of 16 bits."""
         if self.fast_math:
             return "fast"
         return "precise" if self.dtype == "fp32" and self.precision != "tf32" else "usual"
 
     @property
     def aligned_to_end(self) -> bool:
-        """Whether the last query stands at the position of the last key."""
+        """True if the last query is at the position of the last key."""
         newest = "decode" in self.passes or self.paged_kv is not None
         return newest if self.align is None else self.align == "end"
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:
-        """A spec that does not mention what came later is dumped, and so hashed, as before there was such a thing."""
+        """Omit fields that were added later and have their defaults, so that hashes of specs stay the same."""
         return without_defaults(handler(self))
 
     def _kv_head(self) -> Node:
-        """The head of K and V that a query head reads."""
+        """Return the key-value head that a query head reads."""
         h, hq, hkv = (Var(name, Type.INT) for name in ("h", "HQ", "HKV"))
         if self.gqa == 1:
             return h
@@ -398,7 +413,7 @@ class AttentionSpec(SpecModel):
         return Call("floordiv", (h, group), Type.INT)
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """By field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type that its value must have."""
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
         buffers = {n: BufferType.of(b.element, b.shape, ANY) for n, b in self.buffers.items()}
         if self.per_batch:
@@ -409,7 +424,7 @@ class AttentionSpec(SpecModel):
             constants=compiled_in(self.params),
             meanings={"h_kv": self._kv_head()},
         )
-        only_scores = {"score": "a mask sees positions, not scores: use `score` in `score_mod`"}
+        only_scores = {"score": "a mask depends on positions, not on scores: use `score` in `score_mod`"}
         mask = replace(score, variables=scalars, elsewhere=only_scores)
         texts = (
             ("score_mod", self.score_mod, score, Type.FLOAT),
@@ -418,7 +433,7 @@ class AttentionSpec(SpecModel):
         return {f: (text.written, scope, result) for f, text, scope, result in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """What only the typed `trees` (by field) show to be wrong."""
+        """Yield the errors that only the typed `trees` (by field) show."""
         read = {name for tree in trees.values() for name in buffers_of(tree)}
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
@@ -440,8 +455,8 @@ class AttentionSpec(SpecModel):
                 yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
         if self._leaves_nothing(trees):
             field = "mask_mod" if "mask_mod" in trees else "score_mod"
-            hint = "some condition of it can never hold: look at its numbers and params"
-            yield problem("empty-mask", f"`{field}` leaves no pair of positions", hint, at=(field,))
+            hint = "a condition in it is always false: check its numbers and params"
+            yield problem("empty-mask", f"`{field}` removes all pairs of positions", hint, at=(field,))
         yield from self._check_alignment(trees)
         for name in self.params:
             if name not in used:
@@ -454,10 +469,10 @@ class AttentionSpec(SpecModel):
         try:
             return canonical(trees, numbers(self.params)).get("mask_mod") == FALSE
         except RecursionError:
-            return False  # too large, as is said where it is planned
+            return False  # too large: planning reports it
 
     def _check_alignment(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """With queries at the end, `q_idx` is a position among the keys, not a row of a buffer with SQ rows."""
+        """Refuse `q_idx` as an index of SQ rows if queries are at the end: it is then a position among the keys."""
         if not self.aligned_to_end:
             return
         position = Var("q_idx", Type.INT)
@@ -466,7 +481,7 @@ class AttentionSpec(SpecModel):
             wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i : i + 1] == ("SQ",)]
             if wrong:
                 message = (
-                    f"`q_idx` is a position among the SK keys here, but `{read.buffer}` has SQ elements there"
+                    f"`q_idx` is a position among the SK keys, but `{read.buffer}` has SQ elements there"
                 )
                 hint = "declare that dimension as SK, or write `align: start`"
                 yield problem("bad-shape", message, hint, at=("buffers", read.buffer, "shape", wrong[0]))

@@ -1,4 +1,4 @@
-"""Chunk output: what linear attention, retention and gated delta rules do with the states of chunks."""
+"""The family `chunk_output`: the output step of chunked linear attention, retention and gated delta rules."""
 
 from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 

@@ -1,4 +1,4 @@
-"""What becomes of a chunk_output spec, in words for the person who wrote it."""
+"""The page of `kgen explain` for chunk_output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kgen.spec.load import Loaded
 
 
 def explain_chunk_output(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
-    """The decay, what moves through memory, and the tiles. Chunks have no tiles to draw: all are visited."""
+    """Build the page: formula, decay, operations, memory traffic, gradients and tiles. It has no drawing."""
     plan = plan_chunk_output(loaded)
     sections = {
         "Formula": _formula(plan),
@@ -35,7 +35,7 @@ def explain_chunk_output(loaded: Loaded, _drawing: Drawing | None = None) -> Pag
 
 
 def _facts(plan: ChunkOutputPlan) -> dict[str, Any]:
-    """The fields that docs/commands.md lists for chunk_output."""
+    """Return the fields of the JSON output, which docs/commands.md lists."""
     tables = dataclasses.asdict(tile_tables(plan.spec)).items()
     shown = {"exponent": plan.decay, "with_values": plan.exponent, "slope": plan.slope}
     return {

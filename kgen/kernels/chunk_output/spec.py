@@ -1,4 +1,4 @@
-"""`kernel: chunk_output`: what a user may say about the output step of chunked linear attention."""
+"""The schema of `kernel: chunk_output`, the output step of chunked linear attention."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from kgen.spec.user_text import UserText
 SIZES = ("H", "HV")
 INDICES = ("i", "h")
 GATES = {"g": "i", "g_gamma": "h"}
-"""The tensors that `decay` may read, and the one index that each is read at."""
+"""The tensors that `decay` may read, each with its only index."""
 RESERVED = frozenset(
     {
         *(*SIZES, *INDICES, *GATES, "inf", "q", "k", "v", "o", "scale", "cu_seqlens", "chunk_indices"),
         *("math", "torch", "triton", "tl"),
-        # Files of its folder: importing one would hide the function.
+        # Files of the emitted package: importing one would hide a function of this name.
         *("cute_sm90", "cute_sm100"),
     }
 )
 PASSES = ("forward", "backward")
 CUTE_WIDTHS, CUTE_CHUNK = (64, 128), 64
-"""Head dims and chunk size that the CuTe DSL kernels are written for."""
+"""Head dims and chunk size of the CuTe DSL kernels."""
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 Width = Annotated[Literal[64, 128, 256], Field(examples=[128])]
@@ -51,9 +51,9 @@ class HeadDim(SpecModel):
     """Elements per head: 64, 128 or 256."""
 
     qk: Width
-    """Of a query and a key: K."""
+    """Elements of a query and of a key: K."""
     v: Width
-    """Of a value and of the output: V."""
+    """Elements of a value and of an output row: V."""
 
 
 def _head_dim(value: Any) -> Any:
@@ -66,28 +66,28 @@ def _head_dim(value: Any) -> Any:
 
 
 class Heads(SpecModel):
-    """How many heads there are: both numbers, the ratio alone, or nothing."""
+    """Numbers of heads that are compiled in: both numbers, only their ratio, or none."""
 
     qk: Count | None = None
-    """Of q and k: H."""
+    """Heads of q and k: H."""
     v: Count | None = None
-    """Of v, the states, the gate and the output: HV, a multiple of H."""
+    """Heads of v, the states, the gate and the output: HV, a multiple of H."""
     group: Count | None = None
-    """HV / H, where the numbers are left to the call."""
+    """HV / H, if the tensors of each call determine the numbers."""
 
     @property
     def ratio(self) -> int | None:
-        """Value heads for each head of q and k, if the spec says it."""
+        """Value heads per head of q and k, or None if the spec leaves it open."""
         return self.v // self.qk if self.v and self.qk else self.group
 
     @model_validator(mode="after")
     def _check(self) -> Heads:
         if (self.qk is None) != (self.v is None) or (self.qk is not None and self.group is not None):
             hint = "write `{qk: 16, v: 32}`, `{group: 2}` or `any`"
-            raise problem("bad-value", "`heads` takes `qk` and `v`, or `group` alone", hint)
+            raise problem("bad-value", "`heads` needs both `qk` and `v`, or only `group`", hint)
         if self.qk and self.v and self.v % self.qk:
-            message = f"{self.v} value heads cannot share {self.qk} heads of q and k"
-            raise problem("bad-value", message, "`v` is a multiple of `qk`", at=("v",))
+            message = f"`v` must be a multiple of `qk`: {self.v} is not a multiple of {self.qk}"
+            raise problem("bad-value", message, f"write `v: {self.qk}`, for example", at=("v",))
         return self
 
 
@@ -110,9 +110,9 @@ else:
 
 
 class ChunkOutputSpec(SpecModel):
-    """The output of chunked linear attention, from the state before each chunk and the chunk itself.
+    """The output step of chunked linear attention, from the chunk and the state before it.
 
-    In a chunk of BT tokens, with c(i) the value of `decay` at position i and b the gate's base,
+    A chunk has BT tokens, c(i) is the value of `decay` at position i, and b is the base of the gate:
 
         o[i] = scale * (b**c(i) * q[i] @ state  +  sum over j <= i of b**(c(i) - c(j)) * (q[i] . k[j]) * v[j])
     """
@@ -120,17 +120,17 @@ class ChunkOutputSpec(SpecModel):
     kernel: Literal["chunk_output"]
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["gated_delta_output"])]
-    """Name of the emitted function, lower_snake_case."""
+    """Name of the emitted function, in lower_snake_case."""
     summary: Summary = UserText("")
-    """One line for people; it opens the docstring of the emitted file."""
+    """One line that describes the kernel. It begins the docstring of the emitted file."""
     license: License = UserText("Apache-2.0")
-    """SPDX identifier for the emitted files."""
+    """SPDX license identifier in the header of the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16"], Field(examples=["bf16"])]
-    """Of q, k, v and the output; sums are fp32."""
+    """Dtype of q, k, v and the output. Sums are fp32."""
     state_dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """Of the states; that of q if left out. The kernels multiply with them in the dtype of q."""
+    """Dtype of the states; the default is the dtype of q. The kernels multiply in the dtype of q."""
     gate_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
-    """Of g and g_gamma."""
+    """Dtype of g and g_gamma."""
     head_dim: Annotated[
         HeadDim,
         BeforeValidator(_head_dim, json_schema_input_type=Width | HeadDim),
@@ -138,29 +138,29 @@ class ChunkOutputSpec(SpecModel):
     ]
     """Elements per head, 64, 128 or 256: one number, or {qk, v}."""
     chunk_size: Literal[16, 32, 64, 128] = 64
-    """Tokens of a chunk: BT."""
+    """Tokens per chunk: BT."""
     heads: Annotated[Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)] = Heads()
-    """{qk: 16, v: 32}, {group: 2} or `any`: what is compiled in, and what is left to the call."""
+    """Numbers of heads: {qk: 16, v: 32} compiles both in, {group: 2} only their ratio, `any` nothing."""
     # The state decays by b**c(i), a pair of positions by b**(c(i) - c(j)). The difference alone
     # does not determine c(i), and a subtraction before the power cannot overflow.
     decay: Expression = None
-    """The exponent c(i) of the decay from the chunk's start through position i; none if left out."""
+    """The exponent c(i) of the decay from the start of the chunk to position i. Without it, there is no decay."""
     gate_base: Literal["e", 2] = "e"
     """The base of the decay: e, or 2."""
     state_layout: Literal["kv", "vk"] = "kv"
-    """Whether a state is [K, V] or [V, K] in memory."""
+    """Order of the dimensions of a state in memory: [K, V] or [V, K]."""
     v_layout: Literal["token", "chunk_padded"] = "token"
-    """Whether v is [B, T, HV, V], or padded to whole chunks, [B, NT * BT, HV, V]."""
+    """Shape of v: `token` is [B, T, HV, V]; `chunk_padded` is [B, NT * BT, HV, V], padded to whole chunks."""
     varlen: bool = False
-    """Whether sequences of different lengths are packed into one row, with `cu_seqlens`."""
+    """True if sequences are packed end to end in one row; `cu_seqlens` holds their offsets."""
     passes: Annotated[
         tuple[Literal["forward", "backward"], ...],
         Field(strict=False),
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
-    """Which kernels to emit: [forward] or [forward, backward]."""
+    """Kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
-    """What to emit them for."""
+    """Languages of the emitted kernels, each with its options."""
 
     @property
     def state(self) -> str:
@@ -168,46 +168,52 @@ class ChunkOutputSpec(SpecModel):
         return self.state_dtype or self.dtype
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """By field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type that its value must have."""
         if self.decay is None:
             return {}
         scope = Scope(
             dict.fromkeys((*INDICES, *SIZES), Type.INT),
             {name: BufferType(Type.FLOAT, 1) for name in GATES},
-            {"j": "`decay` is the exponent at one position `i`: from i and j the kernel takes c(i) - c(j)"},
+            {"j": "`decay` is the exponent c(i) at one position `i`; the kernel computes c(i) - c(j)"},
             {size: heads for size, heads in (("H", self.heads.qk), ("HV", self.heads.v)) if heads},
         )
         return {"decay": (self.decay.written, scope, Type.FLOAT)}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """What only the typed `trees` (by field) show to be wrong."""
+        """Yield the errors that only the typed `trees` (by field) show."""
         read = reads(trees["decay"]) if "decay" in trees else ()
         for one in read:
             index = Var(GATES[one.buffer], Type.INT)
             if one != Read(one.buffer, (index,), Type.FLOAT):
-                message = f"`{one.buffer}` is read at another index than `{index.name}`"
+                message = f"`{one.buffer}` must be read at index `{index.name}`"
                 yield problem("bad-index", message, f"write `{one.buffer}[{index.name}]`", at=("decay",))
         if "gate_dtype" in self.model_fields_set and not read:
             hint = "remove it, or read `g[i]` in `decay`"
-            yield problem("unused-gate", "`decay` reads no gate", hint, at=("gate_dtype",), key=True)
+            yield problem(
+                "unused-gate",
+                "`gate_dtype` needs a `decay` that reads a gate",
+                hint,
+                at=("gate_dtype",),
+                key=True,
+            )
         if "gate_base" in self.model_fields_set and "decay" not in trees:
             hint = "remove it, or write `decay: g[i]`"
-            yield problem("unused-gate", "there is no decay for it", hint, at=("gate_base",), key=True)
+            yield problem("unused-gate", "`gate_base` needs a `decay`", hint, at=("gate_base",), key=True)
         if self.targets.cute:
             yield from self._beyond_cute()
 
     def _beyond_cute(self) -> Iterator[PydanticCustomError]:
-        """What the CuTe DSL kernels are not written for."""
+        """Yield an error if the CuTe DSL kernels do not support the spec."""
         assert self.targets.cute is not None
         arch, widths = self.targets.cute.arch, " or ".join(map(str, CUTE_WIDTHS))
         needs = {
-            "one architecture or more, each once": 0 < len(arch) == len(set(arch)),
+            "at least one architecture, each once": 0 < len(arch) == len(set(arch)),
             f"`head_dim` of {widths}": self.head_dim.qk in CUTE_WIDTHS and self.head_dim.v in CUTE_WIDTHS,
             f"`chunk_size: {CUTE_CHUNK}`": self.chunk_size == CUTE_CHUNK,
-            "states of the dtype of q": self.state == self.dtype,
-            "`triton` beside it for the backward pass": "backward" not in self.passes or self.targets.triton,
+            "states in the dtype of q": self.state == self.dtype,
+            "the target `triton` for the backward pass": "backward" not in self.passes or self.targets.triton,
         }
         if missing := [need for need, met in needs.items() if not met]:
-            message = f"the target `cute` needs {' and '.join(missing)}"
-            hint = "remove the target, or change the spec; `triton` takes any"
+            message = f"the target `cute` needs {', '.join(missing)}"
+            hint = "remove the target, or change the spec; the target `triton` supports all"
             yield problem("unsupported-target", message, hint, at=("targets", "cute"), key=True)

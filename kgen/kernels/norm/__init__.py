@@ -1,4 +1,4 @@
-"""Norms: rows of tensors divided by what their elements measure, and what is done to them before and after."""
+"""The family `norm`: layer norm and RMS norm of rows, with expressions before and after the norm."""
 
 from kgen.family import Bench, Family, Lazy, Verification, dtype_of
 

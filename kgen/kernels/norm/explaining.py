@@ -1,4 +1,4 @@
-"""What becomes of the spec of a norm, step by step, in words for the person who wrote it."""
+"""The page of `kgen explain` for norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALONG = {"element": "for every element", "row": "summed over each row", "column"
 
 
 def explain_norm(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
-    """The steps from a spec to its kernels. A norm has no tiles to draw."""
+    """Build the page: the values of each pass, the gradients and the counts of operations. It has no drawing."""
     plan = plan_norm(loaded)
     sections: dict[str, Iterable[Block]] = {"Forward, for each row": _forward(plan)}
     if plan.backward is not None:
@@ -34,7 +34,7 @@ def explain_norm(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
 
 
 def _facts(plan: NormPlan) -> dict[str, Any]:
-    """The fields that docs/commands.md lists for norms."""
+    """Return the fields of the JSON output, which docs/commands.md lists."""
     values = [plan.forward.h, *plan.forward.normed, plan.forward.out]
     gradients = plan.backward.gradients if plan.backward is not None else ()
     return {
@@ -90,7 +90,7 @@ def _gradient(gradient: Gradient) -> Block:
 
 
 def _operations(plan: NormPlan, written: Mapping[str, Node]) -> Iterator[Block]:
-    """Of arithmetic, and bytes of what has an element for each of x."""
+    """Count arithmetic operations, and bytes of the tensors that have the shape of x."""
     forward, backward = plan.forward, plan.backward
     mods = [written.get("input_mod", forward.h.tree), written.get("output_mod", forward.out.tree)]
     trees = [v.tree for v in (forward.h, *forward.normed, forward.out)]

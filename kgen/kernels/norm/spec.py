@@ -1,4 +1,4 @@
-"""`kernel: norm`: what a user may say about one layer norm or RMS norm."""
+"""The schema of `kernel: norm`, a layer norm or RMS norm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES = {
     ("WIDTH",): "column",
     ("H", "WIDTH"): "column",
 }
-"""Shapes that a buffer may have, and along what it then varies."""
+"""Shapes that a buffer may have, and the axis along which its values vary."""
 RESERVED = frozenset(
     {
         *(
@@ -96,16 +96,16 @@ Real = Literal["bf16", "fp16", "fp32"]
 
 
 class Dtypes(SpecModel):
-    """Of the tensors; everything is computed in fp32."""
+    """Dtypes of the tensors. Kernels compute in fp32."""
 
     input: Annotated[Real, Field(examples=["bf16"])]
-    """Of x."""
+    """Dtype of x."""
     weight: Real | None = None
-    """Of weight and bias; that of the input if left out."""
+    """Dtype of weight and bias; the default is the dtype of the input."""
     output: Real | None = None
-    """Of the output; that of the input if left out."""
+    """Dtype of the output; the default is the dtype of the input."""
     residual: Real | None = None
-    """Of the residual, in and out; that of the input if left out."""
+    """Dtype of the residual, in and out; the default is the dtype of the input."""
 
 
 def _dtypes(value: Any) -> Any:
@@ -127,7 +127,7 @@ def _width(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and all(map(fits, value)):
         if len(set(value)) == len(value):
             return tuple(value)
-        raise problem("bad-value", "`width` names a number twice", "write each width once")
+        raise problem("bad-value", "`width` lists a number twice", "write each width once")
     hint = "write `width: 4096`, `width: [64, 128]` or `width: any`"
     raise problem("bad-value", f"a width is a number from 1 to {MAX_WIDTH}, not {shown(value)}", hint)
 
@@ -147,18 +147,18 @@ def _shape(value: Any) -> Any:
 
 
 class Buffer(SpecModel):
-    """A tensor that the expressions may use by its name: at each element its value there."""
+    """A tensor that the expressions use by its name, which stands for its value at each element."""
 
     shape: Annotated[
         tuple[Literal["ROWS", "WIDTH", "H"], ...],
         Field(strict=False, examples=[["ROWS", "WIDTH"]]),
         BeforeValidator(_shape),
     ]
-    """[ROWS, WIDTH] is shaped as x, [ROWS] as x without its last dimension, [WIDTH] and [H, WIDTH] as weight."""
+    """[ROWS, WIDTH]: the shape of x. [ROWS]: without its last dimension. [WIDTH], [H, WIDTH]: the shape of weight."""
     dtype: Annotated[Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["bf16"])]
-    """Of the elements in memory; kernels compute in fp32 and int32."""
+    """Dtype of the elements in memory. Kernels compute in fp32 and int32."""
     grad: bool = False
-    """Whether the backward pass gives a gradient for it."""
+    """True if the backward pass returns its gradient."""
 
     @property
     def element(self) -> Type:
@@ -167,13 +167,16 @@ class Buffer(SpecModel):
 
     @property
     def along(self) -> str:
-        """What it varies along: `element`, `row` or `column`."""
+        """The axis along which its values vary: `element`, `row` or `column`."""
         return SHAPES[self.shape]
 
     @model_validator(mode="after")
     def _check(self) -> Buffer:
         if self.grad and self.element is not Type.FLOAT:
-            message, hint = f"a buffer of {self.dtype} has no gradient", "remove `grad`, or use a float dtype"
+            message, hint = (
+                f"a buffer of {self.dtype} cannot have a gradient",
+                "remove `grad`, or use a float dtype",
+            )
             raise problem("bad-grad", message, hint, at=("grad",), key=True)
         return self
 
@@ -182,9 +185,11 @@ class Quantize(SpecModel):
     """The output in eight bits."""
 
     dtype: Literal["fp8_e4m3"]
-    """Of the output; its largest number is 448, and larger values become that."""
+    """Dtype of the output. Its largest number is 448, to which kernels clamp larger values."""
     scale: Literal["per_tensor", "per_row"]
-    """per_tensor: the argument `scale`, one number; per_row: the row's largest magnitude / 448, returned."""
+    """Divisor of the output. `per_tensor`: the argument `scale`. `per_row`: the largest magnitude of the row / 448.
+
+    The function returns the scales of `per_row`."""
 
 
 if TYPE_CHECKING:
@@ -202,13 +207,13 @@ class NormSpec(SpecModel):
     kernel: Literal["norm"]
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["rms_norm"])]
-    """Name of the emitted function, lower_snake_case."""
+    """Name of the emitted function, in lower_snake_case."""
     summary: Summary = UserText("")
-    """One line for people; it opens the docstring of the emitted file."""
+    """One line that describes the kernel. It begins the docstring of the emitted file."""
     license: License = UserText("Apache-2.0")
-    """SPDX identifier for the emitted files."""
+    """SPDX license identifier in the header of the emitted files."""
     norm: Annotated[Literal["layer", "rms"], Field(examples=["rms"])]
-    """layer: (h - mean) / sqrt(var + eps); rms: h / sqrt(mean of squares + eps)."""
+    """`layer`: (h - mean) / sqrt(var + eps). `rms`: h / sqrt(mean of squares + eps)."""
     width: Annotated[
         int | tuple[int, ...] | Literal["any"],
         BeforeValidator(
@@ -217,64 +222,68 @@ class NormSpec(SpecModel):
         ),
         Field(examples=["any"]),
     ]
-    """Elements of a row: a number, a list of numbers, or `any`."""
+    """Elements of a row: a number or a list of numbers, which are compiled in, or `any`."""
     rows: Literal["any"] = "any"
-    """Rows of a call."""
+    """Number of rows; each call determines it."""
     heads: Annotated[
         int | Literal["any"] | None,
         BeforeValidator(_heads, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = None
-    """x is [..., H, WIDTH], and weight and bias are [H, WIDTH]: this many heads, or `any`."""
+    """Number of heads H, or `any`. x is then [..., H, WIDTH], and weight and bias are [H, WIDTH]."""
     dtype: Annotated[
         Dtypes, BeforeValidator(_dtypes, json_schema_input_type=Real | Dtypes), Field(examples=["bf16"])
     ]
-    """Of the tensors: one for all, or {input, weight, output, residual}."""
+    """Dtype of all tensors, or {input, weight, output, residual}."""
     weight: bool = True
-    """Whether there is a weight."""
+    """True if the function has the argument `weight`."""
     weight_offset: Annotated[int, Field(ge=0, le=1)] = 0
-    """Added to the weight; 1 for weights that are stored around zero, as Gemma's are."""
+    """A number that is added to the weight: 1 for weights that are stored around zero, as in Gemma."""
     bias: bool = False
-    """Whether there is a bias."""
+    """True if the function has the argument `bias`."""
     eps: Annotated[float, Field(ge=0, le=1, strict=False)] = 1e-6
-    """Added to the variance; the default of the argument `eps`."""
-    # Rounded first, the returned sum is all that backward reads: neither x nor the residual.
+    """The default of the argument `eps`, which is added to the variance (layer) or mean of squares (rms)."""
+    # The sum is rounded before the norm, so backward reads only the returned sum.
     residual: Literal["in", "in_out"] | None = None
-    """in: `residual` is an argument; in_out: the sum, rounded to the residual's dtype, is normed and returned too."""
+    """`in`: the argument `residual` is added to x. `in_out`: the function also returns the sum.
+
+    With `in_out`, the sum is rounded to the dtype of the residual before the norm."""
     input_mod: Expression = None
-    """What is normed, from `x`, `residual`, params and buffers; `x`, or `x + residual` where there is one."""
+    """The value to normalize, from `x`, `residual`, params and buffers.
+
+    The default is `x`, or `x + residual` with a residual."""
     output_mod: Expression = None
-    """The output, from `y`, params and buffers; `y` if left out."""
+    """The output, from `y`, params and buffers; the default is `y`."""
     round_x_hat: bool = False
-    """Whether x_hat is rounded to the input's dtype before the weight multiplies, as Hugging Face's Llama does."""
+    """True to round x_hat to the dtype of the input before the weight multiplies it, as in Hugging Face's Llama."""
     statistics: Literal["save", "recompute"] = "save"
-    """Whether backward reads mean and rstd, saved by forward in fp32, or computes them again."""
+    """`save`: forward stores mean and rstd in fp32 for backward. `recompute`: backward computes them again."""
     quantize: Quantize | None = None
-    """The output in eight bits; forward only."""
+    """Quantization of the output to eight bits, only without the backward pass."""
     buffers: dict[Name, Buffer] = Field(default_factory=dict)
-    """Tensors that the expressions may use, by name."""
+    """Tensors that the expressions use, by name."""
     params: dict[Name, Param] = Field(default_factory=dict)
-    """Scalars that the expressions may use, by name."""
+    """Scalars that the expressions use, by name."""
     fast_math: bool = False
-    """Allows cheaper approximations of functions such as tanh."""
+    """True to allow cheaper approximations of functions such as tanh."""
     passes: Annotated[
         tuple[Literal["forward", "backward"], ...],
         Field(strict=False),
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
-    """Which kernels to emit: [forward] or [forward, backward]."""
+    """Kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
-    """What to emit them for."""
+    """Languages of the emitted kernels, each with its options."""
 
     @property
     def accuracy(self) -> Accuracy:
-        """Of functions."""
+        """The accuracy of functions."""
         if self.fast_math:
             return "fast"
         return "precise" if "fp32" in (self.dtypes["input"], self.dtypes["output"]) else "usual"
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """Of `input`, `weight`, `output` and `residual`, defaults filled in."""
+        """Dtypes of `input`, `weight`, `output` and `residual`, with defaults filled in."""
         given = {name: value or self.dtype.input for name, value in self.dtype}
         return given | ({"output": self.quantize.dtype} if self.quantize else {})
 
@@ -288,32 +297,36 @@ class NormSpec(SpecModel):
                 if field in self.model_fields_set and not (field == "heads" and self.bias):
                     raise refused((field,), f"`{field}` needs a weight", "remove it, or `weight: false`")
             if self.dtype.weight and not self.bias:
-                raise refused(("dtype", "weight"), "there is no weight", "remove it, or `weight: false`")
+                raise refused(
+                    ("dtype", "weight"),
+                    "`dtype.weight` needs a weight or a bias",
+                    "remove it, or `weight: false`",
+                )
         if self.dtype.residual and not self.residual:
             hint = "remove it, or add `residual: in_out`"
-            raise refused(("dtype", "residual"), "there is no residual", hint)
+            raise refused(("dtype", "residual"), "`dtype.residual` needs a residual", hint)
         if self.quantize and self.dtype.output:
-            hint = "remove it: `quantize` says the dtype of the output"
-            raise refused(("dtype", "output"), "the output has two dtypes", hint)
+            hint = "remove it: `quantize` determines the dtype of the output"
+            raise refused(("dtype", "output"), "`dtype.output` and `quantize.dtype` exclude each other", hint)
         if self.quantize and "backward" in self.passes:
-            message = "an output in eight bits has no gradient"
+            message = "a quantized output has no gradient"
             raise refused(("quantize",), message, "add `passes: [forward]`")
         for name, buffer in self.buffers.items():
             if ("H" in buffer.shape, buffer.along) == (self.heads is None, "column"):
                 fits = "[WIDTH]" if self.heads is None else "[H, WIDTH]"
-                message = f"a column of this norm is {fits}, as the weight is"
+                message = f"a buffer along columns must have the shape of the weight, {fits}"
                 raise problem("bad-shape", message, f"write `shape: {fits}`", at=("buffers", name, "shape"))
         taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """By field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type that its value must have."""
         shared = {n: b.element for n, b in self.buffers.items()}
         shared |= {n: p.scalar for n, p in self.params.items()}
         constants = compiled_in(self.params)
         inputs = {"x": Type.FLOAT} | ({"residual": Type.FLOAT} if self.residual else {})
-        early = dict.fromkeys(inputs, "`output_mod` sees the normed value: use `x` in `input_mod`")
-        late = {"y": "`input_mod` comes before the norm: use `y` in `output_mod`"}
+        early = dict.fromkeys(inputs, "`output_mod` reads the normalized value `y`: use `x` in `input_mod`")
+        late = {"y": "`input_mod` is computed before the norm: use `y` in `output_mod`"}
         if not self.residual:
             late["residual"] = early["residual"] = "there is no residual: add `residual: in_out`"
         texts = (
@@ -323,7 +336,7 @@ class NormSpec(SpecModel):
         return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """What only the typed `trees` (by field) show to be wrong."""
+        """Yield the errors that only the typed `trees` (by field) show."""
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = {name for tree in trees.values() for name in differentiable(tree)}
         needed = {"input_mod": ("x", *(["residual"] if self.residual else [])), "output_mod": ("y",)}

@@ -1,4 +1,4 @@
-"""The CUDA target: `cuda.cu`, and `cuda.py` that loads it."""
+"""The CUDA target: `cuda.cu`, and `cuda.py`, which compiles and launches it."""
 
 from kgen.family import Runtime
 

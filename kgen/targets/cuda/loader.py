@@ -19,11 +19,11 @@ class Loader(Template):
     minor: int
     """The least compute capability is `major.minor`."""
     dynamic_shared: bool = False
-    """True where launches have dynamic shared memory, and clusters."""
+    """True if launches have dynamic shared memory and clusters."""
 
     @property
     def shared(self) -> str:
-        """Bytes of dynamic shared memory."""
+        """The expression for the bytes of dynamic shared memory."""
         return "shared" if self.dynamic_shared else "0"
 
     @property
@@ -33,7 +33,7 @@ class Loader(Template):
 
     @property
     def config(self) -> str:
-        """The same for `LaunchConfig`."""
+        """The arguments of `LaunchConfig`."""
         if not self.dynamic_shared:
             return "grid=grid, block=block"
         return "grid=grid, cluster=cluster if cluster > 1 else None, block=block, shmem_size=shared"

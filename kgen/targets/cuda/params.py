@@ -1,16 +1,16 @@
-"""Parameters of CUDA kernels, as kernels, C launchers and Python have them."""
+"""Parameters of CUDA kernels, for the kernel, its C launcher and the Python launcher."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 OF_FILE = ("bf16", "fp16", "fp8_e4m3")
-"""Types that the file defines, which C has not."""
+"""Types that the .cu file defines; C callers do not have them."""
 
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a kernel: a number, or a pointer to elements of a type. `given` is what Python passes."""
+    """A parameter of a kernel: a number, or a pointer to elements. `given` is the argument in Python."""
 
     type: str
     name: str
@@ -20,40 +20,40 @@ class Param:
 
     @property
     def device(self) -> str:
-        """As the kernel has it."""
+        """The declaration in the kernel."""
         return f"{'const ' * self.const}{self.type}{'* __restrict__' * self.is_pointer} {self.name}"
 
     @property
     def host(self) -> str:
-        """As its C launcher has it."""
+        """The declaration in the C launcher."""
         own = "void" if self.is_pointer and self.type in OF_FILE else self.type
         return f"{'const ' * self.const}{own}{'*' * self.is_pointer} {self.name}"
 
 
 Params = list[list[Param]]
-"""Parameters, a line at a time."""
+"""Parameters, by lines of the declaration."""
 
 
 def pointer(element: str, name: str, tensor: str, const: bool = False) -> Param:
-    """One to the elements of a tensor of the launcher, or to floats."""
+    """Build a parameter that points to the elements of a tensor of the launcher."""
     return Param(element, name, f"{tensor}.data_ptr()", is_pointer=True, const=const)
 
 
 def device(params: Params) -> str:
-    """The parameters of a kernel."""
+    """Print the parameters of a kernel."""
     return ",\n".join(", ".join(p.device for p in line) for line in params)
 
 
 def host(params: Params) -> str:
-    """The same of a C launcher."""
+    """Print the parameters of a C launcher."""
     return ",\n".join(", ".join(p.host for p in line) for line in params)
 
 
 def names(params: Params) -> tuple[str, ...]:
-    """What the C launcher passes for them."""
+    """Return the launch arguments in the C launcher."""
     return tuple(p.name for line in params for p in line)
 
 
 def given(params: Params) -> list[str]:
-    """What Python passes for them."""
+    """Return the launch arguments in Python."""
     return [p.given for line in params for p in line if p.given]

@@ -1,8 +1,8 @@
-"""How CUDA C++ spells an expression of one element: scalars, in float, int and long long.
+"""Print expressions of one element in CUDA C++: scalars of float, int and long long.
 
-Precedence is the function table's, which keeps operands of comparisons and of `&&` and `||` bracketed wherever C++ and
-Python disagree. Types are explicit: where a number meets a real, C++ would convert as Python does, but overloads
-(`min`) and division would not. Sums and products of integers are made of unsigned ones: those may wrap.
+The function table has the precedence of Python and puts operands in brackets where C++ differs. Conversions between
+integers and reals are explicit, because overloads (`min`) and division in C++ do not convert as Python does. Integer
+sums and products are computed in unsigned types, because signed overflow is undefined.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ INFINITY = text("__int_as_float(0x7f800000)")
 
 @dataclass
 class Printer:
-    """Writes trees over named scalars. `names` renames variables; `helpers` collects texts of functions to define."""
+    """Print trees over scalars. `names` renames variables; `helpers` collects texts of functions to define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     accuracy: Accuracy = "usual"
     helpers: set[str] = field(default_factory=set)
 
     def value(self, node: Node) -> Code:
-        """The expression."""
+        """Print the expression."""
         if isinstance(node, Const):
             return literal(node)
         if isinstance(node, Var):
@@ -38,7 +38,7 @@ class Printer:
         return self._call(node)
 
     def real(self, node: Node) -> Code:
-        """The expression as a float."""
+        """Print the expression, converted to float."""
         if not node.type.integral:
             return self.value(node)
         if isinstance(node, Const):
@@ -55,7 +55,7 @@ class Printer:
         if node.type.integral and node.fn in WRAPPING:
             return self._wrapping(node)
         mixed = of.result is Type.FLOAT or any(a.type is Type.FLOAT for a in node.args)
-        # An overload is chosen, or a template's type found, by operands of one type.
+        # Overloads and templates need operands of one type.
         wide = spelling.binds == ATOM and not mixed and any(a.type is Type.LONG for a in node.args)
 
         def operand(a: Node) -> Code:
@@ -77,7 +77,7 @@ def _cast(kind: str, value: Code) -> Code:
 
 
 def literal(node: Const) -> Code:
-    """A number as C++ writes it, reals in single precision; a negative one binds like a unary minus."""
+    """Print a number in C++, reals in single precision. A negative number binds like a unary minus."""
     if isinstance(node.value, bool):
         return text(str(node.value).lower())
     if not node.type.integral and math.isinf(node.value):

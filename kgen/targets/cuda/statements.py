@@ -1,4 +1,4 @@
-"""Passes over the scalar statements of a loop, so that they read as if written by hand."""
+"""Passes that simplify the scalar statements of a loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.targets.code import Assign, Code, Name, Statement, renamed
 
 
 def without_copies(statements: Iterable[Statement]) -> list[Statement]:
-    """Statements with names in place of others that are defined as nothing else."""
+    """Remove constants that are copies of a name, and use that name."""
     copies: dict[str, Code] = {}
     found = []
     for statement in statements:
@@ -23,7 +23,7 @@ def without_copies(statements: Iterable[Statement]) -> list[Statement]:
 
 
 def stored_at_once(statements: list[Statement]) -> list[Statement]:
-    """Statements in which what is only stored has no name before: `out[i] = x * w`."""
+    """Remove constants that are only stored, and store their value: `out[i] = x * w`."""
     made = {s.name: s for s in statements if isinstance(s, Assign) and s.type}
     uses = Counter(name for s in statements for name in s.uses)
     found: list[Statement] = []

@@ -1,4 +1,4 @@
-"""The CuTe DSL target: kernels for one architecture each, with its copy engine and its tensor cores."""
+"""The CuTe DSL target: kernels for one architecture each, which use its TMA and tensor cores."""
 
 from kgen.family import Runtime
 

@@ -1,4 +1,4 @@
-"""The Triton target: kernels for every chip, and in Gluon those that a chip has of its own."""
+"""The Triton target: portable kernels in Triton, and kernels for one chip in Gluon."""
 
 from kgen.family import Runtime
 

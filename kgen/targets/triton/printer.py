@@ -1,7 +1,7 @@
-"""How Triton, and Gluon, have an expression of a tile.
+"""Print expressions over a tile in Triton and Gluon.
 
-A value has tile axes; inside an expression over two axes a vector is written with `[:, None]` or `[None, :]`, depending
-on which axis the kernel lays along its rows. Everything else is a row of the function table.
+A value has tile axes. In an expression over two axes, a vector gets `[:, None]` or `[None, :]`. The choice depends on
+the axis that the kernel puts along its rows. All other spellings are rows of the function table.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number
 SEARCH = dedent('''
     @triton.jit
     def _first_at_least(ptr, stride, size, a, b):
-        """The first positions in an ascending array of elements that are at least a and b; size if there are none."""
+        """Return the first positions in an ascending array of elements >= a and >= b; `size` if there is none."""
         lanes = tl.arange(0, 256)
         first_a = tl.zeros([], tl.int32)
         first_b = first_a
-        # What is left is 256 blocks of `step` elements. Blocks whose last element is below are skipped, and the next one is
-        # split: three rounds for 2**24 elements, where halving would wait for memory 24 times.
+        # A round divides the range into 256 blocks of `step` elements. It skips the blocks whose last element is too
+        # small, and the next round divides the block after them. 2**24 elements take three waits for memory; halving
+        # would take 24.
         step = tl.cdiv(size, 256)
         while step > 0:
             last_a = first_a + lanes * step + step - 1
@@ -35,8 +36,8 @@ SEARCH = dedent('''
             first_b += tl.sum((at_b < b).to(tl.int32)) * step
             step = tl.cdiv(step - 1, 256)
         return first_a, first_b
-''').strip()  # noqa: E501
-"""What searches a sorted buffer in a kernel."""
+''').strip()
+"""The text of the function that searches a sorted buffer in a kernel."""
 
 
 KV_HEAD = Call(
@@ -47,12 +48,12 @@ KV_HEAD = Call(
     ),
     Type.INT,
 )
-"""The head of keys of a query head, where kernels are given how many share one."""
+"""The key-value head of query head `h`; kernels have the number of query heads per key-value head, GQA."""
 
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """What a load of a declared buffer needs: its element type and its dimensions."""
+    """Dtype of the elements of a declared buffer, and its shape."""
 
     dtype: str
     shape: tuple[int | str, ...]
@@ -60,10 +61,10 @@ class BufferLayout:
 
 @dataclass
 class Printer:
-    """Writes the expressions of one program as a kernel has them.
+    """Print the expressions of one program for a kernel.
 
-    `axes` are those of a tile, and `rows` is the one along its rows. Names in `constants` are compile-time parameters,
-    printed in capitals. `helpers` collects the texts of functions that the file has to define.
+    `axes` are the axes of a tile, and `rows` is the axis along its rows. Names in `constants` are compile-time
+    parameters, printed in capitals. `helpers` collects the texts of functions that the file must define.
     """
 
     program: Program
@@ -76,20 +77,20 @@ class Printer:
     axes: tuple[str, str] = ("q", "kv")
 
     def tile(self, node: Node) -> Code:
-        """The value over the whole tile (it may still be a scalar or a vector that broadcasts)."""
+        """Print a value that is used over the whole tile. It may be a scalar or a vector, which broadcasts."""
         return self.over(node, self.axes)
 
     def own(self, node: Node) -> Code:
-        """The value over exactly the axes that it has."""
+        """Print a value over exactly its own axes."""
         return self.over(node, self.program.place(node).axes)
 
     def position(self, node: Node) -> Code:
-        """A scalar that is known to be between 0 and a length, in 32 bits."""
+        """Print a scalar as int32. The caller knows that it is between 0 and a length."""
         own = self.own(node)
         return as_type(own, "int32") if node.type is Type.LONG else own
 
     def over(self, node: Node, axes: tuple[str, ...]) -> Code:
-        """The value over some tile axes."""
+        """Print a value so that it broadcasts over `axes`."""
         if isinstance(node, Const):
             return number(node)
         if isinstance(node, Var):
@@ -130,20 +131,20 @@ class Printer:
         return row(node.fn, *args, accuracy=self.accuracy)
 
     def _real(self, node: Node, axes: tuple[str, ...]) -> Code:
-        """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
+        """Print an operand as an fp32 tensor: functions of reals accept neither integers nor Python numbers."""
         own = self.over(node, axes)
         if self._is_number(node):
             return op("{tl}.full([], {0}, {tl}.float32)", own)
         return row("float", own) if node.type.integral else own
 
     def _is_number(self, node: Node) -> bool:
-        """Whether it is known at compile time: Triton computes with it as Python does."""
+        """Return True if the value is known at compile time, so that Triton computes it as a Python number."""
         if isinstance(node, Call):
             return not TABLE[node.fn].callable and all(map(self._is_number, node.args))
         return isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants)
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> Code | None:
-        """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""
+        """Print `// 2**n` and `% 2**n` as a shift and a mask, which round towards minus infinity as Python does."""
         left, right = node.args
         if not (isinstance(right, Const) and isinstance(right.value, int) and right.value > 0):
             return None
@@ -158,14 +159,14 @@ class Printer:
     # --- buffers -------------------------------------------------------------------------------------------------
 
     def address(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code:
-        """`ptr + i * stride + ...`; strides are 64-bit, so that a buffer may pass 2**31 elements."""
+        """Return `ptr + i * stride + ...`. Strides are int64, so a buffer may have more than 2**31 elements."""
         terms = [row("mul", self.over(i, axes), f"stride_{buffer}_{dim}") for dim, i in enumerate(indices)]
         return total(Name(f"{buffer}_ptr"), *terms)
 
     def guard(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code | None:
-        """The condition under which an element exists, None when it is known to.
+        """Return the guard of an element, or None if the element is known to be in bounds.
 
-        A position of the inner axis exists in the loop alone: elsewhere that axis may have none.
+        Positions of the inner axis are in bounds only inside the loop: outside, that axis may be empty.
         """
         in_loop = any(self.program.place(index).in_loop for index in indices)
         ranges = replace(
@@ -187,7 +188,7 @@ class Printer:
         return self.loaded(node.buffer, address, self.guard(node.buffer, node.indices, axes))
 
     def loaded(self, buffer: str, address: Code, guard: Code | None) -> Code:
-        """The elements of a buffer at an address, as numbers that expressions compute with."""
+        """Load elements of a buffer, converted to the type in which expressions compute."""
         value = load(address, guard)
         dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16", "any"):
@@ -197,7 +198,7 @@ class Printer:
         return row("ne", value, 0) if dtype == "bool" else value
 
     def search(self, first: Read, second: Read) -> Op:
-        """Two searches of one row of a sorted buffer."""
+        """Return one call that searches one row of a sorted buffer for two values."""
         self.helpers.add(SEARCH)
         buffer = first.buffer.removesuffix(FIRST_AT_LEAST)
         base = self.address(buffer, first.indices[:-1], ())
@@ -207,22 +208,22 @@ class Printer:
 
 
 def size_name(buffer: str, axis: int) -> str:
-    """The kernels' name of a length."""
+    """Return the name of the length of an axis of a buffer in kernels."""
     return f"size_{buffer}_{axis}"
 
 
 def first_at_least(row: Code, stride: str, size: Code | int | str, a: Code, b: Code) -> Op:
-    """Where the elements of a sorted row first are at least a, and at least b."""
+    """Return the positions of the first elements >= a and >= b in a sorted row."""
     return op("_first_at_least{end}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
 
 
 def column(value: Code | str) -> Code:
-    """A vector along the rows of a tile."""
+    """Broadcast a vector that has one value for each row of a tile."""
     return op("{0}[:, None]", value, fn="column")
 
 
 def along_row(value: Code | str) -> Code:
-    """A vector along the columns of a tile."""
+    """Broadcast a vector that has one value for each column of a tile."""
     return op("{0}[None, :]", value, fn="row")
 
 

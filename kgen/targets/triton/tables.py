@@ -1,4 +1,7 @@
-"""Tables by chip in emitted files: rows `(chips, value)`, of which a device takes the first that names it or none."""
+"""Tables by chip in emitted files, with rows `(chips, value)`.
+
+A device takes the first row that names its chip or names no chip.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ Row = tuple[tuple[int, ...], T]
 
 
 def rows(table: Mapping[int, Sequence[T]]) -> list[Row[T]]:
-    """The values of each chip in its order, those of several chips once.
+    """Merge the tables of all chips. A row that several chips share occurs once, and each chip keeps its order.
 
-    The last rows, which name no chip, are those of chip 0. Every chip may take them, so it does not have them twice.
+    The last rows name no chip and come from chip 0. Every chip may take them, so they are removed from its own rows.
     """
     anywhere = list(table[0])
     found: list[tuple[list[int], T]] = []
@@ -22,7 +25,7 @@ def rows(table: Mapping[int, Sequence[T]]) -> list[Row[T]]:
             own = own[: -len(anywhere)]
         place = 0
         for number, value in enumerate(own):
-            # As far behind as the chip's later values, which may be there already, allow.
+            # Insert as late as possible, but before the chip's later values, which may already be in the list.
             later = [i for i, (_, other) in enumerate(found) if i >= place and other in own[number:]]
             place = later[0] if later else len(found)
             if later and found[place][1] == value:

@@ -1,4 +1,4 @@
-"""Names in emitted Triton: types of torch."""
+"""The dtypes of torch in emitted Triton files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TORCH_DTYPES = {
 
 
 def dtype_words(dtypes: Sequence[str]) -> str:
-    """The dtypes that a tensor may have, in words: `float32, bfloat16 or float16`."""
+    """List dtypes in words: `float32, bfloat16 or float16`."""
     *first, last = (TORCH_DTYPES[d] for d in dtypes)
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def other_dtype(name: str, dtypes: Sequence[str]) -> str:
-    """The condition that an argument is no tensor of these dtypes."""
+    """Return the Python condition that an argument is not a tensor of one of these dtypes."""
     allowed = [f"torch.{TORCH_DTYPES[d]}" for d in dtypes]
     differs = f"!= {allowed[0]}" if len(allowed) == 1 else f"not in ({', '.join(allowed)})"
     return f"not isinstance({name}, Tensor) or {name}.dtype {differs}"

@@ -1,26 +1,28 @@
-"""The versions of Triton that emitted files run with, and those with kernels in Gluon."""
+"""The versions of Triton with which emitted files run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 OLDEST = (3, 4)
-"""The oldest Triton that emitted files import with."""
+"""The oldest Triton with which emitted files can be imported."""
 
 TORCH_OF_OLDEST = "2.8"
-"""The torch that brings it."""
+"""The torch that depends on `OLDEST`."""
 
 GLUON = ((3, 6), (3, 7), (3, 8), (3, 9))
-"""The versions with which kernels in Gluon were verified on a GPU. `generated/verified.json` holds the proof. A test
-compares the two, so that verifying does not change a file."""
+"""The versions with which kernels in Gluon were verified on a GPU, as `generated/verified.json` records.
+
+A test compares the two, so that verification never changes an emitted file.
+"""
 
 
 @dataclass(frozen=True)
 class OldestTriton:
-    """The oldest Triton of a file, as templates name it."""
+    """The oldest Triton of a file, for templates."""
 
     version: str
-    """A tuple in Python."""
+    """The version as a Python tuple."""
     triton: str
     torch: str
 

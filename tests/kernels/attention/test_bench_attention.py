@@ -1,4 +1,4 @@
-"""The race of attention: workloads, peers, what they are given, and how they are timed."""
+"""Races of attention: workloads, peers, their arguments, and their timing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_sdpa_only_where_it_applies():
 
 
 def test_reads_are_guarded_where_an_index_may_leave_the_buffer():
-    """FlexAttention is given what a user would write: no guard where queries and keys are as many."""
+    """FlexAttention gets the code that a user would write: no guard if there are as many queries as keys."""
     problem = problem_of(load(Path(__file__).resolve().parents[3] / "specs" / "document_causal.yaml"))
     same = draw_workload(problem, 1, 1, 64, "cpu")
     assert python_source(problem.mask_mod, same) == "(doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx)"
@@ -151,7 +151,7 @@ def test_kernels_for_every_chip_beside_those_for_hopper():
 
 
 def test_kernels_for_every_chip_leave_those_for_hopper_alone(monkeypatch):
-    """Both modules live in one process, and each runs its own kernels."""
+    """Both modules are in one process, and each runs its own kernels."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     root = Path(__file__).resolve().parents[3]
     module = import_file(root / "generated" / "causal" / "triton.py", "kgen_test_every_chip")
@@ -233,7 +233,7 @@ def test_ragged_lengths_add_up(tokens):
 
 
 def test_packed_sequences_are_documents_to_the_peers():
-    """The flattened problem, with the whole sequence at once, is the spec's own for one sequence after the other."""
+    """Peers get one sequence with documents. Its results equal the packed sequences, one after the other."""
     mask = call("ge", call("sub", call("add", Q, Var("SK", INT)), Var("SQ", INT)), K)
     slopes = {"slopes": buffer(("HQ",), "fp32"), "lens": buffer(("B",), "int32")}
     shown = call("and", mask, call("ge", K, call("sub", Read("lens", (B,), INT), 60)))
@@ -277,7 +277,7 @@ def test_varlen_attn_only_where_it_applies():
 
 
 def test_gradients_of_packed_views_are_views():
-    """What a peer's backward pass writes is the gradient, without a copy that its time would have."""
+    """Peers store the gradient without a copy, which would add to their time."""
     x = torch.randn(1, 2, 16, 8, requires_grad=True)
     grad = torch.randn(16, 2, 8)
     (found,) = torch.autograd.grad(peers._packed(x), x, grad)

@@ -1,4 +1,4 @@
-"""Block masks: which masks get one, and that emitted lists hold what the mask says, pair by pair."""
+"""Block masks: the masks that get one, and a check of all pairs of the emitted lists."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sample(mask: str, more: str = "") -> Loaded:
         ("q_idx >= kv_idx and (q_idx - kv_idx) % 4 == 0", False),
         ("(q_idx - kv_idx) % 128 < 3", False),
         ("(q_idx - kv_idx) % 129 < 3", True),
-        # Together they repeat every 112 positions, and every 130.
+        # The first repeats every 112 positions, the second every 130.
         ("q_idx % 16 == kv_idx % 7", False),
         ("q_idx % 13 == kv_idx % 10", True),
         ("q_idx // 7 % 2 == 0", True),
@@ -64,7 +64,7 @@ def sample(mask: str, more: str = "") -> Loaded:
         ("abs(q_idx // 64 - kv_idx // 64) <= 2 and abs(q_idx % 64 - kv_idx % 64) <= 2", False),
         ("abs(q_idx // 200 - kv_idx // 200) <= 2 and abs(q_idx % 200 - kv_idx % 200) <= 2", True),
         ("kv_idx * kv_idx <= q_idx", True),
-        # Windows in no known order: their hull is larger than they are.
+        # The order of the windows is unknown, and their hull is larger than they are.
         ("q_idx == kv_idx or kv_idx == q_idx - 1000 or kv_idx == q_idx - 2000", True),
     ],
 )
@@ -105,7 +105,7 @@ def test_periods(text: str, expected: int | None) -> None:
 
 
 def emitted(loaded: Loaded, folder: Path, wrong: tuple[str, str] | None = None) -> Path:
-    """The spec's files, with a piece of text replaced."""
+    """Write the files of a spec, with one piece of text replaced."""
     (folder / loaded.spec.name).mkdir(parents=True)
     files = render_spec(loaded)
     if wrong is not None:
@@ -140,12 +140,12 @@ def test_verified_in_the_interpreter(path: Path, case: str, tmp_path: Path, verd
 @pytest.mark.parametrize(
     ("case", "right", "wrong"),
     [
-        # A block is taken for whole where it is not, for empty where it is not, and listed in another order.
+        # Mistakes: a partial block becomes full, or empty, or the order of the list changes.
         ("block-mask-lists", "(side_2_min >= side_3_max)", "(side_2_max >= side_3_min)"),
         ("block-mask-lists", "(side_5_min <= side_6_max)", "(side_5_min < side_6_max)"),
         ("block-mask-lists", "n_partial + twos - 1", "n_partial + n_full - twos"),
         ("block-mask-lists", "counts += ", "counts = "),
-        # What is listed is not what is visited.
+        # Mistakes: the visited blocks differ from the listed ones.
         ("blocks-in-runs", "kv_blocks + n_partial, n_full", "kv_blocks, n_full"),
         ("blocks-in-runs", "q_blocks + n_partial, n_full", "q_blocks, n_full"),
         ("block-mask-reuse", "block_mask.shape != ", "() != "),
@@ -163,14 +163,14 @@ def test_the_checks_see_what_is_wrong(
 def test_kinds_of_blocks() -> None:
     allowed = torch.ones(BLOCK_SIZE + 1, 2 * BLOCK_SIZE, dtype=torch.bool)
     allowed[0, 0] = False
-    # The second row of blocks goes past the last query.
+    # The second row of blocks extends past the last query.
     assert block_kinds(allowed).tolist() == [[1, 2], [1, 1]]
     assert _listed(torch.tensor([[0, 2, 1, 1, 0, 2]])).tolist() == [[2, 3, 1, 5, 0, 4]]
 
 
 @pytest.mark.parametrize("length", [1, 128, 300, 640])
 def test_flexattention_lists_the_same_blocks(length: int) -> None:
-    """What the checks compare with, and what a benchmark takes for agreement, against `create_block_mask`."""
+    """Compare the helper that checks and benchmarks use with `create_block_mask`."""
 
     def near(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
         return ((q - kv).abs() < 150) | (q // 128 == 3)

@@ -1,4 +1,7 @@
-"""Quick cases of stock specs decide every comparison of mask and score both ways; full cases are these and more."""
+"""In the quick cases of stock specs, every comparison of mask and score is both true and false.
+
+The full cases include the quick ones.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ STOCK = of_family("attention", sorted((ROOT / "specs").glob("*.yaml")))
 
 
 def undecided(problem):
-    """The decisions that no quick case takes both ways, each with the ways that are missing."""
+    """Return the decisions that are constant in all quick cases, with the missing outcomes."""
     left = {node: {0, 1} for tree in problem.trees for node in decisions(tree)}
     named = set().union(*(variables(tree) for tree in problem.trees))
     for case in sorted(cases(problem, True), key=lambda case: case.sq * case.sk):
@@ -53,7 +56,7 @@ def undecided(problem):
 
 
 VACUOUS = {"ends_by_head": "b >= 0"}
-"""What holds in every call, and is there for kernels that leave it out."""
+"""Conditions that hold in every call. The specs contain them because kernels drop them."""
 
 
 @pytest.mark.parametrize("path", [*STOCK, *of_family("attention", CORNERS)], ids=lambda path: path.stem)

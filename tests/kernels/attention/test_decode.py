@@ -1,4 +1,4 @@
-"""Decoding: what is planned for which spec, how programs are shared out, and what the launcher picks."""
+"""Decoding: plans by spec, the distribution of programs, and the choices of the launcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spec(*lines: str) -> Loaded:
 
 
 def shifts(loaded: Loaded) -> bool:
-    """Whether the mask sees SQ, as it does where queries stand at the end."""
+    """True if the mask depends on SQ, as it does if queries are aligned to the end."""
     return "SQ" in variables(positioned(loaded).trees["mask_mod"])
 
 
@@ -58,7 +58,7 @@ def test_numbers_of_keys_are_a_buffer_and_a_condition() -> None:
         (CAUSAL, False),
         (CAUSAL + PER_BATCH, True),
         ("buffers: {lens: {shape: [B], dtype: int32}}\nmask_mod: kv_idx < lens[b]\n", True),
-        # A search is a loop: it is not done for all sequences at once.
+        # A search is a loop, which is not run for all sequences at once.
         (
             "buffers: {doc: {shape: [B, SK], dtype: int32, sorted: true}}\n"
             "mask_mod: doc[b, q_idx] == doc[b, kv_idx]\n",
@@ -71,7 +71,7 @@ def test_sequences_that_differ_share_programs(lines: str, balanced: bool) -> Non
 
 
 def test_a_condition_on_the_head_bounds_no_tile() -> None:
-    """Rows of a tile belong to several heads, so that neither tiles nor loads may depend on one."""
+    """The rows of a tile belong to several heads, so neither tiles nor loads may depend on the head."""
     mask = "buffers: {reach: {shape: [HQ], dtype: int32}}\nmask_mod: kv_idx < reach[h]\n"
     plan = plan_decode(spec(mask, "passes: [decode]\n")).attention
     (span,) = plan.forward.spans
@@ -94,7 +94,7 @@ def test_tiles_fit(head_dim: int, dtype: str) -> None:
     size = 4 if dtype == "fp32" else 2
     for chip, tile in plan.tiles.items():
         streamed = tile.num_stages * tile.BLOCK_N * 2 * head_dim * size
-        # fp32 heads beyond 512 fit nowhere but on the least tile.
+        # fp32 heads above 512 fit only in the smallest tile.
         assert streamed <= SHARED_MEMORY[chip] or tile.BLOCK_N == 16
         assert tile.BLOCK_M >= 16
         assert tile.per_sm >= 1
@@ -154,7 +154,7 @@ print("fine")
 
 
 def test_programs_are_shared_out(tmp_path: Path, verdict: Any) -> None:
-    """Every sequence gets a program, nobody gets more than there are, and no share is much larger than another."""
+    """Every sequence gets a program, none gets more than it has work for, and the parts have similar sizes."""
     script = tmp_path / "shares.py"
     script.write_text(SHARES)
     path = ROOT / "generated" / "decode_gqa" / "triton.py"
@@ -170,7 +170,7 @@ EMPTY_RANGES = [
     ("where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)", "end", 200),
     ("((q_idx < 32) != (kv_idx < 16)) and (kv_idx % 2 == 0 or q_idx >= kv_idx)", "start", 40),
 ]
-"""Masks of several ranges: for one query an earlier one is empty, and with so many keys a later one is not."""
+"""Masks of several ranges. For one query, an earlier range is empty. With this number of keys, a later one is not."""
 
 
 @pytest.mark.parametrize(("mask", "align", "keys"), EMPTY_RANGES)

@@ -1,4 +1,4 @@
-"""Names in emitted files: whatever sizes and heads a spec reads, each kernel defines what it uses."""
+"""Names in emitted files: each kernel defines the names that it uses, for all sizes and heads in a spec."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPRESSIONS = (
 
 @pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.thorough)])
 def test_every_size_is_defined(dtype: str, tmp_path: Path) -> None:
-    """HKV and the head of keys are read by every kernel, with and without groups of query heads."""
+    """Every kernel reads HKV and the key head, with and without grouped queries."""
     for calls, text in CALLS.items():
         learned = ", grad: true" * ("backward" in text)
         buffers = ", ".join(f"{n}: {{{b}{learned * (n != 'u')}}}" for n, b in BUFFERS.items())

@@ -1,4 +1,4 @@
-"""The delta of attention in CUDA: it compiles everywhere and spills nowhere, and backward takes it from outside."""
+"""The CUDA kernel for delta: it compiles for all chips without spills, and backward accepts its result."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_threads_share_wide_rows(tmp_path):
 
 
 def test_backward_takes_delta_from_outside(tmp_path, verdict):
-    """In Triton's interpreter: with a delta that is given, gradients are those of the kernel's own."""
+    """In Triton's interpreter, gradients are the same with a passed delta and with the kernel's own."""
     spec = attention(
         tmp_path,
         "dtype: fp32",

@@ -1,4 +1,4 @@
-"""A plan is a function of its spec: the order of sets and hashes never shows."""
+"""A plan depends only on its spec, not on the order of sets and hashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 SPECS = Path(__file__).resolve().parents[3] / "specs"
 NAMES = ("causal_alibi", "longformer", "relative_bias")
 
-# Sets are printed in order: what matters is what is in them.
+# Print sets in order, because only their elements matter.
 PROGRAM = """
 import dataclasses, sys
 from kgen.kernels.attention.plan.planning import plan_attention

@@ -1,4 +1,4 @@
-"""What the ends of ranges depend on: where halves of a tile have ends of their own."""
+"""Values that the ends of ranges depend on, and halves of a tile with separate ends."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_what_a_mask_reads() -> None:
     ],
 )
 def test_what_a_mask_reads_has_one_type(mask: str, shape: str, dtype: str, zeros: str | None) -> None:
-    """Zeros stand in for it in tiles without the mask: Triton refuses two shapes or types of one variable."""
+    """In tiles without the mask, zeros replace the read value. Triton requires one shape and type per variable."""
     more = "block_mask: always\n" if zeros is None else ""
     spec = loads(text(mask, f"m: {{shape: {shape}, dtype: {dtype}}}", more), "x.yaml")
     emitted = render_spec(spec)["hopper.py"]

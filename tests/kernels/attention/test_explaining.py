@@ -1,4 +1,4 @@
-"""`kgen explain` as text: for four specs, word for word. `scripts/update` writes `explained/` anew."""
+"""Golden texts of `kgen explain` for four specs. `scripts/update` rewrites `explained/`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explain(loaded: Loaded) -> str:
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda p: p.stem)
 def test_word_for_word(golden: Path) -> None:
     text = explain(load(ROOT / "specs" / f"{golden.stem}.yaml"))
-    # Tiles are tuned more often than anything is said about expressions.
+    # Omit the tiles, because tuning changes them often.
     found = text.partition("\nSizes of tiles")[0]
     if os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
         golden.write_text(found, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Programs and caches of PyTorch that name operators of an emitted file or a package, in another folder and process."""
+"""PyTorch programs and caches that use operators of an emitted file or a package, in another folder and process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
 
 
 def ran(script: str, *arguments: Path, **environment: str) -> str:
-    """What a process of its own prints."""
+    """Run a script in another process. Return its output."""
     done = subprocess.run(
         [sys.executable, "-c", MODEL + script, *map(str, arguments)],
         env={**os.environ, **ENVIRONMENT, **environment},
@@ -81,25 +81,38 @@ def ran(script: str, *arguments: Path, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What has the function, by name: the emitted file, and a package of it."""
+    """Folders that define the function: the emitted file and a package of it."""
     packages = tmp_path_factory.mktemp("packages")
     packages_on_paper(packages, ["causal_alibi"])
     return {"file": GENERATED / "causal_alibi", "package": packages / "causal_alibi"}
 
 
+@pytest.fixture(scope="module")
+def saved(origins, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A program of each origin. The folder of the function that it was made with is removed."""
+    folder = tmp_path_factory.mktemp("saved")
+    for name, origin in origins.items():
+        shutil.copytree(origin, folder / "here" / "causal_alibi")
+        ran(SAVES, folder / "here", folder / f"{name}.pt2")
+        shutil.rmtree(folder / "here")
+    return {name: folder / f"{name}.pt2" for name in origins}
+
+
 @pytest.fixture(params=["file, file", "package, package", "file, package", "package, file"])
 def folders(origins, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
-    """Two places with the same function: where a program is made, and where it runs."""
+    """Two folders with the same function: for making a program and for running it."""
     for place, origin in zip(("here", "there"), request.param.split(", "), strict=True):
         shutil.copytree(origins[origin], tmp_path / place / "causal_alibi")
     return tmp_path / "here", tmp_path / "there"
 
 
-def test_an_exported_program_runs_in_another_folder_and_process(folders, tmp_path: Path) -> None:
-    here, there = folders
-    ran(SAVES, here, tmp_path / "model.pt2")
-    shutil.rmtree(here)
-    assert ran(LOADS, there, tmp_path / "model.pt2").split() == ["True", "True"]
+@pytest.mark.parametrize("here", ["file", "package"])
+@pytest.mark.parametrize("there", ["file", "package"])
+def test_an_exported_program_runs_in_another_folder_and_process(
+    here: str, there: str, origins, saved: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(origins[there], tmp_path / "causal_alibi")
+    assert ran(LOADS, tmp_path, saved[here]).split() == ["True", "True"]
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""The kernels for Hopper: on the CPU, in `kgen.verify.gluon`, against float64; and compiled."""
+"""The kernels for Hopper: compared with float64 in `kgen.verify.gluon` on the CPU, and compiled."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[3]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = {"forward", "dq", "backward"}
 
-# Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
-# scores that take a function (one kept in what
-# multiplies dP, one that is not), ranges of a few tiles, a range chosen by the tile of keys.
+# Searched ranges, a window, a causal mask with grouped queries, and a bias of the keys. A mask in all tiles, no mask,
+# and scores that use a function: of two, one is kept in the factor of dP. Ranges of a few tiles, and a range that
+# depends on the tile of keys.
 DENSE = [
     "document_causal",
     "batched_documents",
@@ -43,37 +43,37 @@ DENSE = [
     "near",
     "prefix_lm",
 ]
-# Keys past an end that the mask knows: of caches, with a window, of a buffer.
+# Keys past an end that the mask knows: of caches, with a window, from a buffer.
 ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
-# Pages: two of a tile, eight, half of one.
+# Pages: two per tile, eight per tile, half a page per tile.
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
-# A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
+# A causal mask. A bias, with ranges that begin past the keys of a sequence. A function of the score.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
-# A bias for each pair of positions, without a mask; of each batch in windows, of 16 bits; in frames of several tiles,
-# where a half of the rows passes over more tiles than the rings hold, at either end.
+# A bias per pair of positions. First without a mask, then in windows, per batch, in 16 bits. Then in frames of
+# several tiles: a half of the rows skips more tiles than the rings hold, at either end.
 PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
-# Blocks that a block mask lists: of each batch, of each head in groups.
+# Blocks of a block mask: per batch, and per head with grouped queries.
 LISTED = ["causal_images", "block_sparse"]
-# Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
+# Keys wider than values: a causal mask, packed sequences with a window and a bias, keys past an end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
-# Heads of 256: bounded scores in a window, in groups; no mask; gradients of buffers; keys past an end, in groups, and
-# with a function; packed sequences; blocks that a block mask lists.
+# Heads of 256: bounded scores in a window with grouped queries, no mask, gradients of buffers, and packed sequences.
+# Also keys past an end, with grouped queries and with a function, and a block mask.
 BROAD = ["gemma2", "broad_full", "broad_learned", "broad", "broad_padded", "packed_broad", "broad_images"]
-# Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
+# Heads with fewer columns than a tile: for two consumers, for three, and in the kernels for 256 columns.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
-# Steps in a bias, a derivative by a condition, lengths that are promised, extents that are open.
+# Steps in a bias, a conditional derivative, promised lengths, open extents.
 ODD = {"key_tables": FUSED, "steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
-# Gradients of buffers: of each head; of one number for all; of each head and query, past a mask that hides NaN; of
+# Gradients of buffers: per head, of one number, per head and query. The last also has a mask that hides NaN. Then
 # packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "learned_numbers", "packed_learned"]
-# Integers of 64 bits: searched, as ends of the keys.
+# 64-bit integers: searched, and as ends of the keys.
 WIDE = {"documents_of_64_bits": ALL, "lengths_of_64_bits": FUSED}
-# Without one backward kernel: a derivative of two values of a pair, documents.
+# Specs with separate backward kernels: a derivative of two values of a pair, documents.
 TWO = ["swish", "document_causal", "batched_documents"]
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED, *LEARNED, *BROAD], ALL),
     **dict.fromkeys([name for name in [*DENSE, *LISTED] if name not in TWO], FUSED),
-    # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
+    # Heads of 64: a causal mask, no mask, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
@@ -87,7 +87,7 @@ KERNELS = {
 }
 
 SEEDS = range(1000, 1000 * int(os.environ.get("KGEN_ORDERS", "4")) + 1, 1000)
-"""Of the orders that are tried of each kernel beside the first. A launch of many takes the seeds that follow."""
+"""Seeds of the orders after the first. Each further program of a launch uses the next seed."""
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -104,14 +104,14 @@ def test_verified(name: str, tmp_path: Path, verdict: Any) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", KERNELS)
 def test_verified_in_other_orders(name: str, verdict: Any) -> None:
-    """What partitions do and what is in flight, in orders of other seeds."""
+    """Run the partitions and asynchronous operations in the orders of other seeds."""
     path = _rendered(name)
     verdict(_problem(name), path)
     wrong = {seed: found for seed in SEEDS if (found := interpreted(_verify, name, path, seed)[1])}
     assert not wrong
 
 
-# What would let a neighbour's NaN in: zero times it is NaN.
+# Mistakes that let a neighbor's NaN in, because zero times NaN is NaN.
 LEAKS = {
     "": ("", ""),
     "delta past the end": (
@@ -137,7 +137,7 @@ LEAKS = {
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("leak", LEAKS)
 def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path, verdict: Any) -> None:
-    """A sequence's results are the same bit for bit beside sequences and tokens that hold NaN."""
+    """Results of a sequence are bitwise the same if neighboring sequences and tokens contain NaN."""
     right, wrong = LEAKS[leak]
     spec = (
         (ROOT / "specs" / "varlen_causal.yaml").read_text().replace("head_dim: 128", f"head_dim: {head_dim}")
@@ -170,7 +170,7 @@ def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: P
 
 
 def _swapped(first: str, second: str, after: str = "") -> tuple[str, str]:
-    """Two lines, and the same in the wrong order."""
+    """Return two lines, and the same lines in the wrong order."""
     return f"{first}\n{second}\n{after}", f"{second}\n{first}\n{after}"
 
 
@@ -186,7 +186,7 @@ WAIT_FOR_DELTA = (
 ACC = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
 DV_DK = "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])"
 DQ = "        dq = warpgroup_mma_wait(0, deps=[dq_async])"
-# What the interpreter is for: each of these would be a race on a GPU.
+# Each of these mistakes is a race on a GPU, which the interpreter must find.
 EARLY = {
     "keys freed before they are read": _swapped(
         "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
@@ -399,11 +399,11 @@ def test_races_are_found(what: str, tmp_path: Path, verdict: Any) -> None:
 
 
 def _found(name: str, path: Path, seed: int) -> list[str]:
-    """What is wrong in one order of warps."""
+    """Return the failures in one order of warps."""
     try:
         return interpreted(_verify, name, path, seed, 1)[1]
     except (RuntimeError, AssertionError) as error:
-        # What is read early may be freed early: its barrier never completes, or has too many arrivals.
+        # A slot that is released twice or too early leaves its barrier incomplete, or with too many arrivals.
         return re.findall(
             "a barrier that nobody completes|more arrivals than|the launch ahead is known|without a fence",
             str(error),
@@ -417,7 +417,7 @@ def _spec(name: str) -> Path:
 
 
 def _rendered(name: str) -> Path:
-    """The one file of a spec."""
+    """Write the single file of a spec. Return its path."""
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(single(_spec(name)))
     return path
@@ -428,7 +428,7 @@ def _problem(name: str) -> Any:
 
 
 def _module(path: Path) -> Any:
-    """An emitted file whose kernels for Hopper run here."""
+    """Import an emitted file whose Hopper kernels run in the interpreter."""
     from kgen.verify import interpreter
     from kgen.verify.gluon.interpreter import imported
 
@@ -438,7 +438,7 @@ def _module(path: Path) -> Any:
 
 
 def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[dict[str, int], list[str]]:
-    """How often each kernel ran, and what is wrong; with `enough` of that it ends."""
+    """Return the number of runs of each kernel, and the failures. Stop after `enough` failures."""
     from kgen.kernels.attention.verify import cases
     from kgen.verify.families import Subject
     from kgen.verify.gluon.interpreter import Kernel
@@ -462,7 +462,7 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
         drawn += (Case("wide", 300, 300, 3, group=group, ints="wide", lse=True),)
     if "frames" in name:
         drawn = (Case("frames", 384, 1024, heads_kv=2, group=group, lse=True),)
-    elif name in PAIRS:  # rows that TMA can load: of the others, 256 alone has them
+    elif name in PAIRS:  # rows that TMA can load; of the other cases, only length 256 has them
         drawn += (
             Case("rows", 450, 456, 2, heads_kv=2, group=group, lse=True),
             Case("few", 3, 136, 2, group=group),
@@ -479,7 +479,7 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
 
 
 def _launched(name: str, length: int) -> dict[str, int]:
-    """How often each kernel of backward ran for one head."""
+    """Return the number of runs of each backward kernel for one head."""
     module = _module(_rendered(name))
     launched = _backward_counted(module)
     q, k, v, dout = (torch.randn(1, 1, length, 128).bfloat16() for _ in range(4))
@@ -488,8 +488,11 @@ def _launched(name: str, length: int) -> dict[str, int]:
 
 
 def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
-    """How often each kernel of backward ran for two gradients of the same values, a dense one and one of a sum (strides
-    of 0) or of rows that are not aligned; and of which inputs the results differ."""
+    """Run backward for two gradients with equal values: a dense one, and one that TMA cannot load.
+
+    The second is the gradient of a sum (strides of 0), or its rows are not aligned. Return the number of runs of each
+    backward kernel, and the inputs whose gradients differ.
+    """
     module = _module(_rendered("full_d64_fp16"))
     launched = _backward_counted(module)
     inputs = [torch.randn(2, 2, 50, 64).half().requires_grad_() for _ in range(3)]
@@ -502,7 +505,7 @@ def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
 
 
 def _backward_counted(module: Any) -> dict[str, int]:
-    """How often each kernel of backward of this file will have run."""
+    """Return a dict that counts the runs of each backward kernel of a file."""
     launched: dict[str, int] = {}
     for kernel in ("dq", "dkdv", "backward"):
         attribute = f"_{kernel}_hopper_kernel"
@@ -513,7 +516,7 @@ def _backward_counted(module: Any) -> dict[str, int]:
 
 
 def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
-    """What changes of two sequences, and of tokens after the last, where a third sequence and those tokens hold NaN."""
+    """Return the results that change if the third sequence and the tokens after the last contain NaN."""
     function = _module(path).varlen_causal
     cu_seqlens = torch.tensor([0, 90, 150, 230], dtype=torch.int32)
     third, after = slice(90, 150), slice(230, 250)
@@ -535,7 +538,7 @@ def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
 
 
 def _left_its_tensors(path: Path) -> str:
-    """The first error of calls with wrong offsets, forward and backward; empty if there is none."""
+    """Return the first error of forward and backward calls with wrong offsets, or ""."""
     from support.interpreters.wrong_offsets import OFFSETS, TOKENS
 
     function = _module(path).varlen_causal
@@ -564,24 +567,24 @@ class _Counted:
     ("name", "kernels"),
     [
         ("causal", FUSED),
-        ("softcap_causal", FUSED),  # a derivative of one value of a pair
-        ("head_scale", ALL),  # a gradient of a buffer
-        ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
+        ("softcap_causal", FUSED),  # the derivative needs one value of a pair
+        ("head_scale", ALL),  # gradient of a buffer
+        ("prefix_lm", FUSED),  # the range of queries depends on the tile of keys
         ("longformer", set()),  # two ranges of keys
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
         ("varlen_causal", ALL),
-        ("decode_gqa", {"forward"}),  # a length for each sequence
-        ("decode_sliding_window", {"forward"}),  # the same, and a window
-        ("pair_bias", {"forward"}),  # rows of it by TMA
-        ("relative_bias", set()),  # read by distance
-        ("padding", FUSED),  # a buffer of them
+        ("decode_gqa", {"forward"}),  # one length per sequence
+        ("decode_sliding_window", {"forward"}),  # one length per sequence, and a window
+        ("pair_bias", {"forward"}),  # TMA loads rows of the bias
+        ("relative_bias", set()),  # the bias is read by distance
+        ("padding", FUSED),  # lengths from a buffer
         ("mla_prefill", ALL),  # keys wider than values
         ("gemma2", ALL),  # heads of 256
-        ("causal_images", FUSED),  # blocks that are listed
+        ("causal_images", FUSED),  # listed blocks
         ("decode_paged", {"forward"}),
-        ("varlen_alibi", {"dkdv"}),  # heads of 64, and a gradient of a buffer
+        ("varlen_alibi", {"dkdv"}),  # heads of 64, and the gradient of a buffer
     ],
 )
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
@@ -613,7 +616,7 @@ def test_what_is_read_by_pair_comes_by_tma(more: str, by_tma: bool, tmp_path: Pa
     ("change", "begins"),
     [
         (("", ""), True),
-        # Lengths may differ then, and a query past the keys sees no document of its own.
+        # SQ and SK may differ in this spec, and a query past the keys has no document among them.
         (("shape: [SQ]", "shape: [1000]"), False),
         (("q_idx >= kv_idx", "q_idx >= kv_idx and q_idx - kv_idx < 100"), False),
         (("doc[q_idx] == doc[kv_idx]", "doc[q_idx] <= doc[kv_idx]"), False),
@@ -636,7 +639,7 @@ def test_where_tiles_begin_with_a_document(change: tuple[str, str], begins: bool
         (("", ""), True),
         (("cap: 30.0", "cap: 55"), True),
         (("cap: 30.0", "cap: 56"), False),  # 2^81
-        (("cap: 30.0", "cap: {type: float, runtime: true}"), False),  # known when the function is called
+        (("cap: 30.0", "cap: {type: float, runtime: true}"), False),  # unknown at compile time
         (("bf16", "fp16"), False),
         (("passes: [forward, backward]", "passes: [forward]\nsinks: true"), False),
         (("cap * tanh(score / cap)", "cap * tanh(score / cap) + 0.1 * (kv_idx - q_idx)"), False),
@@ -657,12 +660,12 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
     ("head_dim", "more", "there"),
     [
         ("{qk: 192, v: 128}", "mask_mod: q_idx >= kv_idx and kv_idx < lens[b]", True),
-        # Of two tiles of K, hidden keys are in both.
+        # K has two tiles, and both contain hidden keys.
         ("{qk: 192, v: 128}", "mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)", False),
         ("{qk: 256, v: 128}", "mask_mod: kv_idx < lens[b]", False),
         ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: never", False),
         ("128", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", True),
-        # In a list the last key, and what is hidden after it, is anywhere.
+        # In a list, the last key and the keys that it hides can be in any block.
         ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
         ("64", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
     ],
@@ -699,7 +702,7 @@ SHAPES = {"lens": "[B]", "ends": "[B, HQ]", "image": "[B, SQ]", "table": "[HQ, 6
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("score", SCORES)
 def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
-    """In kernels that have fields of others: with promised lengths, and two heads of queries for one of keys, too."""
+    """Includes kernels with fields of other kernels, promised lengths, and grouped queries."""
     buffers = "".join(
         f"  {name}: {{shape: {shape}, dtype: {'int32' if shape[1] == 'B' else 'fp32'}}}\n"
         for name, shape in SHAPES.items()

@@ -1,4 +1,4 @@
-"""Why a spec has no kernels for Hopper, in words."""
+"""The reasons that kgen reports if a spec has no Hopper kernels."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ LATENT = "head_dim: {qk: 192, v: 128}\n"
 
 REFUSED = [
     (f"dtype: fp32\n{BOTH}", "forward", "its products are of 16 bits, and not of fp32"),
-    ("head_dim: 20\n", "forward", "keys of 20 and values of 20 columns fit none of its tiles"),
-    ("head_dim: {qk: 256, v: 128}\n", "forward", "keys of 256 and values of 128 columns fit none"),
-    ("mask_mod: q_idx > 5\n", "forward", "the mask hides queries by their position alone"),
-    ("mask_mod: kv_idx > 5\n", "forward", "the mask hides keys by their position alone"),
+    ("head_dim: 20\n", "forward", "no Hopper tile fits keys of 20 and values of 20 columns"),
+    ("head_dim: {qk: 256, v: 128}\n", "forward", "no Hopper tile fits keys of 256 and values of 128 columns"),
+    ("mask_mod: q_idx > 5\n", "forward", "the mask removes queries by their position alone"),
+    ("mask_mod: kv_idx > 5\n", "forward", "the mask removes keys by their position alone"),
     ("mask_mod: abs(q_idx - kv_idx) < 64 or kv_idx < 64\n", "forward", "several ranges of keys"),
     (f"{PAGED}head_dim: 128\n", "forward", "pages of fewer than 16 keys"),
     (
         f"paged_kv: {{page_size: 64}}\npasses: [forward]\n{LATENT}",
         "forward",
-        "pages hold keys that are wider",
+        "pages with keys that are wider",
     ),
     (
         f"{LATENT}{LENS}mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)\n",
         "forward",
-        "a function of scores would see keys past an end",
+        "a function of scores would read keys past an end",
     ),
     (
         f"head_dim: 256\n{PAIR}score_mod: score + w[h, q_idx, kv_idx]\n",
         "forward",
-        "beside heads of 256 columns",
+        "heads of 256 columns leave no shared memory",
     ),
     (
         f"{PAIR}score_mod: score + w[h, kv_idx, q_idx]\nlengths: {{q: any, kv: any}}\n",
@@ -65,11 +65,15 @@ REFUSED = [
         "backward",
         "have their keys in registers",
     ),
-    (f"{LATENT}{LENS}mask_mod: kv_idx < lens[b]\n{BOTH}", "backward", "two tiles of keys that are wider"),
+    (
+        f"{LATENT}{LENS}mask_mod: kv_idx < lens[b]\n{BOTH}",
+        "backward",
+        "would have to be cleared in two tiles",
+    ),
     (
         "gqa: 4\nbuffers: {ends: {shape: [HQ], dtype: int32}}\nmask_mod: kv_idx < ends[h]\n" + BOTH,
         "backward",
-        "query heads that share keys have ends of their own",
+        "query heads share keys, and each has its own end",
     ),
     (
         "buffers: {x: {shape: [SK], dtype: fp32, grad: true}}\nscore_mod: score + x[kv_idx]\n" + BOTH,
@@ -122,11 +126,11 @@ DOCS = "buffers: {doc: {shape: [SK], dtype: int32, sorted: true}}\n"
     ("more", "bias", "documents"),
     [
         (f"{ALIBI}score_mod: score + s[h] * (kv_idx - q_idx)\n", True, False),
-        # Of a soft cap, the product is no place to begin; nor is there one slope of two.
+        # The product cannot start from the bias if a soft cap follows, or if the bias has a second term.
         (f"{ALIBI}score_mod: 30 * tanh(score / 30) + s[h] * kv_idx\n", False, False),
         (f"{ALIBI}score_mod: score + s[h] * kv_idx + exp2(kv_idx * 0.01)\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx\n", False, True),
-        # Nothing is left out of a mask that compares more, or that a query may be hidden from by itself.
+        # No condition is dropped if the mask compares more, or if it can hide a query from its own key.
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] + 1 and q_idx >= kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx > kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx]\n", False, False),

@@ -1,4 +1,4 @@
-"""Ranges of keys that a consumer on Hopper makes tighter: each tile that needs the mask has it."""
+"""Tighter ranges of keys per consumer on Hopper: every tile that needs the mask applies it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LATE = {
     "a buffer": "head_dim: 128\nbuffers: {n: {shape: [SQ], dtype: int32, sorted: true}}\n"
     f"mask_mod: {WINDOW} and kv_idx < n[q_idx]",
 }
-"""The start of the range depends on the query; its end is the length, or is read for each query."""
+"""Masks with a window. The range of keys ends at the length, or at a value that each query reads."""
 
 
 @pytest.mark.parametrize("end", LATE)
@@ -28,9 +28,9 @@ def test_the_last_tiles_are_masked_behind_a_start_that_a_consumer_raises(end: st
 
 
 def _furthest(path: Path, end: str) -> float:
-    """How far the output or the gradient of queries is off, relative to the result.
+    """Return the largest error of the output and the gradient of q, relative to the result.
 
-    Where keys past the length count, P is infinite: `exp2(-lse)` overflows.
+    If keys past the length counted, P would be infinite, because `exp2(-lse)` overflows.
     """
     from kgen.verify import interpreter
     from kgen.verify.gluon.interpreter import imported

@@ -1,4 +1,4 @@
-"""Rows, heads and sequences that see no key: zeros, a log-sum-exp of -inf, no gradient, whatever their factors are."""
+"""Rows, heads and sequences that see no key: zeros, a log-sum-exp of -inf, and no gradient, whatever their factors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(*lines: str, dtype: str = "fp32", head_dim: int = 16) -> str:
     return HEAD.format(dtype=dtype, head_dim=head_dim) + "\n".join(lines) + "\n"
 
 
-# Of a batch the last sequence has n == 0.
+# The last sequence of the batch has n == 0.
 BATCH = (
     BACKWARD,
     f"buffers: {{{COUNTS}, {LEARNED}}}",
@@ -112,7 +112,7 @@ SELECTED = {
     "a sum of a distance": ("tables", "d_near_sums"),
     "a log-sum-exp": ("row of few", "l_i"),
 }
-"""What is selected, in which spec: without this its product is NaN."""
+"""Products that are selected, with their spec. Without the selection they are NaN."""
 
 
 @pytest.mark.parametrize("what", SELECTED)

@@ -1,8 +1,8 @@
-"""Emitted attention against float64 in Triton's interpreter: stock specs, and the corners that none of them has.
+"""Emitted attention against float64 in Triton's interpreter: stock specs, and corner specs.
 
-`tests/specs` holds gradients that are scattered by a computed index, repeated reads of one buffer, guarded
-indices, head dims that are not powers of two, promised lengths, run-time parameters, fp32 without tensor
-cores, and integers of 64 bits.
+The corner specs in `tests/specs` have features that no stock spec has. Examples are scattered gradients, repeated
+reads of one buffer, guarded indices, and head dims that are not powers of two. Others are promised lengths, run-time
+parameters, fp32 without tensor cores, and 64-bit integers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SLOW = {
     **dict.fromkeys(("constants", "ends_by_head"), 3),
     **dict.fromkeys(("decode_gqa", "decode_heads", "decode_paged"), 2),
 }
-"""Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
+"""Slow specs: one of this number of their cases runs here. `kgen verify` runs all cases."""
 SPECS = of_family("attention", [path for path in CORNERS if path.stem not in LONG]) + STOCK
 
 
@@ -50,7 +50,7 @@ def test_verified_in_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -
 
 @pytest.mark.parametrize("head_dim", [1, 16, 24, 40, 64, 72, 80, 96, 120, 192, 200, 256, 576])
 def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
-    """Every column is in one block; two blocks of one size would be one (Triton 3.6 confuses their loads)."""
+    """Every column is in one block. Blocks have different sizes, because Triton 3.6 confuses loads of equal blocks."""
     path = tmp_path / "x.yaml"
     path.write_text(f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: {head_dim}\n")
     chunks = plan_attention(load(path)).qk_chunks
@@ -65,10 +65,10 @@ def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
     "path", sorted((ROOT / "generated").glob("*/triton.py")), ids=lambda p: p.parent.name
 )
 def test_no_remainder_by_zero(path: Path) -> None:
-    """A pipelined loop computes addresses ahead of its first iteration, also when it has none.
+    """A pipelined loop computes addresses before its first iteration, even if it has no iterations.
 
-    A remainder by the number of tiles would then be one by zero, from which the compiler concludes that there
-    are tiles: kernels have hung because of it.
+    A remainder by the number of tiles would then be a remainder by zero. The compiler would conclude that there are
+    tiles, and kernels have hung for this reason.
     """
     text = path.read_text()
     assert text.count("% wrap *") == text.count("wrap = tl.maximum(n_tiles, 1)")

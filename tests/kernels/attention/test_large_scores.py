@@ -1,4 +1,4 @@
-"""Scores so large that float32 has no digits left of a log-sum-exp: in fp32, backward has P to the last bit."""
+"""Scores so large that float32 has no digits left for a log-sum-exp. In fp32, backward recomputes P to the last bit."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FIELDS = {
     "decode": "gqa: 1\npasses: [forward, backward, decode]",
 }
 OFTEN = ("plain", "sinks", "packed")
-"""Run at every change."""
+"""Specs that run at every change."""
 MAGNITUDES = (1.0, 2.0**8, 2.0**15)
-"""Of q and k: scores are up to 2**35."""
+"""Magnitudes of q and k. Scores are up to 2**35."""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_gradients_do_not_depend_on_the_size_of_scores(name: str, tmp_path: Path
 
 
 def _off(path: Path, name: str) -> list[str]:
-    """What is further off than eight roundings of float32, at which magnitude."""
+    """Return the results with errors above eight roundings of float32, with the magnitude."""
     from kgen.verify import interpreter
 
     interpreter.mend()
@@ -56,7 +56,7 @@ def _off(path: Path, name: str) -> list[str]:
     found = []
     for magnitude in MAGNITUDES:
         random = torch.Generator().manual_seed(0)
-        # Whole numbers: scores are exact. Every key is there three times, so that no row has one key for all.
+        # Integers make scores exact. Every key occurs three times, so that no row attends to a single key.
         q, k = (torch.randn(*rows, 16, generator=random).round().clamp(-2, 2) * magnitude for _ in "qk")
         k = k.index_select(
             k.dim() - 2 if name != "packed" else 0, torch.arange(rows[0 if name == "packed" else 2]) // 3
@@ -111,7 +111,7 @@ def test_splits_of_a_cache_are_merged_by_their_exact_weights(tmp_path: Path) -> 
 
 
 def _merged(path: Path) -> float:
-    """How far decoding is off, relative to the result, where splits tie."""
+    """Return the error of decoding, relative to the result, if splits have equal maxima."""
     from kgen.verify import interpreter
 
     interpreter.mend()

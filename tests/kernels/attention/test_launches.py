@@ -1,4 +1,4 @@
-"""How emitted attention launches: what was compiled for some layouts is called again for them, and for no others."""
+"""The launch cache of emitted attention: layouts with the same properties reuse a compiled kernel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAINED = [p for p in FILES if "_compile_ahead(" in p.read_text()]
 
 
 class _Kernel:
-    """Stands for a kernel and counts how often it is asked what it compiled."""
+    """Stand-in for a kernel. It counts how often the launcher requests a compiled kernel."""
 
     def __init__(self) -> None:
         self.arg_names = ["x", "stride", "SIZE", "BLOCK"]
@@ -47,7 +47,7 @@ class _Compiled:
         self.kernel, self.loaded = kernel, False
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-        self.loaded = True  # Triton does not load it before
+        self.loaded = True  # Triton loads the kernel lazily
         return lambda *args: self.kernel.called.append((grid, *args))
 
 
@@ -65,7 +65,7 @@ def test_a_kernel_is_asked_once_for_the_same_layouts(emitted):
     _launch(emitted, kernel, x)
     _launch(emitted, kernel, x)
     longer = torch.zeros(9, 16)
-    _launch(emitted, kernel, longer)  # sizes are no part of it
+    _launch(emitted, kernel, longer)  # sizes are not part of the key
     assert kernel.asked == 1
     assert kernel.called == [((3, 1, 1), x, 16, 8, 64), ((3, 1, 1), longer, 16, 9, 64)]
 
@@ -95,7 +95,7 @@ def test_a_kernel_is_asked_again_for_other_constants(emitted):
 
 
 def test_a_cache_that_grows_finds_its_kernels(emitted):
-    """Token by token, keys that are put together anew have other strides each time, and Triton the same kernel."""
+    """If keys are concatenated token by token, strides change in each step, but Triton's kernel stays the same."""
     kernel = _Kernel()
     for length in range(2, 40):
         _launch(emitted, kernel, torch.zeros(4, length, 16).transpose(0, 1))
@@ -119,8 +119,10 @@ def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.parent.name)
 def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monkeypatch):
-    """Threads compile what it launches while the first forward pass compiles, and nothing else; nothing is launched
-    twice. Without a gradient that is wanted nothing is compiled ahead."""
+    """Threads compile exactly the backward kernels while the first forward pass compiles.
+
+    No kernel is launched twice. If no gradient is required, nothing is compiled early.
+    """
     module = import_file(path, f"kgen_test_ahead_{path.parent.name}")
     launching = sys.modules[f"{module.__package__}._launch"]
     problem = problem_of(load(ROOT / "specs" / f"{path.parent.name}.yaml"))
@@ -174,7 +176,7 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
 def test_kernels_are_compiled_for_nothing_else(path):
-    """Triton does not compile for numbers that are neither strides nor constants, which no key of a launch has."""
+    """Triton specializes only on strides and constants, because a launch key contains no other numbers."""
     module = import_file(path, f"kgen_test_launches_{path.parent.name}")
     launcher = path.read_text().split("# --- launch")[1]
     kernels = {name: kernel for name, kernel in vars(module).items() if isinstance(kernel, JITFunction)}

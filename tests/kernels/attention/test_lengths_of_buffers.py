@@ -1,7 +1,7 @@
-"""Kernels that use lengths of buffers: right in the interpreter, proved, and alike for all spellings.
+"""Kernels that use lengths of buffers: right in the interpreter, proved, and the same for all spellings.
 
-The cases: portable kernels forward and backward with a gradient through a length, lists of blocks, decoding, pages,
-packed sequences, and both kernels for Hopper.
+The cases: portable kernels with a gradient through a length, block masks, decoding, pages, packed sequences, and both
+Hopper kernels.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_a_buffer_may_be_used_for_its_length_alone() -> None:
 
 
 def test_specs_that_are_made_of_another_keep_its_lengths() -> None:
-    """Those for caches, and for parts of a sequence, where a buffer [SK] is a slice."""
+    """These are cache specs, and specs for parts of a sequence, where a buffer [SK] is a slice."""
     loaded = loads(
         own("q_idx - kv_idx < len(cu) + u.shape[1]", f"{CU}, u: {{shape: [2, any], dtype: int32}}"),
         "spec.yaml",

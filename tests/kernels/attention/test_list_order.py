@@ -1,4 +1,4 @@
-"""The order of lists of blocks: proved as it is, refuted with planted errors, and in the words of the templates."""
+"""The order of block lists: proved for the emitted code, refuted with planted errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LINES = {
 
 @pytest.fixture(autouse=True)
 def _stated_anew() -> Iterator[None]:
-    """Claims about tiles are kept between specs: not what an error was planted in."""
+    """Clear cached claims about tiles before and after a test, because the test plants errors in them."""
     list_order._visits.cache_clear()
     yield
     list_order._visits.cache_clear()
@@ -55,7 +55,7 @@ def test_facts_can_be_true() -> None:
 
 
 def test_two_kinds_in_one_place_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks that do not go behind those that are left in part."""
+    """Full blocks that are not stored after the partial ones."""
     place = Listed.place
     monkeypatch.setattr(
         Listed, "place", lambda row, c: z3.If(row.kind(c) == 2, row._count(2, c) - 1, place(row, c))

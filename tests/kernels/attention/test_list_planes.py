@@ -1,4 +1,4 @@
-"""A tile reads its own list: proved as it is, refuted with planted errors, and in the words of the template."""
+"""Each tile reads its own list: proved for the emitted code, refuted with planted errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_tile_reads_its_own_list(shape: str) -> None:
 
 
 def test_lists_that_are_made_for_another_head_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads before sequences where kinds are made."""
+    """The kernel that classifies blocks swaps heads and sequences."""
     lines = block_mask.plane_lines
 
     def swapped(mask: Any) -> list[Any]:
@@ -75,7 +75,7 @@ def test_lists_that_are_made_for_another_head_are_refuted(monkeypatch: pytest.Mo
 
 
 def test_a_list_of_another_sequence_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that reads by the head where lists differ between sequences."""
+    """A kernel indexes by head, although lists differ between sequences."""
     loops = ranges.listed_loops
 
     def of_head(code: Code) -> Code | None:

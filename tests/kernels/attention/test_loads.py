@@ -1,4 +1,4 @@
-"""What emitted files do beside the mathematics, in Triton's interpreter: loads by TMA, searches of ranges."""
+"""Loads by TMA and searches of ranges of emitted files, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def emitted(name: str, folder: Path) -> Path:
-    """The generated folder of a stock spec, its tiles for TMA wherever tensors allow it."""
+    """Write a stock spec with tiles that use TMA for all tensors that allow it. Return the output folder."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     (folder / name).mkdir(parents=True)
     for file, text in render_spec(loaded).items():
@@ -31,8 +31,8 @@ def emitted(name: str, folder: Path) -> Path:
     return folder
 
 
-# A mask with a bias, ranges that are searched, keys that hold NaN where the mask alone hides them, groups of heads,
-# a head dim in two blocks, packed sequences.
+# In order: a mask with a bias, searched ranges, keys with NaN that only the mask hides. Then grouped queries, a head
+# dim in two blocks, and packed sequences.
 STOCK = ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill", "varlen_causal"]
 
 
@@ -41,7 +41,7 @@ def test_verified(name: str, tmp_path: Path, verdict: Any) -> None:
     folder = emitted(name, tmp_path)
     assert len(re.findall(r"\(\(\), dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
     loaded = load(ROOT / "specs" / f"{name}.yaml")
-    # Every second case: the others are run by pointers all the same.
+    # Half of the cases is enough, because all of them also run with loads by pointers.
     cases = case_names(problem_of(loaded), "forward", "cpu", True)[::2]
     verdict(problem_of(loaded), folder)
     rows = verified([loaded], folder, device="cpu", timeout=200.0, cases=cases)
@@ -71,7 +71,7 @@ def test_descriptors(causal: Any) -> None:
 
 
 def test_sequences_do_not_see_their_neighbours(tmp_path: Path, verdict: Any) -> None:
-    """By TMA: a sequence of NaN between two others, each as if it were alone, bit by bit."""
+    """With TMA, a sequence of NaN between two others does not change a bit of their results."""
     path = emitted("varlen_causal", tmp_path) / "varlen_causal" / "triton.py"
     verdict(problem_of(load(ROOT / "specs/varlen_causal.yaml")), path)
     interpreted(_neighbours, path)
@@ -105,9 +105,11 @@ def _neighbours(path: Path) -> None:
     "x",
     [
         torch.zeros(1, 2, 9, 129, dtype=torch.bfloat16)[..., :128],  # rows begin at odd multiples of 2 bytes
-        torch.zeros(1, 2, 9, 136, dtype=torch.bfloat16)[..., 1:129],  # the first row does
-        torch.zeros(1, 2, 128, 9, dtype=torch.bfloat16).mT,  # elements of a row lie apart
-        torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),  # one row for all
+        torch.zeros(1, 2, 9, 136, dtype=torch.bfloat16)[
+            ..., 1:129
+        ],  # the first row begins at an odd multiple of 2 bytes
+        torch.zeros(1, 2, 128, 9, dtype=torch.bfloat16).mT,  # elements of a row are not adjacent
+        torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),  # all rows share memory
         torch.zeros(1, 2, 0, 128, dtype=torch.bfloat16),  # nothing to load
     ],
     ids=["rows", "start", "elements", "broadcast", "empty"],
@@ -121,7 +123,7 @@ def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
 
 
 def test_searches_of_sorted_buffers(tmp_path: Path, verdict: Any) -> None:
-    """Against `torch.searchsorted`: lengths around powers of 256, runs, values beyond both ends."""
+    """Compare with `torch.searchsorted`: lengths around powers of 256, runs, and values beyond both ends."""
     folder = emitted("document_causal", tmp_path) / "document_causal"
     path = folder / "searching.py"
     path.write_text(
@@ -136,7 +138,7 @@ def _search_kernel(ptr, stride, size, a, b, found_ptr):
 """
     )
     verdict(problem_of(load(ROOT / "specs/document_causal.yaml")), path)
-    # Where Triton was imported for compiling, its library cannot be interpreted any more: a process of its own.
+    # Triton was imported for compiling, so its library cannot be interpreted in this process.
     interpreted(_search, path)
 
 
@@ -159,7 +161,7 @@ def _search(path: Path) -> None:
 def test_narrow_values_are_copied_where_they_are_not_aligned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 32 columns beside keys of 64; heads of 32 for both are multiplied as they lie."""
+    """Values of 32 columns with keys of 64 are copied. With 32 columns for both, nothing is copied."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     interpreter.mend()
     texts = {
@@ -183,7 +185,7 @@ def test_narrow_values_are_copied_where_they_are_not_aligned(
 
 
 def test_calls_to_compile_have_all_that_tma_loads_and_what_it_does_not(tmp_path: Path) -> None:
-    """The kernels for every chip are for Hopper, too, with tiles by TMA, where a bias has rows that TMA cannot load."""
+    """Portable kernels run on Hopper too, with TMA tiles and a bias whose rows TMA cannot load."""
     loaded = load(ROOT / "specs/pair_bias.yaml")
     module: Any = import_file(emitted("pair_bias", tmp_path) / "pair_bias/triton.py", "kgen_test_bias")
     problem = problem_of(loaded)

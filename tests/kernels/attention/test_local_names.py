@@ -1,4 +1,4 @@
-"""Local names of a spec name the values in kernels, and change nothing else."""
+"""Local names of a spec become names in the kernels, and change nothing else."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ mask_mod: |
 
 
 class _Numbered(ast.NodeTransformer):
-    """Names as numbers, in the order in which a function has them."""
+    """Replace names by numbers in the order of their first use."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, str] = {}
@@ -58,7 +58,7 @@ class _Numbered(ast.NodeTransformer):
 
 
 def kernels(text: str, file: str) -> list[ast.FunctionDef]:
-    """The functions of Triton in a file."""
+    """Return the Triton functions of a file."""
     tree = ast.parse(render_spec(loads(text, "sample.yaml"))[file])
     return [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.decorator_list]
 

@@ -1,6 +1,6 @@
-"""Emitted attention in Triton's interpreter, of the corner specs that take longest: `scripts/test --all` runs them.
+"""The slowest corner specs of attention in Triton's interpreter.
 
-Otherwise their verdict has to be on record.
+`scripts/test --all` runs them. Other runs require their verdict on record.
 """
 
 from __future__ import annotations

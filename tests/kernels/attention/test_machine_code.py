@@ -1,4 +1,4 @@
-"""The machine code of kernels for Hopper: what ptxas has got wrong or does not do, and the source does not show."""
+"""Machine code of Hopper kernels: mistakes and omissions of ptxas that the source does not show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdis
 
 @pytest.fixture
 def compiled(compile_once: Callable[[str], Path], verdict: Any) -> Callable[[str], Path]:
-    """Compiles a spec for Hopper; gives the folder of what Triton made, unless the test is on record as right."""
+    """Return a function that compiles a spec for Hopper and returns Triton's output folder.
+
+    It ends the test if its verdict is on record.
+    """
 
     def folder(name: str) -> Path:
         loaded = load(_spec(name))
@@ -59,8 +62,10 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 @pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64", "gpt_oss"])
 def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[[str], Path]) -> None:
-    """Triton gives the place of barriers that nobody uses to other data. There the GPU lost what was stored when it
-    changed between processes."""
+    """Triton reuses the memory of unused barriers for other data.
+
+    The GPU lost this data when it switched between processes.
+    """
     kernels = list(compiled(name).rglob("*_hopper_kernel.cubin"))
     assert kernels
     for path in kernels:
@@ -80,13 +85,13 @@ def test_a_place_of_two_is_found() -> None:
 
 
 def _places(code: str) -> tuple[set[int], set[int]]:
-    """Where in shared memory barriers are set up, by their words, and where else something is stored."""
+    """Return the shared memory addresses of the words of barriers, and of other stores."""
     barriers = {int(x, 16) for x in re.findall(r"SYNCS\.EXCH\.64 URZ, \[UR\d+\+(0x\w+)\]", code)}
     stored = {int(x, 16) for x in re.findall(r"STS\S* \[UR\d+\+(0x\w+)\]", code)}
     return barriers | {at + 4 for at in barriers}, stored
 
 
-# Q in registers, of halves of a tile, in two parts, of thirds of a tile; K, in two parts; K and V.
+# Operands in registers: Q of a half or a third of a tile, or in two parts. Also K, whole or in two parts, and K and V.
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [("sliding_window", 1), ("packed_latent", 2), ("causal_d64", 2), ("gpt_oss", 1)],
@@ -115,7 +120,7 @@ def test_an_operand_that_is_overwritten_is_found() -> None:
 
 @pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64"])
 def test_a_slot_is_freed_after_its_loads(name: str, compiled: Callable[[str], Path]) -> None:
-    """Of Q, which goes to registers while TMA waits to write the next tile's to its slot."""
+    """The slot of Q: Q goes to registers while TMA waits to write Q of the next tile."""
     kernels = [path.read_text() for path in compiled(name).rglob("_forward_hopper_kernel.ptx")]
     assert kernels
     for code in kernels:
@@ -130,15 +135,21 @@ def test_a_slot_that_is_freed_too_early_is_found() -> None:
 
 
 def _all_fenced(code: str) -> bool:
-    """Whether a fence is between loads of matrices and the next arrival at a barrier. Without one ptxas lets loads be
-    under way when the thread arrives, and TMA, of another proxy, writes where they are still to read."""
+    """True if a fence is between `ldmatrix` and the next arrival at a barrier.
+
+    Without a fence, ptxas allows loads to be in flight when the thread arrives. TMA uses another proxy and would
+    overwrite their source.
+    """
     before = code.split("mbarrier.arrive.shared::cta.b64")[:-1]
     return all("fence.proxy.async" in x.rpartition("ldmatrix")[2] for x in before if "ldmatrix" in x)
 
 
 def _held(code: str) -> list[tuple[set[int], set[int]]]:
-    """Of every innermost loop with products: registers of left sides that come from outside, or the turn before, and
-    those that hold another's left side later in it."""
+    """Return two sets of registers for each innermost loop with products.
+
+    The first set has left operands from outside the loop or from the previous iteration. The second set has the
+    registers that later hold another left operand.
+    """
     labels: dict[str, int] = {}
     lines: list[str] = []
     for line in code.splitlines():
@@ -171,11 +182,14 @@ def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
     return outside, outside & inside
 
 
+@pytest.mark.thorough
 def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:
-    """By the kernel for every chip, in tiles without a mask, where rows begin at multiples of 16 bytes: a guard that
-    differs from key to key makes copies of 4."""
+    """Portable kernels copy 16 bytes at a time in tiles without a mask, if rows are aligned to 16 bytes.
+
+    A guard that differs between keys would force copies of 4 bytes.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     path = tmp_path / "pair_bias.yaml"
     text = (ROOT / "specs" / "pair_bias.yaml").read_text()
@@ -192,5 +206,5 @@ def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     ptx = [path.read_text() for path in (tmp_path / "cache").rglob("_forward_kernel.ptx")]
     by_tma = [text for text in ptx if "cp.async.bulk.tensor" in text]  # K and V
     wide = [re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, %r\d+;", text) is not None for text in by_tma]
-    # Each of rows like that, and of others: with and without the log-sum-exp.
+    # Aligned rows and other rows, each with and without the log-sum-exp.
     assert sorted(wide) == [False, False, True, True]

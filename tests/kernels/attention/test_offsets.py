@@ -1,4 +1,4 @@
-"""Offsets of packed sequences that are wrong: what comes out is anything, but no kernel leaves its tensors."""
+"""Wrong offsets of packed sequences: results are arbitrary, but no kernel accesses memory outside its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[3]
 MANY = [(7919 * i) % 400 - 150 for i in range(140)]
-"""More than the search for a sequence looks at in one step."""
+"""More offsets than one step of the search for a sequence reads."""
 
 
 def test_attention_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None:
@@ -68,7 +68,7 @@ def _spec(name: str) -> Path:
 
 
 def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: bool = True) -> Any:
-    """For which offsets kernels leave their tensors, and what they do there; None if they do not."""
+    """Return the offsets for which kernels leave their tensors, with the accesses, or None."""
     from kgen.kernels.attention.verify import inputs
     from kgen.verify import interpreter
     from kgen.verify.memory import watched
@@ -100,6 +100,6 @@ def _named(problem: Any, drawn: Any) -> list[Any]:
 
 
 def _repeated(buffer: Any, values: torch.Tensor, sequences: int, problem: Any) -> torch.Tensor:
-    """A buffer of one sequence for several."""
+    """Repeat a buffer of one sequence for several sequences."""
     sizes = [sequences if s == "B" else n for s, n in zip(buffer.shape, values.shape, strict=True)]
     return values.detach().expand(sizes).contiguous()

@@ -1,4 +1,4 @@
-"""The picture of the tiles against the mask itself, evaluated position by position."""
+"""The picture of the tiles, compared with the mask at every pair of positions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_against_the_mask(path: Path, length: int) -> None:
     plan, loaded = plan_attention(load(path)), positioned(load(path))
     drawn = picture(plan, Run(length))
     scalars, rows, _ = usual(plan, Run(length))
-    # Leading indices make no difference in a picture.
+    # The picture does not depend on leading indices.
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length}
     shapes = {n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()}
     buffers = {n: torch.tensor(row).expand(*shapes[n], -1) for n, row in rows.items()}
@@ -94,8 +94,7 @@ def masked(mask: str, more: str = "") -> Loaded:
 
 
 def by_hand(allowed: Callable[[int, int], bool], drawn: Grid) -> None:
-    """Every tile against every pair in it: none of a skipped one is allowed, all of a full one are, and a tile is drawn
-    with the mask where some are, or where the plan cannot tell."""
+    """Check every tile by all its pairs: skipped if none is allowed, full if all are, masked otherwise."""
     height, width = drawn.tile
     for i, row in enumerate(drawn.rows):
         for j, kind in enumerate(row):

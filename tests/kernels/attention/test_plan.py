@@ -1,4 +1,4 @@
-"""What the plan of attention decides about buffers."""
+"""Decisions of attention plans about buffers."""
 
 from __future__ import annotations
 

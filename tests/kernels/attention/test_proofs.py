@@ -1,5 +1,7 @@
-"""Obligations of attention kernels: those of stock specs are proved, and planted errors are refuted by a counterexample
-that is one: numbers in which the written mask says otherwise than the kernel does."""
+"""Obligations of attention kernels: proved for stock specs, refuted for planted errors.
+
+A counterexample consists of numbers for which the kernel contradicts the mask in the spec.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def verdicts(loaded: Loaded) -> dict[tuple[str, str], Decision]:
 
 
 def hold(found: Mapping[tuple[str, str], Decision]) -> None:
-    """Nothing is refuted, and what is unknown says why."""
+    """Check that nothing is refuted, and that unknown obligations have a reason."""
     assert found
     assert {place for place, d in found.items() if d.verdict is Verdict.REFUTED} == set()
     assert all(d.why for d in found.values() if d.verdict is Verdict.UNKNOWN)
@@ -91,8 +93,10 @@ def test_stock_specs_are_proved_but_for_a_twentieth() -> None:
 
 @pytest.mark.parametrize("name", ["sliding_window", "longformer", "varlen_alibi"])
 def test_facts_can_be_true(name: str) -> None:
-    """Of facts that contradict each other everything would follow. A loop without the mask may have no tiles: the first
-    keys of longformer are fewer than a tile."""
+    """Contradicting facts would prove everything. A loop without the mask is skipped, because it may have no tiles.
+
+    For example, the first keys of longformer are fewer than a tile.
+    """
     for obligation in obligations(stock(name)):
         if obligation.what == WHOLE:
             continue
@@ -115,7 +119,7 @@ CACHES = (
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("mask", RANGES)
 def test_ranges_of_which_an_earlier_one_is_empty(mask: str, cache: str) -> None:
-    """Every tile of keys that the mask allows is visited, in decoding, too."""
+    """Kernels visit every allowed tile of keys, also in decoding."""
     text = f"kernel: attention\nname: ranges\ndtype: bf16\nhead_dim: 64\nmask_mod: {mask}\n{cache}\n"
     loaded = loads(text, "ranges.yaml")
     plan = plan_decode(loaded)
@@ -135,7 +139,7 @@ ELEMENTS = (
         2,
     ),
 )
-"""Elements that are read before the loop, of an axis that may have none there; and in how many portable kernels."""
+"""Specs that read elements before the loop along an axis that may be empty, and the number of portable kernels."""
 
 
 @pytest.mark.parametrize(("more", "kernels"), ELEMENTS)
@@ -151,7 +155,7 @@ HIDDEN = (
     "2.0 * where(q_idx >= kv_idx, score, -inf)",
     "max(where(q_idx >= kv_idx, score, -inf), where(q_idx > 5, score, -inf))",
 )
-"""Scores that hide pairs. Those that no mask says reach the kernel as they are."""
+"""Scores that hide pairs. Kernels receive them unchanged if they are not equivalent to a mask."""
 
 
 def scored(score: str) -> Loaded:
@@ -169,7 +173,7 @@ def test_pairs_that_a_score_hides(score: str) -> None:
 
 @pytest.mark.parametrize("score", HIDDEN)
 def test_pairs_that_no_score_hides_any_more(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plan that forgets minus infinity is refuted, by z3 and at points."""
+    """A plan that drops minus infinity is refuted, by z3 and at points."""
     shown = loads(scored(score).text.replace("-inf", "-5.0"), "x.yaml")
     plan = plan_attention(shown)
     for module in (prove_obligations, points, portable, hopper):
@@ -189,7 +193,7 @@ def refuted(
     of: str = "forward",
     plan: Callable[[AttentionPlan], AttentionPlan] = lambda plan: plan,
 ) -> Decision:
-    """The obligation is proved of the kernel as it is, and refuted with the planted error, as the decision says."""
+    """Check that the obligation is proved for the kernel, and refuted with the planted error. Return the decision."""
     loaded = stock(name)
     right = plan_attention(loaded)
     planted = plan(right)
@@ -215,7 +219,7 @@ def plus(node: Node, number: int) -> Node:
 
 
 def with_span(**change: Callable[[Node], Node]) -> Callable[[TileLoop], TileLoop]:
-    """The loop with other ends of its first span."""
+    """Return a planted error that changes the ends of the first span."""
 
     def planted(loop: TileLoop) -> TileLoop:
         first, *others = loop.spans
@@ -230,7 +234,7 @@ def numbers(found: Decision) -> dict[str, int]:
 
 
 def allowed(name: str, env: Mapping[str, int]) -> bool:
-    """What the mask as written says, in Python's numbers."""
+    """Evaluate the mask of the spec in Python."""
     loaded = stock(name)
     params = {n: p.value for n, p in loaded.spec.params.items() if p.value is not None}
     return bool(value(loaded.trees["mask_mod"], {**params, **env}, {}))
@@ -242,7 +246,7 @@ def test_a_range_that_ends_too_early() -> None:
     assert allowed("sliding_window", at)
     assert at["q_idx"] < at["SQ"]
     assert at["kv_idx"] < at["SK"]
-    # The key is the first of a tile that the shorter range does not reach.
+    # The key is the first of a tile that the shorter range omits.
     last = min(at["tile"] * BLOCKS[0] + BLOCKS[0], at["SQ"]) - 1
     assert at["kv_idx"] // BLOCKS[1] * BLOCKS[1] >= min(last + 1, at["SK"]) - 1
 
@@ -268,7 +272,7 @@ def test_a_range_for_keys_that_begins_too_late() -> None:
 
 
 def swapped(loop: TileLoop) -> TileLoop:
-    """The window on the other side: keys from a query on."""
+    """Move the window to the other side: keys from a query on."""
     (span,) = loop.spans
     start, last, size = loop.outer.start, loop.outer.last, loop.inner.size
     after = Call("min", (plus(last, 1024), size), Type.INT)
@@ -284,7 +288,7 @@ def with_spans(kernel: LoopKernel, *spans: SpanLoops) -> LoopKernel:
 
 
 def test_bounds_for_tiles_of_another_size() -> None:
-    """Those of 128 keys, in a loop over tiles of 64: unmasked tiles are too early or too late."""
+    """The bounds belong to tiles of another size, so unmasked tiles begin and end at wrong positions."""
 
     def other(kernel: LoopKernel) -> LoopKernel:
         return with_spans(kernel, *(with_blocks(span) for span in kernel.ranges.spans))
@@ -297,7 +301,7 @@ def test_bounds_for_tiles_of_another_size() -> None:
 
 
 def test_spans_that_overlap() -> None:
-    """A second range that begins where the first does not end yet."""
+    """The second range begins before the end of the first."""
 
     def overlapping(kernel: LoopKernel) -> LoopKernel:
         first, second = kernel.ranges.spans
@@ -309,7 +313,7 @@ def test_spans_that_overlap() -> None:
 
 
 def compared(fn: str, by: str) -> Callable[[TileLoop], TileLoop]:
-    """The mask of a kernel with one comparison in place of another."""
+    """Return a planted error that replaces one comparison in the mask of a kernel."""
 
     def change(node: Node) -> Node:
         if isinstance(node, Call) and node.fn == fn and all(a.type.integral for a in node.args):
@@ -331,7 +335,7 @@ def test_another_comparison_in_a_mask(fn: str, by: str) -> None:
 
 
 def test_a_mask_that_ends_nowhere() -> None:
-    """Keys past the end are masked by the guard alone, where the mask does not hide them."""
+    """Keys past the end are masked only by the guard, if the mask does not hide them."""
     refuted("full", LOADS, lambda loop: replace(loop, inner_live=TRUE))
 
 
@@ -340,7 +344,7 @@ def test_a_store_without_its_guard() -> None:
 
 
 def test_a_load_of_a_buffer_without_its_guard() -> None:
-    """The index is taken to be inside: its greatest value is said to be less than it is."""
+    """The plan assumes an index in bounds, because its recorded maximum is too small."""
 
     def lower(plan: AttentionPlan) -> AttentionPlan:
         greatest = {**plan.index_ranges.greatest, "q_idx": {"": 0}, "kv_idx": {"": 0}}
@@ -379,7 +383,7 @@ def _wide() -> Node:
 
 
 def test_a_promise_that_the_launcher_does_not_check(tmp_path: Path) -> None:
-    """Documents that do not ascend: what is searched for is not where it is looked for."""
+    """If documents are not sorted, the search gives wrong ranges."""
     text = (ROOT / "specs/document_causal.yaml").read_text()
     assert "sorted: true" in text
     path = tmp_path / "document_causal.yaml"
@@ -404,7 +408,7 @@ def minus(code: Any, number: str) -> Any:
 
 
 def changed_line(lines: Iterable[Statement], name: str, change: Callable[[Any], Any]) -> list[Statement]:
-    """Lines with another value of one name."""
+    """Change the value of one name in some lines. Return all lines."""
     found = [line.map(change) if line.defines == {name} else line for line in lines]
     assert any(line.defines == {name} for line in found)
     return found
@@ -412,7 +416,7 @@ def changed_line(lines: Iterable[Statement], name: str, change: Callable[[Any], 
 
 LONG = pytest.mark.thorough
 HOPPER = [
-    # What is planted, of which kernel of which spec, and what is refuted.
+    # The planted error, the spec, the kernel, and the refuted obligation.
     ("own_bounds", "n_past", "-1", "causal", "dq", SKIPPED),
     ("own_bounds", "n_last_masked", "1", "causal", "dq", WHOLE),
     ("own_bounds", "n_first_masked", "1", "sliding_window", "dq", WHOLE),
@@ -426,7 +430,7 @@ HOPPER = [
 
 
 def test_a_bias_by_distance_beside_rope_dims() -> None:
-    """The product of the rope dims is added to one that begins with the bias."""
+    """The product of the rope columns is added to a product that starts from the bias."""
     fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: {qk: 192, v: 128}\npasses: [forward]\n"
     loaded = loads(f"{fields}score_mod: score + float(h) * (kv_idx - 1)\n", "x.yaml")
     (score,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == SCORE)
@@ -441,8 +445,10 @@ EMPTY_HALVES = (
 
 @pytest.mark.parametrize("mask", EMPTY_HALVES)
 def test_a_half_that_begins_before_the_whole(mask: str) -> None:
-    """The range of the whole tile begins past the last key, so that of a half without any begins before it: the half
-    must not wait for tiles that nobody loads."""
+    """If the range of the whole tile begins past the last key, the empty range of a half begins earlier.
+
+    The half must not wait for tiles that the producer does not load.
+    """
     fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 128\npasses: [forward]\n"
     buffers = "buffers: {n: {shape: [B], dtype: int32}}\n"
     loaded = loads(f"{fields}{buffers}varlen: true\nmask_mod: {mask}\n", "x.yaml")
@@ -506,7 +512,7 @@ def test_a_share_that_begins_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("field", "what"), [("possible", SKIPPED), ("certain", WHOLE)])
 def test_a_block_that_is_in_the_wrong_list(monkeypatch: pytest.MonkeyPatch, field: str, what: str) -> None:
-    """The least value of a side in place of its greatest, and the other way round."""
+    """The minimum and the maximum of a side are exchanged."""
     loaded = stock("block_sparse")
     plan = plan_attention(loaded)
     ends = {"side_2_min": Name("side_2_max"), "side_2_max": Name("side_2_min")}

@@ -1,4 +1,4 @@
-"""Named tuples of the kernels for Hopper."""
+"""Named tuples of the Hopper kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_record_is_made_of_the_values_of_its_fields() -> None:
 
 
 def test_fields_are_no_attributes_of_the_tuples_of_triton() -> None:
-    """A field of such a name would be the attribute."""
+    """A field with such a name would be the attribute of Triton's tuple."""
     of_a_tuple = tl.core.tuple([])
     own = {name for name in [*dir(of_a_tuple), *vars(of_a_tuple)] if not name.startswith("_")}
     assert own <= TAKEN

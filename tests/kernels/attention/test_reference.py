@@ -7,7 +7,7 @@ import torch
 from support.specs.hand_built import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
 
 from kgen.expr.nodes import Read, Var
-from kgen.kernels.attention.verify.reference import attention, eager, to_tf32
+from kgen.kernels.attention.verify.reference import Call, attention, eager, to_tf32
 from kgen.verify.evaluate import evaluate
 
 torch.manual_seed(0)
@@ -74,7 +74,7 @@ def test_unknown_name():
 
 def test_attention_is_sdpa():
     q, k, v = operands(sq=6, sk=6)
-    got = attention(q, k, v, mask_mod=CAUSAL)
+    got = attention(q, k, v, Call(mask_mod=CAUSAL))
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(got.out, want)
 
@@ -82,7 +82,7 @@ def test_attention_is_sdpa():
 def test_score_mod_by_hand():
     q, k, v = operands(b=1, hq=2, hkv=1, sq=1, sk=2)
     slopes = torch.tensor([0.5, 2.0])
-    got = attention(q, k, v, score_mod=ALIBI, buffers={"slopes": slopes}, scale=0.1)
+    got = attention(q, k, v, Call(score_mod=ALIBI, buffers={"slopes": slopes}, scale=0.1))
     for h in range(2):
         s = [0.1 * float(q[0, h, 0] @ k[0, 0, j]) + float(slopes[h]) * j for j in range(2)]
         weights = [math.exp(x) / sum(map(math.exp, s)) for x in s]
@@ -95,7 +95,7 @@ def test_rows_without_a_key():
     q, k, v = operands()
     lens = torch.tensor([0, 3], dtype=torch.int32)
     dout, dlse = torch.randn(2, 4, 5, 3), torch.randn(2, 4, 5)
-    got = attention(q, k, v, mask_mod=PADDING, buffers={"lens": lens}, dout=dout, dlse=dlse)
+    got = attention(q, k, v, Call(mask_mod=PADDING, buffers={"lens": lens}, dout=dout, dlse=dlse))
     assert (got.out[0] == 0).all()
     assert (got.lse[0] == -torch.inf).all()
     assert all((got.grads[n][0] == 0).all() for n in "qkv")
@@ -107,8 +107,8 @@ def test_rows_without_a_key():
 def test_minus_infinity_from_the_score_mod_is_a_mask():
     q, k, v = operands()
     hide = call("where", CAUSAL, SCORE, number(-math.inf))
-    a = attention(q, k, v, score_mod=hide, dout=torch.ones(2, 4, 5, 3))
-    b = attention(q, k, v, mask_mod=CAUSAL, dout=torch.ones(2, 4, 5, 3))
+    a = attention(q, k, v, Call(score_mod=hide, dout=torch.ones(2, 4, 5, 3)))
+    b = attention(q, k, v, Call(mask_mod=CAUSAL, dout=torch.ones(2, 4, 5, 3)))
     torch.testing.assert_close(a.out, b.out)
     torch.testing.assert_close(a.grads["q"], b.grads["q"])
 
@@ -121,11 +121,13 @@ def test_infinite_derivatives_behind_the_mask_do_not_leak():
         q,
         k,
         v,
-        score_mod=call("add", SCORE, distance),
-        mask_mod=call("gt", Q, K),
-        buffers={"t": torch.rand(4) + 1},
-        dout=torch.ones(2, 4, 5, 3),
-        wanted=("q", "k", "v", "t"),
+        Call(
+            score_mod=call("add", SCORE, distance),
+            mask_mod=call("gt", Q, K),
+            buffers={"t": torch.rand(4) + 1},
+            dout=torch.ones(2, 4, 5, 3),
+            wanted=("q", "k", "v", "t"),
+        ),
     )
     assert all(torch.isfinite(g).all() for g in got.grads.values())
     assert got.grads["t"].abs().min() > 0
@@ -144,10 +146,7 @@ def test_gradients_are_finite_differences(mask):
             leaves["q"],
             leaves["k"],
             leaves["v"],
-            score_mod=ALIBI,
-            mask_mod=mask,
-            buffers={"slopes": leaves["slopes"], "lens": lens},
-            **more,
+            Call(score_mod=ALIBI, mask_mod=mask, buffers={"slopes": leaves["slopes"], "lens": lens}, **more),
         )
 
     def value():
@@ -169,8 +168,8 @@ def test_gradients_are_finite_differences(mask):
 def test_eager_is_close_and_rounded():
     q, k, v = (t.bfloat16() for t in operands(sq=64, sk=64, d=16, dv=16))
     dout = torch.randn(2, 4, 64, 16).bfloat16()
-    exact = attention(q, k, v, mask_mod=CAUSAL, dout=dout)
-    rough = eager(q, k, v, mask_mod=CAUSAL, dout=dout)
+    exact = attention(q, k, v, Call(mask_mod=CAUSAL, dout=dout))
+    rough = eager(q, k, v, Call(mask_mod=CAUSAL, dout=dout))
     assert rough.out.dtype == rough.grads["q"].dtype == torch.bfloat16
     for a, b in [(rough.out, exact.out), *((rough.grads[n], exact.grads[n]) for n in "qkv")]:
         assert 1e-4 < float((a.double() - b).norm() / b.norm()) < 1e-2
@@ -179,7 +178,7 @@ def test_eager_is_close_and_rounded():
 def test_sizes_and_batch_index_are_there():
     q, k, v = operands(b=2, hq=2, hkv=2, sq=2, sk=3)
     mask = call("lt", K, call("sub", Var("SK", INT), B))
-    assert attention(q, k, v, mask_mod=mask).seen.sum(-1).tolist() == [[3, 3], [2, 2]]
+    assert attention(q, k, v, Call(mask_mod=mask)).seen.sum(-1).tolist() == [[3, 3], [2, 2]]
 
 
 def test_tf32_is_rounded_to_nearest():
@@ -196,9 +195,9 @@ def test_eager_in_tf32_is_coarser_than_fp32():
     q, k, v = (t.float() for t in operands(sq=64, sk=64, d=16, dv=16))
     dout = torch.randn(2, 4, 64, 16)
     exact, rough, fine = (
-        attention(q, k, v, dout=dout),
-        eager(q, k, v, dout=dout, tf32=True),
-        eager(q, k, v, dout=dout),
+        attention(q, k, v, Call(dout=dout)),
+        eager(q, k, v, Call(dout=dout), tf32=True),
+        eager(q, k, v, Call(dout=dout)),
     )
     for name in "qkv":
         size = exact.grads[name].norm()
@@ -209,7 +208,7 @@ def test_eager_in_tf32_is_coarser_than_fp32():
 def test_a_sink_is_a_key_without_a_value():
     q, k, v = operands(b=1, hq=2, hkv=1)
     sinks = torch.tensor([0.5, -torch.inf], dtype=torch.float64)
-    got = attention(q, k, v, sinks=sinks, dout=torch.ones(1, 2, 5, 3), wanted=("q", "sinks"))
+    got = attention(q, k, v, Call(sinks=sinks, dout=torch.ones(1, 2, 5, 3), wanted=("q", "sinks")))
     plain = attention(q, k, v)
     torch.testing.assert_close(got.lse[0, 0], torch.logaddexp(plain.lse[0, 0], sinks[0]))
     share = torch.exp(plain.lse - got.lse)[..., None]
@@ -222,7 +221,7 @@ def test_rows_without_a_key_have_their_sink():
     q, k, v = operands()
     lens = torch.tensor([0, 3], dtype=torch.int32)
     sinks = torch.tensor([0.5, -1.0, 2.0, 7.0])
-    got = attention(q, k, v, mask_mod=PADDING, buffers={"lens": lens}, sinks=sinks)
+    got = attention(q, k, v, Call(mask_mod=PADDING, buffers={"lens": lens}, sinks=sinks))
     assert (got.out[0] == 0).all()
     assert (got.lse[0] == sinks[:, None]).all()
     assert got.dead.tolist() == [[[True] * 5] * 4, [[False] * 5] * 4]
@@ -233,17 +232,19 @@ def test_packed_sequences_are_sequences():
     q, k, v = torch.randn(11, 4, 4), torch.randn(16, 2, 4), torch.randn(16, 2, 3)
     cu = ([0, 3, 3, 7, 9], [0, 5, 7, 7, 14])
     dout, dlse = torch.randn(11, 4, 3), torch.randn(4, 11)
-    # The mask knows the sequence's own lengths and its number.
+    # The mask reads the lengths and the number of the sequence.
     mask = call("lt", call("add", K, B), call("add", Q, Var("SK", INT)))
-    got = attention(q, k, v, mask_mod=mask, cu_seqlens=cu, dout=dout, dlse=dlse)
+    got = attention(q, k, v, Call(mask_mod=mask, cu_seqlens=cu, dout=dout, dlse=dlse))
     for b, (sq, sk) in enumerate(lengths):
         rows, columns = slice(cu[0][b], cu[0][b] + sq), slice(cu[1][b], cu[1][b] + sk)
         one = [t.transpose(0, 1)[None] for t in (q[rows], k[columns], v[columns])]
         alone = attention(
             *one,
-            mask_mod=call("lt", call("add", K, b), call("add", Q, Var("SK", INT))),
-            dout=dout[rows].transpose(0, 1)[None],
-            dlse=dlse[None, :, rows],
+            Call(
+                mask_mod=call("lt", call("add", K, b), call("add", Q, Var("SK", INT))),
+                dout=dout[rows].transpose(0, 1)[None],
+                dlse=dlse[None, :, rows],
+            ),
         )
         torch.testing.assert_close(got.out[rows], alone.out[0].transpose(0, 1))
         torch.testing.assert_close(got.lse[:, rows], alone.lse[0])

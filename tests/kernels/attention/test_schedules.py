@@ -1,4 +1,4 @@
-"""Schedules of attention: each has the interface, and a call takes the first that serves it."""
+"""Schedules of attention: each implements the interface, and a call uses the first schedule that fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = {
     "obligations": [Loaded, Extent, Iterator[Obligation]],
     "calls": [Prepared, Sequence[Calls], Calls],
 }
-"""The parameters and the result of what a schedule offers."""
+"""Parameter and result types of the functions of a schedule."""
 
 
 def test_every_folder_is_listed() -> None:

@@ -1,4 +1,4 @@
-"""The kernels for Hopper spill little: their verdicts are on record, for compiling takes minutes."""
+"""Hopper kernels have few spills. The verdicts are on record, because compiling takes minutes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUSED = {"forward", "dq", "backward"}
     ],
 )
 def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path, verdict: Any) -> None:
-    """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""
+    """The limit is in bytes per thread, over all partitions. Spills are outside the innermost loops, or small."""
     folders = (ROOT / "specs", ROOT / "tests/specs")
     loaded = load(next(path for folder in folders if (path := folder / f"{name}.yaml").exists()))
     (tmp_path / name).mkdir()
@@ -38,7 +38,7 @@ def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path
     verdict(problem_of(loaded), tmp_path)
     rows = compile_specs([loaded], tmp_path, CompileOptions(["sm_90"], targets=["triton"]))
     spills: dict[str, int] = {}
-    for row in (row for row in rows if "_hopper_" in row["kernel"]):  # one for each set of constants
+    for row in (row for row in rows if "_hopper_" in row["kernel"]):  # one row per set of constants
         spills[row["kernel"]] = max(spills.get(row["kernel"], 0), row["spills"])
     assert spills.keys() == {f"_{kernel}_hopper_kernel" for kernel in kernels}
     assert not any(spills[f"_{kernel}_hopper_kernel"] for kernel in without)

@@ -23,7 +23,7 @@ def planned(score_mod: str) -> Loaded:
     [
         ("score + table[h, min(abs(q_idx - kv_idx), 15)]", True, True),
         ("score + table[h, abs(q_idx - kv_idx) % 16]", False, True),
-        # What another read gives has no bounds.
+        # The result of another read has no bounds.
         ("score + table[h, min(kind[kv_idx] + q_idx, 15)]", False, True),
         ("score + table[h, 3]", False, False),
     ],

@@ -1,4 +1,4 @@
-"""Index expressions of launchers, as PyTorch has them."""
+"""Index expressions of launchers in PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kgen.kernels.attention.targets.triton.torch_indices import torch_index
         ("h", "h"),
         ("3", "torch.full((), 3, device=q.device)"),
         ("h + 3 * -q", "h + 3 * -q"),
-        # Operands that bind as their operator does are in brackets, whichever they are.
+        # Operands with the same precedence as their operator are in parentheses, on either side.
         ("h + q - k", "(h + q) - k"),
         ("h - (q - k)", "h - (q - k)"),
         ("(h + q) * k", "(h + q) * k"),

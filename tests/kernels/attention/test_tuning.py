@@ -1,4 +1,4 @@
-"""The search for tiles, with a stand-in for the process that compiles and times."""
+"""The search for tile shapes, with a stand-in for the process that compiles and times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def spec(name: str, folder: Path) -> Any:
 
 
 def timer(cost: Callable[[str, Tile], float]) -> Callable[[TuneJob], Iterator[dict[str, Any]]]:
-    """Everything compiles; a tile takes `cost` milliseconds."""
+    """Return a stand-in worker: everything compiles, and a tile takes `cost` milliseconds."""
 
     def tried(job: TuneJob) -> Iterator[dict[str, Any]]:
         for number, (_, tile) in enumerate(job.trials):
@@ -60,7 +60,7 @@ def tune(
 
 
 def winners(table: Path) -> dict[Class, Tile]:
-    """The rows of the table for tiles of whatever loads."""
+    """Return the rows of the table for tiles with any kind of loads."""
     return {known_as: tile for known_as, tile in tuned.read(table).items() if known_as.loads == "any"}
 
 
@@ -103,7 +103,7 @@ def test_the_fastest_by_pointers_enters_too(tmp_path: Path) -> None:
 
 
 def test_what_fails_is_dropped_and_the_rest_goes_on(tmp_path: Path) -> None:
-    """One tile does not compile, one is too large, one kills the worker, one makes it hang."""
+    """One tile does not compile, one is too large, one kills the worker, and one hangs."""
     loaded = spec("one", tmp_path)
     tiles = candidates(plan_attention(loaded).problem, "forward", 90)
     broken, large, deadly = tiles[:3]
@@ -151,7 +151,7 @@ def test_other_families_are_named(tmp_path: Path) -> None:
 
 
 def test_table_on_disk(tmp_path: Path) -> None:
-    """Sorted, one row a line, the same bytes whatever the order of insertion."""
+    """Rows are sorted, one per line. The bytes do not depend on the order of insertion."""
     other = Class(90, 16, 64, 64, "all", "plain", "dq")
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     tuned.write({CLASS: BIG, other: SMALL}, first)
@@ -177,9 +177,9 @@ def test_nearest() -> None:
 
     table = {of("all", "plain"): BIG, of("triangle", "bias"): SMALL}
     assert tuned.nearest(of("triangle", "bias"), table) == SMALL
-    assert tuned.nearest(of("triangle", "plain"), table) == BIG  # the score decides more
+    assert tuned.nearest(of("triangle", "plain"), table) == BIG  # the score counts more than the mask
     assert tuned.nearest(of("band", "bias"), table) == SMALL
-    assert tuned.nearest(of("all", "reads"), table) == SMALL  # which is nearer to a bias than to nothing
+    assert tuned.nearest(of("all", "reads"), table) == SMALL  # `reads` is closer to `bias` than to `plain`
     assert tuned.nearest(of("all", "plain", "dq"), table) is None
 
 
@@ -188,7 +188,9 @@ def test_nearest_of_packed_sequences() -> None:
         return Class(90, 16, 128, 128, mask, score, "forward", packed=packed)
 
     table = {of("band", "bias", packed=True): SMALL, of("triangle", "plain", packed=False): BIG}
-    assert tuned.nearest(of("triangle", "plain", packed=True), table) == SMALL  # their length decides more
+    assert (
+        tuned.nearest(of("triangle", "plain", packed=True), table) == SMALL
+    )  # packing counts more than mask and score
     assert tuned.nearest(of("band", "bias", packed=False), table) == BIG
     del table[of("band", "bias", packed=True)]
     assert tuned.nearest(of("triangle", "plain", packed=True), table) == BIG
@@ -227,8 +229,7 @@ def test_packed_sequences_have_tiles_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse", "relative_bias"])
 def test_the_worker_compiles(name: str) -> None:
-    """Packed sequences, which are called by their offsets; what is not run on the way: the kernels that build a block
-    mask, and that of a gradient."""
+    """Compile for packed sequences with offsets, and for block masks and learned buffers with additional kernels."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     trials = tuple(
         (kernel, Tile(64, 32, 4, 2, tma)) for kernel in ("forward", "dkdv") for tma in (True, False)

@@ -1,4 +1,4 @@
-"""Rows further apart than an offset of few bits reaches: the check finds a kernel that computes one."""
+"""Rows that are too far apart for narrow offsets: the check finds a kernel that computes narrow offsets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_lies_far_apart_is_found(where: str, tmp_path: Path, verdict: Any) 
 
 
 def _reached(path: Path) -> None:
-    """The check with 2**20 in the place of 2**31."""
+    """Run the check with 2**20 instead of 2**31."""
     from kgen.kernels.chunk_output.verify import checks
     from kgen.verify import interpreter
 

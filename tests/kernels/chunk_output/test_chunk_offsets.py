@@ -1,4 +1,4 @@
-"""Offsets and chunks of packed sequences that are wrong: no kernel leaves its tensors."""
+"""Wrong offsets and chunks of packed sequences: no kernel accesses memory outside its tensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
 def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
-    """What the kernels read and write are the rows of a chunk, where it says that there are some."""
+    """The kernels access the rows of a chunk only if the chunk has tokens."""
     text = render_spec(loads(CHUNKED, "chunked.yaml"))[f"cute_{arch}.py"]
     functions = [f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_chunk")]
     cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
@@ -78,7 +78,7 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
 
 @pytest.mark.parametrize("end", [-7, 0, 5, TOKENS, TOKENS + 9])
 def test_tokens_after_the_last_sequence_are_cleared(end: int) -> None:
-    """The threads of all CTAs together write each of their elements once, and nothing else."""
+    """The threads of all CTAs together write each element of these tokens once, and nothing else."""
     text = render_spec(loads(CHUNKED, "chunked.yaml"))["cute_sm90.py"]
     functions = [
         f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_clear_after_sequences")
@@ -113,7 +113,7 @@ def _written(text: str, folder: Path) -> Path:
 
 
 def _touched_by_chunks(path: Path) -> Any:
-    """As `_touched`, for three chunks of packed sequences."""
+    """Return the accesses outside the tensors for three chunks of packed sequences, or None."""
     from kgen.verify import interpreter
     from kgen.verify.memory import watched
 

@@ -1,4 +1,4 @@
-"""chunk_output: its reference against a loop over tokens, what its plan says, and what surrounds its kernels."""
+"""chunk_output: its reference against a loop over tokens, its plan, and its launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kgen.kernels.chunk_output.plan.planning import bytes_per_token, plan_chunk_
 from kgen.kernels.chunk_output.verify.cases import reference
 from kgen.kernels.chunk_output.verify.inputs import cases, draw
 from kgen.kernels.chunk_output.verify.problem import problem_of
-from kgen.kernels.chunk_output.verify.reference import chunk_indices_of, chunk_output, chunks_of
+from kgen.kernels.chunk_output.verify.reference import Call, chunk_indices_of, chunk_output, chunks_of
 from kgen.pages.text import text as printed
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
@@ -47,7 +47,7 @@ def drawn(lengths: list[int], batch: int) -> dict[str, torch.Tensor]:
 
 
 def by_token(t, lengths, scale, base, exponent):
-    """The output by its definition; `exponent(b, t, i, h)` is c at token t, which is the i-th of its chunk."""
+    """Return the output by its definition. `exponent(b, t, i, h)` is c at token t, which has index i in its chunk."""
     o = torch.zeros_like(t["v"])
     starts = [0, *accumulate(lengths)]
     for b in range(o.shape[0]):
@@ -69,7 +69,7 @@ def by_token(t, lengths, scale, base, exponent):
 def test_reference_is_the_sum_over_tokens(lengths, batch, base):
     t = drawn(lengths, batch)
     decay = spec("decay: g[i] + (i + 1) * g_gamma[h] + h / HV\n").trees["decay"]
-    got = chunk_output(t, chunks_of(lengths, BT, batch), decay=decay, gate_base=base, scale=0.3)
+    got = chunk_output(t, chunks_of(lengths, BT, batch), Call(decay=decay, gate_base=base, scale=0.3))
     want = by_token(
         t,
         lengths,
@@ -88,8 +88,10 @@ def test_layouts_of_the_reference_agree():
     padded[0, chunks.live.reshape(-1)] = t["v"][0]
     other = t | {"v": padded, "h": t["h"].mT}
     do = torch.randn_like(want.o)
-    got = chunk_output(other, chunks, state_layout="vk", padded=True, do=do, wanted=("q", "k", "v", "h"))
-    again = chunk_output(t, chunks, do=do, wanted=("q", "k", "v", "h"))
+    got = chunk_output(
+        other, chunks, Call(state_layout="vk", padded=True, do=do, wanted=("q", "k", "v", "h"))
+    )
+    again = chunk_output(t, chunks, Call(do=do, wanted=("q", "k", "v", "h")))
     torch.testing.assert_close(got.o, want.o)
     torch.testing.assert_close(got.grads["q"], again.grads["q"])
     torch.testing.assert_close(got.grads["h"].mT, again.grads["h"])
@@ -98,13 +100,14 @@ def test_layouts_of_the_reference_agree():
 
 
 def test_a_steep_gate_of_a_chunk_that_is_not_full():
-    """Rows behind the end have no exponent to be subtracted: they once made infinities, and NaN of them."""
+    """Rows past the end have no exponent to subtract, which could make infinities and then NaN."""
     t = drawn([BT - 1], 1)
     t["g"] = -torch.arange(1.0, BT, dtype=torch.float64)[None, :, None].expand(1, -1, HV) * 1e4
     do, decay = torch.randn_like(t["v"]), spec("decay: g[i]\n").trees["decay"]
     wanted = ("q", "k", "v", "h", "g")
     got, want = (
-        chunk_output(t, chunks_of([BT - 1], size), decay=decay, do=do, wanted=wanted) for size in (BT, BT - 1)
+        chunk_output(t, chunks_of([BT - 1], size), Call(decay=decay, do=do, wanted=wanted))
+        for size in (BT, BT - 1)
     )
     assert got.natural is not None
     assert torch.isfinite(got.natural).all()
@@ -151,7 +154,7 @@ CORNERS = sorted((ROOT / "tests" / "specs").glob("chunk_*.yaml"))
 
 @pytest.mark.parametrize("path", CHUNKED + CORNERS, ids=lambda path: path.stem)
 def test_what_is_expected_can_be_stored(path, verdict):
-    """No case asks for what is not finite in the dtype of the result, in float64 to begin with."""
+    """In every case, the float64 results are finite in the dtype of the result."""
     problem = problem_of(load(path))
     verdict(problem)
     names = {case.name for case in cases(problem, quick=True)} | {"large"}
@@ -176,7 +179,7 @@ def test_every_spec_is_explained(path):
 
 
 def test_chunk_indices_of_the_launcher(verdict):
-    """Of more sequences than a program sums at once, with spare chunks that have no tokens, for either type."""
+    """Includes more sequences than a program sums at once, spare chunks without tokens, and both integer types."""
     emitted = ROOT / "generated/gated_delta_output_fla/triton.py"
     verdict(problem_of(load(ROOT / "specs/gated_delta_output_fla.yaml")), emitted)
     lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
@@ -195,7 +198,7 @@ def _chunk_indices(lengths: list[int], chunks: int) -> list[list[list[int]]]:
 
 
 def test_benchmarks_run_dry(tmp_path):
-    """One sequence and ragged ones, against eager and a copy; fla is left out of a decay that it does not have."""
+    """Run one sequence and ragged ones, against eager and a copy. fla is skipped for a decay that it lacks."""
     spec_file = tmp_path / "small.yaml"
     decay = "decay: g[i] / 2 + g[i] / 2\n"
     text = HEAD.replace("128", "64").replace("sample", "small") + decay
@@ -225,7 +228,7 @@ def test_sizes_of_benchmarks():
 
 
 def test_tokens_too_far_apart_are_refused(tmp_path):
-    """Offsets within a chunk are 32-bit; tensors without memory are enough to see the check."""
+    """Offsets within a chunk have 32 bits. Tensors without memory are enough to test the check."""
     source = next(
         iter(render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"], single=True).values())
     )

@@ -1,6 +1,6 @@
-"""The CuTe DSL target: what it emits, and that both kernels compile without a GPU.
+"""The CuTe DSL target: its emitted code, and compilation of both kernels without a GPU.
 
-The compiling tests need nvidia-cutlass-dsl, which the extra `cute` brings; without it they are skipped, and say so.
+The compiling tests need nvidia-cutlass-dsl (extra `cute`), and are skipped without it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
     one = render(name, tmp_path)
     verdict(problem_of(one), tmp_path)
     rows = compile_specs([one], tmp_path, CompileOptions(["sm_90", "sm_100"], jobs=2, record=True))
-    # CuTe DSL writes what it keeps into files: not here.
+    # CuTe DSL writes cubin and PTX files, which must not be in the current folder.
     assert not [path for path in Path.cwd().iterdir() if path.suffix in (".cubin", ".ptx")]
     kernels = ["_chunk_indices_kernel"] * one.spec.varlen + ["_kernel"]
     for target, arch in (("cute_sm90", "sm_90a"), ("cute_sm100", "sm_100a")):
@@ -105,7 +105,7 @@ def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
         if row["kernel"] == "_kernel":
             assert 32 <= row["registers"] <= 200
             assert 100 * 1024 < row["shared"] < row["limit"]
-    # A file that has only been compiled is said to be that, and no more.
+    # A file that was only compiled has this state.
     assert [row["state"] for row in ledger.status([one], tmp_path)] == ["compiled", "compiled"]
     (versions,) = {record["versions"]["nvidia-cutlass-dsl"] for record in _records(tmp_path)}
     assert versions == toolchain.versions(RUNTIME.tools)["nvidia-cutlass-dsl"]
@@ -165,7 +165,7 @@ def test_addresses_and_strides_are_where_the_kernel_looks(tmp_path):
     for call, x in zip(calls, tensors, strict=True):
         at, behind = ast.literal_eval(call.args[1]), ast.literal_eval(call.args[5])
         assert numbers[at] == x.data_ptr()
-        # Every stride of the tensor is taken once; of the last dim, or where it is left out, elements are adjacent.
+        # Every stride of a tensor is used once. The last dim, and dims without a stride, have adjacent elements.
         assert sorted(numbers[at + b] for b in behind if b) == sorted(x.stride()[: max(behind)])
     assert f"numbers = cute.make_tensor(numbers, cute.make_layout({len(numbers)}))" in path.read_text()
 

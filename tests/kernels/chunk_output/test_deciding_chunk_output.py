@@ -1,4 +1,7 @@
-"""Quick cases of chunk_output decide every comparison of the decay both ways; full cases are these and more."""
+"""In the quick cases of chunk_output, every comparison of the decay is both true and false.
+
+The full cases include the quick ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SPECS = of_family("chunk_output", [*sorted((ROOT / "specs").glob("*.yaml")), *CO
 
 
 def undecided(problem: Problem) -> dict[Node, set[int]]:
-    """The decisions that no quick case takes both ways, each with the ways that are missing."""
+    """Return the decisions that are constant in all quick cases, with the missing outcomes."""
     if problem.decay is None:
         return {}
     tree = substitute(problem.decay, VALUES)

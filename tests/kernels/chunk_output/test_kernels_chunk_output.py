@@ -1,4 +1,4 @@
-"""Emitted chunk_output against float64 in Triton's interpreter: a stock spec, and corners that none has."""
+"""Emitted chunk_output against float64 in Triton's interpreter: a stock spec, and corner specs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.interpreters.against_float64 import CORNERS, ROOT, assert_right, of
 
 SPECS = [*of_family("chunk_output", CORNERS), ROOT / "specs/gated_delta_output_varlen.yaml"]
 SLOW = {"chunk_wide": 9, "gated_delta_output_varlen": 9, "chunk_mixed": 3}
-"""Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
+"""Slow specs: one of this number of their cases runs here. `kgen verify` runs all cases."""
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)

@@ -1,5 +1,6 @@
-// Rows that are not whole accesses, forward, backward and in eight bits, against double precision: of tensors that begin anywhere in memory of exactly
-// their size, with any stride, NaN between rows, and outputs of which nothing else is written.
+// Rows that are not multiples of 16 bytes, against double precision: forward, backward and 8-bit outputs.
+// Tensors begin anywhere in memory of exactly their size, with any stride and NaN between rows. Other memory of the
+// outputs must not change.
 #include "fibers.h"
 
 #include "rms_norm.h"
@@ -14,7 +15,7 @@ namespace fp8 = rms_norm_fp8_kernels;
 static std::mt19937 generator(1);
 static long wrong;
 
-// Memory that begins on a multiple of 256 bytes and ends with its last one.
+// Memory that begins and ends at multiples of 256 bytes.
 static void* aligned(long bytes) {
     void* memory;
     if (posix_memalign(&memory, 256, bytes)) stop("no memory");

@@ -1,4 +1,4 @@
-"""The race of norms, dry: in Triton's interpreter, whose times mean nothing."""
+"""The race of norms in Triton's interpreter, whose times have no meaning."""
 
 from __future__ import annotations
 

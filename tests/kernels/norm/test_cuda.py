@@ -1,4 +1,4 @@
-"""Norms in CUDA: what is emitted compiles everywhere, for NVRTC and for nvcc, and spills nowhere."""
+"""Norms in CUDA: the emitted code compiles for all chips, with NVRTC and nvcc, without spills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ NORMS = {
         "output_mod: y * silu(z) * two + min(cap, n % 3)",
     ),
 }
-"""Layer and RMS, heads, and everything that expressions may do; `t`, `n` and `stage` are names of the kernels' own."""
+"""RMS and layer norms, heads, and all features of expressions. `t`, `n` and `stage` are names that the kernels use.
+"""
 
 
 def norm(folder: Path, *lines: str) -> Path:
@@ -84,7 +85,8 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
         held = tuple(s for s in shapes if s.elements)
         assert [s.width for s in held] == sorted(s.width for s in held)
         assert held == shapes[: len(held)]
-        # One shape for each way of sharing rows: several a block, one, a cluster for one; and of single elements.
+        # One shape per way to share rows: several rows per block, one per block, one per cluster. Also shapes that
+        # load single elements.
         for single in (False, True):
             those = [s for s in held if (s.vector == 1) == single and (not single or s.cluster == 1)]
             for s in (those[0], those[-1], shapes[-1]):
@@ -93,7 +95,7 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
             registers, spills, _ = usage_of(module._compiled(name, arch), name)
             assert 16 <= registers <= 255
-            # All gradients at once, in the widest shape, are more than a thread has registers for.
+            # With all gradients, the widest shape needs more registers than a thread has.
             assert spills == 0 or which == "mods", (name, arch, spills)
 
 
@@ -121,7 +123,7 @@ def test_chips_without_clusters_compile_none(tmp_path, verdict):
 
 
 def test_hinted_copies_are_instructions(tmp_path, verdict):
-    """Where ptxas takes the address of a copy with a hint apart, it names registers that it never filled."""
+    """If ptxas splits the address of a copy with a cache hint, it uses registers that it never sets."""
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not disassembler.exists():
         pytest.skip("this Triton has no disassembler")
@@ -137,7 +139,7 @@ def test_hinted_copies_are_instructions(tmp_path, verdict):
     ).stdout
     copies = re.findall(r"LDGSTS\S* \[[^]]*\], desc\[UR(\d+)\]", listing)
     assert len(copies) == 8
-    # What describes memory is a pair of registers, the first of which is even.
+    # A memory descriptor is a pair of registers, of which the first is even.
     assert all(int(number) % 2 == 0 for number in copies), listing
 
 
@@ -153,7 +155,7 @@ def module_of_layer_norm(tmp_path_factory):
 
 
 def test_which_rows_are_whole_accesses(module_of_layer_norm):
-    """Rows come 16 bytes at a time where all begin and end on as many; else singly."""
+    """Rows are loaded 16 bytes at a time if all are aligned to 16 bytes, else element by element."""
     vector = module_of_layer_norm._vector
     x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
     assert vector((x,), (w,)) == 8
@@ -173,7 +175,7 @@ def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypa
     module_of_layer_norm.sample(x, w, w)
     with torch.no_grad():
         module_of_layer_norm.sample(x, w, w)
-    # x and its stride, weight, bias, out, mean, rstd.
+    # The arguments: x and its stride, weight, bias, out, mean, rstd.
     stored = [[pointer != 0 for pointer in args[4:7]] for args in launched]
     assert stored == [[True, False, False], [True, True, True], [True, False, False]]
 
@@ -186,14 +188,14 @@ def test_shapes_are_wide_enough(module_of_layer_norm, width):
         assert name.split(", ")[4] == str(vector)
         assert shape.width >= width
         assert shape.shared <= 220_000
-        # A slot of single elements is whole accesses, whatever is stored.
+        # A slot of single elements is a multiple of 16 bytes in every dtype.
         assert vector > 1 or shape.threads * shape.elements % 16 == 0
 
 
 def test_rows_of_a_thread_are_of_one_head(tmp_path):
     path = emitted(norm(tmp_path, *NORMS["heads"]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, "emitted_heads_apart")
-    # What no shape takes is refused in C too.
+    # The C side also refuses widths that no shape supports.
     widest = {s[-1].width for s in module._SHAPES.values()}
     assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
     for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
@@ -207,7 +209,7 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
 
 
 def test_a_file_has_the_shapes_of_its_plan(tmp_path):
-    """The tables of both files have the same rows; the launcher reads none of them from C++."""
+    """The tables of both files have the same rows. The launcher does not parse the C++ file."""
     spec = load(norm(tmp_path, *NORMS["layer"]))
     path = emitted(Path(spec.path), tmp_path / "out") / "sample" / "cuda.py"
     plan = plan_norm(spec)
@@ -231,14 +233,14 @@ def test_a_file_has_the_shapes_of_its_plan(tmp_path):
     [("[64, 128]", False, False), ("4096", False, False), ("65536", True, True), ("any", True, True)],
 )
 def test_a_file_has_what_its_widths_need(tmp_path, width, clusters, any_width):
-    """Kernels that no chip picks for these widths are not there, nor is what only they use."""
+    """The file omits kernels that no chip uses for these widths, and their helpers."""
     path = emitted(norm(tmp_path, "norm: rms", f"width: {width}", "dtype: bf16"), tmp_path / "out") / "sample"
     text = (path / "cuda.cu").read_text()
     shapes = import_file(path / "cuda.py", f"emitted_needed_{len(text)}")._SHAPES
     every = [s for of_kernel in shapes.values() for s in of_kernel]
     assert any(s.cluster > 1 for s in every) == ("cluster_rank()" in text) == clusters
     assert any(s.elements == 0 for s in every) == ("columns_kernel(" in text) == any_width
-    # Without such kernels, the smallest chip runs some shape of either kind for the widest row.
+    # Without these kernels, the smallest chip can run a shape of each kind for the widest row.
     widest = 65536 if width == "65536" else 4096 if width == "4096" else 128
     limit = min(SHARED_LIMITS.values()) - 8192
     for of_kernel in shapes.values():
@@ -264,7 +266,7 @@ def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
 
 @pytest.mark.parametrize("width", [1024, 1023])
 def test_norms_run_from_c(tmp_path, width):
-    """The C launchers, called on device memory as a program in C++ would call them."""
+    """Call the C launchers on device memory, as a C++ program does."""
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
@@ -316,7 +318,7 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
     names += re.findall(r"^#define (\w+)", text, re.MULTILINE)
     assert {"store", "Row", "SIDE_BY_SIDE", "KEEPS_ROWS"} < set(names)
-    # A macro is defined for chips that have it, and for those that have not.
+    # A macro has one definition for chips that support it, and one for other chips.
     defined = {n: max(1, len(re.findall(rf"^#define {n}\b", text, re.MULTILINE))) for n in names}
     assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) <= defined[n]} == set()
     for name in ("forward", "backward", "columns", "finalize"):
@@ -324,5 +326,5 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
             given = re.findall(r"(\w+)(?:,|$)", params)
             assert len(given) > 3
             assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
-    # An RMS norm subtracts no mean, and has none.
+    # An RMS norm does not subtract the mean.
     assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))

@@ -1,4 +1,4 @@
-"""Names of a spec give way in CUDA to all that a file has itself; C++ is taken apart here, and nowhere else."""
+"""Names of a spec do not collide with names in the CUDA file. The test checks definitions in the C++ text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MARK = re.compile(r"(?:__)?\d+z\dz", re.IGNORECASE)
 
 
 def definitions(text: str) -> Iterator[set[str]]:
-    """The words of each definition of a file that has one of a name of the spec."""
+    """Yield the words of each definition that contains a name of the spec."""
     for part in re.split(r"^\}", SILENT.sub('""', text), flags=re.MULTILINE):
         words = set(WORD.findall(part))
         if any(MARK.search(word) for word in words):
@@ -65,11 +65,11 @@ def legal(name: str) -> bool:
 
 
 def in_the_way(loaded: Loaded) -> set[str]:
-    """Names that a spec might have, of which something is made that the file has already."""
+    """Return possible spec names for which the file would define a name that it has already."""
     other = apart(loaded)
     spelled, found = Spelled(plan_norm(loaded)), set[str]()
     for words in definitions(render_spec(other, ["cuda"])["cuda.cu"]):
-        # Constants are in capitals; what has both cases is made of no name.
+        # Constants are in capitals. Names in mixed case are not derived from spec names.
         own = {w.lower() for w in words if not MARK.search(w) and w in (w.lower(), w.upper())}
         for word, name in product(map(str.lower, words), (*other.spec.buffers, *other.spec.params)):
             if name in word:

@@ -1,4 +1,7 @@
-"""Quick cases of norms decide every comparison of their expressions both ways; full cases are these and more."""
+"""In the quick cases of norms, every comparison of their expressions is both true and false.
+
+The full cases include the quick ones.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ SPECS = of_family("norm", [*sorted((ROOT / "specs").glob("*.yaml")), *CORNERS])
 
 
 def undecided(problem: Problem) -> dict[Node, set[int]]:
-    """The decisions that no quick case takes both ways, each with the ways that are missing."""
+    """Return the decisions that are constant in all quick cases, with the missing outcomes."""
     trees = [tree for tree in (problem.input_mod, problem.output_mod) if tree is not None]
     left = {node: {0, 1} for tree in trees for node in decisions(tree)}
     plain = replace(problem, output_mod=None, quantize=None)

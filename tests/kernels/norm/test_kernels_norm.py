@@ -1,4 +1,4 @@
-"""Emitted norms against float64 in Triton's interpreter: corners that no stock spec has."""
+"""Emitted norms against float64 in Triton's interpreter: corner specs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.interpreters.against_float64 import CORNERS, assert_right, of_family
 
 SLOW = dict.fromkeys(("norm_bare", "norm_modified", "norm_rounded"), 2)
-"""Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
+"""Slow specs: one of this number of their cases runs here. `kgen verify` runs all cases."""
 
 
 @pytest.mark.parametrize("path", of_family("norm", CORNERS), ids=lambda p: p.stem)

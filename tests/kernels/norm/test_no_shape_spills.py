@@ -1,4 +1,4 @@
-"""No kernel of a norm in CUDA spills: its verdicts are on record, for compiling all shapes takes minutes."""
+"""No norm kernel in CUDA spills. The verdicts are on record, because compiling all shapes takes minutes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NORMS = {"rms": "norm: rms\ndtype: bf16\n", "layer": "norm: layer\nbias: true\nd
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("which", NORMS)
 def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) -> None:
-    """Every kernel that the launcher may pick on a chip, which has clusters from sm_90 on."""
+    """Includes every kernel that the launcher may choose on a chip. Chips from sm_90 on have clusters."""
     loaded = loads(HEAD + NORMS[which], "sample.yaml")
     for name, text in render_spec(loaded).items():
         (tmp_path / name).write_text(text)
@@ -34,7 +34,7 @@ def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) ->
         names |= {module._name(kernel, s) for s in shapes if s.cluster == 1 or arch != "sm_80"}
     assert len(names) > 60
 
-    # All at once, for the source is read once then.
+    # Compile all kernels at once, so that the source is parsed once.
     program = Program((tmp_path / "cuda.cu").read_text(), "c++", ProgramOptions(arch=arch, std="c++17"))
     found = usages(bytes(program.compile("cubin", name_expressions=tuple(names)).code))
     assert len(found) == len(names)

@@ -1,4 +1,4 @@
-"""Norms: the plan is the derivative of the reference, and what the stock specs do not have is right too."""
+"""Norms: the plan has the derivatives of the reference, and features that no stock spec has are right."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def planned(path: Path) -> tuple[Loaded, NormPlan]:
     "path", [p for p in STOCK + CORNERS if "backward" in load(p).spec.passes], ids=lambda p: p.stem
 )
 def test_plan_is_the_derivative(path: Path) -> None:
-    """The gradients of the plan, evaluated in float64, are those of autograd through the reference."""
+    """In float64, the gradients of the plan equal autograd through the reference."""
     loaded, plan = planned(path)
     problem = problem_of(loaded)
     width = problem.widths[-1] if problem.widths else 24
@@ -106,7 +106,7 @@ def test_pipelines_fit_in_shared_memory(dtype: str) -> None:
 
 
 def test_programs_that_share_a_row_can_all_run() -> None:
-    """No chip that is in use has fewer than 32 multiprocessors and needs more programs for the widest row."""
+    """Every supported chip has at least 32 multiprocessors, which is enough programs for the widest row."""
     for path in STOCK:
         _, plan = planned(path)
         tiles = norm_tiles(plan.spec, "forward", plan.forward.loads)
@@ -143,11 +143,11 @@ def test_eight_bits_are_not_compiled_for_chips_without() -> None:
 @pytest.mark.parametrize("heads", ["", "heads: any\n", "heads: 2\n"])
 @pytest.mark.parametrize("width", ["1", "64", "100", "127", "[2, 40]", "128", "4096", "32768"])
 def test_one_width_has_every_hard_case(width: str, heads: str) -> None:
-    """Rows are as wide as the spec says, in each case that is not about other widths."""
+    """Rows have the width of the spec, except in cases about other widths."""
     problem = problem_of(loads(HEAD.replace("any", width) + heads, "sample.yaml"))
     quick = {case.name: case for case in cases(problem, quick=True)}
     assert {case.width for case in quick.values()} <= set(problem.widths)
-    # What a spec with heads has no other rows for may be the same as another case; these differ in more than width.
+    # Other cases may coincide in a spec with heads, because only the width differs. These cases differ in more.
     for name in ("plain", "no-rows", "odd", "padded", "constant", "zero-weight", "huge", "tiny-without-eps"):
         assert name in quick
     assert sized(problem, "small", "cpu").operands["x"].shape[-1] in problem.widths

@@ -1,4 +1,4 @@
-"""Rows of norms in CUDA that are not whole accesses: the emitted source on a CPU, whose memory is guarded."""
+"""CUDA norms of rows that are not multiples of 16 bytes: the emitted source on a CPU with guarded memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INSTRUCTIONS = {
     r"#if __CUDA_ARCH__ >= 890\n((?:(?!#endif)(?:.|\n))*)#endif\n": r"\1",
     r"extern __shared__ __align__\(16\) char ring\[\];": "char* ring = dynamic_shared;",
 }
-"""What C++ has no word for, by what tests/support/packages/fibers.h calls it."""
+"""Inline PTX, and its replacement from `tests/support/packages/fibers.h`."""
 
 
 def test_rows_of_any_beginning_and_stride(tmp_path, verdict):

@@ -29,7 +29,7 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -103,9 +103,15 @@ class Verdict:
         texts = [text for one in emitted for file in (one, *_beside(one)) for text in _texts(file)]
         parts = [_name(self.item), _said(problem), *texts]
         for path in sorted(modules | helpers):
-            parts.append(f"{path.relative_to(root)}\n{program(path.read_bytes(), path.suffix).decode()}")
+            parts.append(f"{path.relative_to(root)}\n{_program(path.read_bytes(), path.suffix)}")
         parts.append(_pinned(root) if _thorough(self.item) else _versions())
         return hashlib.sha256("".join(f"{len(part)}\n{part}" for part in parts).encode()).hexdigest()
+
+
+@lru_cache(1024)
+def _program(content: bytes, suffix: str) -> str:
+    """The program of a module, which the digests of hundreds of tests contain."""
+    return program(content, suffix).decode()
 
 
 @pytest.fixture
@@ -210,7 +216,10 @@ def _beside(emitted: Path | str) -> list[Path]:
     """Return the files that an emitted file imports from its folder: launch functions, kernels for one chip."""
     if isinstance(emitted, str) or emitted.suffix != ".py":
         return []
-    nodes = [node for node in ast.walk(ast.parse(emitted.read_text())) if isinstance(node, ast.ImportFrom)]
+    text = emitted.read_text()
+    if "from ." not in text:  # parsing takes long, and most files stand alone
+        return []
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     named = [[one.module] if one.module else [x.name for x in one.names] for one in nodes if one.level == 1]
     places = {emitted.with_name(f"{name}.py") for names in named for name in names}
     return sorted(place for place in places if place.is_file())

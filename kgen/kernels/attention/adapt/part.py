@@ -17,7 +17,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, buffers_of, children, rebuild, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.adapt.derived import Derived, Variant, place
+from kgen.kernels.attention.adapt.derived import FURTHEST, Derived, Variant, place
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
@@ -100,7 +100,7 @@ class PartSpec:
             if self.packed:
                 buffers[name] = place()
             else:
-                params[name] = {"type": "int", "runtime": True}
+                params[name] = {"type": "int", "runtime": True, "within": FURTHEST}
         labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}
         fields: dict[str, Any] = {"varlen": True} if self.packed else {"align": "start"}
         if self.variant.spec.sinks:

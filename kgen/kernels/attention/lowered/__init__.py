@@ -1,2 +1,1 @@
-"""Kernels of attention as dataclasses that know no language and no chip: a plan is lowered to them, and templates print
-them."""
+"""Lowered attention kernels: dataclasses between the plan and the templates, independent of language and chip."""

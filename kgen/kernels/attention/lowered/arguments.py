@@ -1,4 +1,4 @@
-"""The parameters of the function of a loop: all that its body uses of its kernel's names."""
+"""Parameters of the function of a loop: the names of its kernel that the body uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def tile_params(
     before: Sequence[Statement],
     descriptors: bool,
 ) -> tuple[Param, ...]:
-    """The parameters of the function of a loop whose kernel computes lines `before`."""
+    """Return the parameters of the function of a loop.
+
+    `before` are the statements of the kernel before the loop. `descriptors` is true if TMA may load tiles.
+    """
     known = [*_operands(lowering, loop), *_loads(lowering, loop, descriptors)]
     used = _used(loop, body, gradients, vector_guard)
     outside = [name for statement in before for name in statement.names_in_order]
@@ -34,7 +37,7 @@ def tile_params(
 
 
 def _operands(lowering: Lowering, loop: TileLoop) -> list[Param]:
-    """The tiles that a kernel holds, and where those that stream come from."""
+    """Return the parameters for the tiles that a kernel holds, and the pointers of the tiles that stream."""
     plan, outer = lowering.plan, side_of(loop.outer)
     backward, of_keys = loop is not plan.forward, outer is KEYS
     held = ("k", "v") if of_keys else ("q", "do") if backward else ("q",)
@@ -43,7 +46,7 @@ def _operands(lowering: Lowering, loop: TileLoop) -> list[Param]:
     if backward and not of_keys:
         names += ["lse", *(("lse_low",) if plan.exact else ()), "delta"]
     found = [Param(name, name) for name in names]
-    # A tile of keys meets tensors of one query head at a time.
+    # A tile of keys uses the tensors of one query head at a time.
     found += [Param(f"{x}_ptr", f"{x}_head" if of_keys else f"{x}_ptr") for x in _streamed(loop)]
     if of_keys:
         found += [Param(f"{x}_ptr", f"{x}_head") for x in ("lse", "delta")]
@@ -55,7 +58,7 @@ def _streamed(loop: TileLoop) -> tuple[str, ...]:
 
 
 def _loads(lowering: Lowering, loop: TileLoop, descriptors: bool) -> list[Param]:
-    """The parameters that loads of tiles that stream need."""
+    """Return the parameters for the loads of tiles that stream."""
     plan, streamed = lowering.plan, _streamed(loop)
     names = list[str]()
     if descriptors:
@@ -70,7 +73,7 @@ def _loads(lowering: Lowering, loop: TileLoop, descriptors: bool) -> list[Param]
 def _used(
     loop: TileLoop, body: TileBody, gradients: Gradients | None, vector_guard: Code | None
 ) -> frozenset[str]:
-    """The names that a tile uses."""
+    """Return the names that the body of a loop uses."""
     lines = [*body.mask_lines, *body.read_lines, *body.score_lines, *body.row_lines]
     parts: list[Statement | Code | None] = [*lines, body.scaled]
     parts += gradients.lines if gradients is not None else []

@@ -1,4 +1,4 @@
-"""The kernel of attention that decides what a mask leaves of each block of queries and keys."""
+"""The kernel that classifies the blocks of a mask as empty, partial or full."""
 
 from __future__ import annotations
 
@@ -17,39 +17,40 @@ from kgen.targets.triton.printer import Printer
 
 @dataclass(frozen=True)
 class BlockMaskKernel:
-    """The kernel that decides what a mask leaves of each block: nothing, a part, or all of it."""
+    """The kernel that classifies each block as empty, partial or full."""
 
     plane: list[Statement]
-    """Whose rows a program makes."""
+    """Statements that compute the batch and head of a program, as far as lists differ between them."""
     rows: list[Statement]
-    """The lines that find out about a block of queries."""
+    """Statements for a block of queries."""
     columns: list[Statement]
-    """The lines that find out about a group of blocks of keys."""
+    """Statements for a group of blocks of keys."""
     possible: Code | bool
-    """The blocks of which the mask may leave something."""
+    """Condition for blocks that may not be empty."""
     certain: Code | bool
-    """The blocks of which it leaves everything that may be left."""
+    """Condition for blocks that are full if they are `possible`."""
     pair_lines: list[Statement]
-    """The lines that make the mask for pairs of a block."""
+    """Statements before `mask`, for the pairs of an undecided block."""
     mask: Code
+    """The mask of a pair."""
     passed: list[str]
-    """The names that the function for the pairs of a block is given beside the block."""
+    """Arguments of the function for the pairs of a block, after the block's position."""
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that the kernel uses."""
+        """Names that the kernel uses."""
         lines = [*self.plane, *self.rows, *self.columns, *self.pair_lines]
         decided = [code for code in (self.possible, self.certain) if isinstance(code, Code)]
         return uses_of([*lines, self.mask, *decided]) | {*self.passed}
 
     @property
     def mask_line(self) -> Statement:
-        """The line of the mask."""
+        """The statement that assigns the mask."""
         return assign("mask", self.mask)
 
     @property
     def decided(self) -> list[Statement]:
-        """The lines that decide on blocks of keys."""
+        """Statements that assign `possible` and `certain` for a group of blocks of keys."""
         certain = _both(Name("possible"), self.certain)
         if isinstance(self.certain, Code):
             certain = _after(Name("possible"), self.certain)
@@ -62,22 +63,22 @@ class BlockMaskKernel:
 
     @property
     def pair_params(self) -> list[str]:
-        """The signature of that function."""
+        """Signature of the function for the pairs of a block."""
         named = (f"{name}: tl.constexpr" if name == "GQA" else name for name in self.passed)
         return ["q_start", "kv_start", *named]
 
     @property
     def pair_args(self) -> list[str]:
-        """Its call."""
+        """Arguments of its call."""
         return ["q_start", "(first + i) * BLOCK_SIZE", *self.passed]
 
 
 def block_mask_kernel(mask: BlockMask, lowering: Lowering) -> BlockMaskKernel:
-    """The kernel that decides what is left of each block."""
+    """Build the kernel that classifies the blocks of a mask."""
     decision, evaluation = _printer(mask.decision, lowering), _printer(mask.evaluation, lowering)
     bounds = _Bounds(mask, decision)
     possible, certain = bounds.decide(mask.pairs)
-    # Blocks past the last one are the last one again.
+    # Blocks past the last one repeat the last one, so they must not be counted.
     possible = _both(op("({0})", row("lt", "blocks", "kv_blocks")), possible)
     if mask.decision.results["some"] != TRUE:
         possible = _both(op("({0})", decision.own(mask.decision.results["some"])), possible)
@@ -113,7 +114,7 @@ def _printer(program: Program, lowering: Lowering) -> Printer:
 
 @dataclass
 class _Side:
-    """A side of a comparison, whose least and greatest values in a block decide."""
+    """An operand of a comparison, with its least and greatest values in a block."""
 
     name: str
     in_loop: bool
@@ -121,7 +122,7 @@ class _Side:
     value: Code
 
     def lines(self, used: Set[str]) -> list[Statement]:
-        """The lines that make those that are used."""
+        """Return the statements for the used bounds of this operand."""
         form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
         ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
         if not ends:
@@ -131,9 +132,10 @@ class _Side:
 
 
 class _Bounds:
-    """Spells where a condition holds for some pair of a block, and where for all of them.
+    """Builds the conditions that a mask holds for some pair of a block, and for all pairs.
 
-    Bounds of a group of blocks of keys are columns [GROUP, 1]; those of the one block of queries are scalars.
+    The method is interval arithmetic over the operands of comparisons. Bounds of a group of blocks of keys
+    are columns [GROUP, 1]. Bounds of the block of queries are scalars.
     """
 
     def __init__(self, mask: BlockMask, printer: Printer) -> None:
@@ -142,11 +144,11 @@ class _Bounds:
         self.found: dict[str, _Side] = {}
 
     def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
-        """The bounds that are used, of rows or of columns."""
+        """Return the statements for used bounds, of keys if `in_loop`, otherwise of queries."""
         return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
 
     def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
-        """That the condition is possible in a block, and that it is certain."""
+        """Return two conditions: `node` may hold for some pair of a block, and `node` holds for all pairs."""
         if node in self.mask.sides:
             if node == TRUE:
                 return True, True
@@ -182,7 +184,7 @@ class _Bounds:
         return None if left is None or right is None else op("({0})", row(node.fn, left, right))
 
     def _end(self, node: Node, end: str) -> Code:
-        """The least or greatest value of a side in a block."""
+        """Return the least or greatest value of an operand in a block."""
         name = self.mask.sides[node]
         result = self.mask.decision.results[name]
         place = self.mask.decision.place(result)
@@ -199,11 +201,11 @@ class _Bounds:
 
 
 def _is_named(value: Code) -> bool:
-    """Return True for a name or a number, which wants no other name."""
+    """True for a name or a number, which needs no other name."""
     return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
 
 
-# For operands within [a, z] and [b, y]: the conditions under which a comparison can hold, and must hold.
+# Conditions that a comparison can hold, and that it must hold, for operands in [a, z] and [b, y].
 _COMPARED: dict[str, Callable[[Code, Code, Code, Code], tuple[Code, Code]]] = {
     "lt": lambda a, z, b, y: (row("lt", a, y), row("lt", z, b)),
     "le": lambda a, z, b, y: (row("le", a, y), row("le", z, b)),
@@ -227,7 +229,7 @@ def _both(a: Code | bool, b: Code | bool) -> Code | bool:
 
 
 def _after(first: Code, rest: Code) -> Code:
-    """A condition ahead of a chain of others."""
+    """Put a condition in front of a chain of conditions."""
     if isinstance(rest, Op) and rest.fn == "and":
         return row("and", _after(first, rest.args[0]), rest.args[1])
     return row("and", first, rest)
@@ -240,7 +242,7 @@ def _either(a: Code | bool, b: Code | bool) -> Code | bool:
 
 
 def plane_lines(mask: BlockMask) -> list[Statement]:
-    """Whose rows a program makes."""
+    """Return the statement that computes the batch and head of a program, as far as lists differ between them."""
     number = over("row", "q_blocks")
     if mask.by_batch and mask.by_head:
         head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)

@@ -1,4 +1,4 @@
-"""The body of a loop over tiles: the mask, what is read, and the scores."""
+"""The body of a loop over tiles: the mask, reads of buffers, and the scores."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def body_of(
     by_rows: bool = False,
     given: Sequence[Binding] = (),
 ) -> TileBody:
-    """One tile of a loop.
+    """Build the body of a loop for one tile.
 
-    `by_rows`, addresses of what is read for each of its elements are made before the loop, and one element is read
-    once. What is `given` is not computed here.
+    With `by_rows`, addresses of reads per pair are computed before the loop. An element that all pairs
+    share is read once. `given` are bindings that the caller already computes.
     """
     core = printer.tile(loop.program.results["core"])
     rows, reads, scores = _bound(lowering, loop, printer, by_rows, given)
@@ -49,7 +49,7 @@ def body_of(
 def _bound(
     lowering: Lowering, loop: TileLoop, printer: Printer, by_rows: bool, given: Sequence[Binding]
 ) -> tuple[list[Statement], list[Statement], list[Statement]]:
-    """The lines that scores are made of: ahead of the loop, ahead of the products, and after them."""
+    """Return the statements for scores: before the loop, before the products, and after them."""
     bindings = loop.program.in_loop(without=ONLY_MASKED)
     ahead = asked_ahead(bindings) if by_rows else ()
     row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
@@ -68,7 +68,7 @@ def _bound(
 def _logits(
     lowering: Lowering, loop: TileLoop, printer: Printer, core: Code
 ) -> tuple[list[Statement], str, Code | None]:
-    """The lines that make the logits of a tile, their name, and what they are still to be multiplied by."""
+    """Return the statements for the logits of a tile, their name, and a factor that is still to be applied."""
     form, results = lowering.plan.form, loop.program.results
     scale = printer.tile(results["qk_scale"])
     if form.max_of_core:
@@ -80,7 +80,10 @@ def _logits(
 
 
 def _mask(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """The mask of a tile. It comes first there: what scores need too is spelled in both places."""
+    """Return the statements for the mask of a tile.
+
+    They are the first in a tile. Values that the scores need too are computed in both places.
+    """
     program = loop.program
     lines = lowering.lines_of(program.in_loop(needed_by=ONLY_MASKED), printer)
     if loop.inner_live != TRUE:
@@ -92,22 +95,22 @@ def _mask(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statemen
 
 
 def _log_sum_exp(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """The lines that turn the stored log-sum-exp into the one of the loop's logits."""
+    """Return the statements that convert the stored log-sum-exp to the log-sum-exp of the loop's logits."""
     results = loop.program.results
     rest = results.get("row_rest")
     value: Code = Name("lse") if rest is None else row("sub", "lse", printer.own(rest))
     if not lowering.plan.form.finite:
-        # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
+        # If every logit of a row is -inf, so is lse. With lse = inf, P = 2^(-inf - inf) is zero instead of NaN.
         nothing = row("eq", "lse", text('float("-inf")'))
         value = row("where", nothing, INFINITY, value)
     if any(g.along == "pair" for g in loop.gradients) and results["outer_live"] != TRUE:
-        # Scores of rows past the end may be anything, and no mask hides them: P times zero may be NaN.
+        # Scores of rows past the end are arbitrary, and no mask hides them. P times zero may be NaN.
         value = row("where", "q_live", value, INFINITY)
     lines: list[Statement] = [] if value == Name("lse") else [assign("lse", value)]
     if lowering.plan.exact:
         high = as_type("lse", "float32")
         low = as_type(row("sub", "lse", high), "float32")
-        # An infinite log-sum-exp has no low part: inf - inf would be NaN.
+        # The low part of an infinite log-sum-exp must be zero, because inf - inf is NaN.
         lines.append(assign("lse_low", row("where", row("eq", high, "lse"), text("0.0"), low)))
         lines.append(assign("lse", high))
     return lines

@@ -1,4 +1,4 @@
-"""The steps of a loop of the backward pass after `ds`, the gradient of the modified score."""
+"""The statements of a backward loop after `ds`, the gradient of the modified score."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kgen.targets.triton.printer import Printer
 
 
 def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradients:
-    """The gradients of a loop: of q @ k^T, and of what its score reads."""
+    """Build the gradients of a loop: of q @ k^T, and of the buffers that the score reads."""
     kept = [g for g in loop.gradients if g.along != "pair"]
     scattered = [g for g in loop.gradients if g.along == "pair"]
     of = _products(lowering, loop, printer, kept)
     products, parts, open_ended = of.products, of.parts, of.open_ended
     dqk = "ds" if is_one(loop.dscore) else "dqk"
-    # A part that is not masked once more needs no name.
+    # Only a part that is masked again needs a name.
     inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
     lines: list[Statement] = [line for g in scattered for line in _scattered(lowering, loop, printer, g)]
     lines += [assign(name, value) for name, value in products.items() if name not in inline]
@@ -46,14 +46,14 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
 
 @dataclass(frozen=True)
 class _Products:
-    """The products of `ds` in a tile."""
+    """The products of `ds` with derivatives in a tile."""
 
     products: dict[str, Code]
-    """By name."""
+    """Products by name."""
     parts: dict[str, str]
-    """By gradient, the name of the product that it sums."""
+    """Names of products by the gradient that sums them."""
     open_ended: list[str]
-    """The names of those that are masked once more."""
+    """Products that must be masked again, because a hidden pair may be NaN."""
 
 
 def _products(
@@ -75,7 +75,7 @@ def _products(
 
 
 def _params(kept: Sequence[ReadGradient], scattered: Sequence[ReadGradient]) -> tuple[Param, ...]:
-    """The parameters that a kernel writes gradients of buffers to."""
+    """Return the parameters for the gradients of buffers that a kernel writes."""
     found = [Param(f"d_{g.name}_ptr", f"d_{g.name}") for g in kept]
     for g in scattered:
         rank = len(g.indices)
@@ -84,7 +84,7 @@ def _params(kept: Sequence[ReadGradient], scattered: Sequence[ReadGradient]) -> 
 
 
 def _scattered(lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:
-    """The gradient of a read with an element for each pair, added to the buffer's own where its indices say."""
+    """Return the statements that add a gradient per pair to the elements of the buffer, by atomic additions."""
     lines, part = contribution(lowering, loop, printer, g)
     indices = tuple(loop.program.results[f"d_{g.name}[{i}]"] for i in range(len(g.indices)))
     address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
@@ -109,7 +109,7 @@ def _scattered(lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGrad
 def contribution(
     lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient
 ) -> tuple[list[Statement], Code]:
-    """The lines that make a tile's part in the gradient of a read, and that part, before it is summed."""
+    """Return the statements for a tile's part of the gradient of a read, and the part before its sum."""
     if is_one(g.derivative):
         return [], Name("ds")
     part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
@@ -123,5 +123,5 @@ def _where_masked(name: str) -> Assign:
 
 
 def _summed(name: str, part: Code) -> Assign:
-    """The statement that adds a row of a tile to the gradient of a buffer."""
+    """Return the statement that adds the row sums of a tile to the gradient of a buffer."""
     return Assign((f"d_{name}",), (op("{tl}.sum({0}, 1)", part),), "+=")

@@ -1,4 +1,4 @@
-"""The kernels of attention that loop over tiles: what each is made of."""
+"""Lowering of the attention kernels that loop over tiles."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ from kgen.targets.triton.printer import Printer, column
 
 @dataclass(frozen=True)
 class _Guards:
-    """Which rows of a kernel's tiles are there."""
+    """Guards of a kernel's loads and stores by row. None means that all rows exist."""
 
     outer: Code | None
-    """The rows of tiles that it holds."""
+    """Guard of the tiles that the kernel holds."""
     inner: Code | None
-    """The rows of tiles that stream."""
+    """Guard of the tiles that stream."""
     stored: Code | None
-    """The rows of tiles that it stores."""
+    """Guard of the tiles that the kernel stores."""
     vectors: Code | None
-    """The rows of vectors that it stores."""
+    """Guard of the vectors that the kernel stores."""
     loaded: Code | None
-    """The rows of log-sum-exp and delta that it loads."""
+    """Guard of the loads of log-sum-exp and delta."""
 
 
 def loop_kernel(
     lowering: Lowering, loop: TileLoop, state: Sequence[str], descriptors: bool = True
 ) -> LoopKernel:
-    """The kernel of a loop that carries a state; without `descriptors` it loads by pointers alone."""
+    """Lower a loop to its kernel.
+
+    `state` are the values that the loop carries. Without `descriptors`, the kernel loads by pointers only.
+    """
     outer, printer = side_of(loop.outer), lowering.printer(loop)
     guards, before = _guards(lowering, loop, printer), _before(lowering, loop, printer)
     shared, prologue = _split_by_head(lowering, before) if outer is KEYS else ([], before)
@@ -63,7 +66,7 @@ def loop_kernel(
         operands=_operands(lowering, loop, guards),
         shared_prologue=shared,
         prologue=prologue,
-        # Which keys are there may depend on the query head.
+        # The live keys may depend on the query head.
         held_by_head=any(f"{outer.name}_live" in line.defines for line in prologue),
         ranges=ranges,
         body=body,
@@ -85,7 +88,7 @@ def _guards(lowering: Lowering, loop: TileLoop, printer: Printer) -> _Guards:
     of_outer = plan.q if outer is QUERIES else plan.kv
     live, bound = results["outer_live"], of_outer.bound
     exists = Name(f"{outer.name}_live") if of_outer.live == bound else printer.own(bound)
-    # In dq and forward these are the rows of the tile; in dkdv they are the columns of the loop.
+    # Queries are the rows of the tile in dq and forward, and the columns of the loop in dkdv.
     rows = live if outer is QUERIES else results["inner_live"]
     return _Guards(
         outer=None if live == TRUE else column(f"{outer.name}_live"),
@@ -97,7 +100,7 @@ def _guards(lowering: Lowering, loop: TileLoop, printer: Printer) -> _Guards:
 
 
 def _before(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """The lines ahead of the loop."""
+    """Return the statements before the loop."""
     live, bindings = loop.program.results["outer_live"], loop.program.before_loop()
     lines = lowering.lines_of(bindings, printer)
     if live != TRUE:
@@ -109,7 +112,10 @@ def _before(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statem
 
 
 def _split_by_head(lowering: Lowering, before: list[Statement]) -> tuple[list[Statement], list[Statement]]:
-    """The lines that do not depend on the query head, and those that do; without groups all are of one head."""
+    """Split statements into those independent of the query head, and the others.
+
+    Without grouped queries, all statements are in the first list, because there is one query head.
+    """
     if not lowering.plan.grouped:
         return before, []
     changing = {"h"}
@@ -144,5 +150,5 @@ def _stored_qk(
 
 
 def accumulators(loop: TileLoop) -> list[str]:
-    """The gradients of buffers that a loop carries."""
+    """Return the names of the sums for gradients of buffers that a loop carries."""
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]

@@ -1,4 +1,4 @@
-"""How the kernels for every chip load tiles of q, k, v and dO: by TMA, or by pointers, a block of columns at a time."""
+"""Loads of tiles of Q, K, V and dO in portable kernels: by TMA or by pointers, one block of columns at a time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.targets.code import Assign, Code, Name, assign, conjunction, minimum, op, row
 from kgen.targets.triton.printer import along_row, column
 
-# How strides of an operand are called, and along which positions its rows lie.
+# The letter of an operand in the names of strides, and the side of its rows.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
 def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> Load:
-    """A block whose rows, and columns, may not all exist."""
+    """Return the load of a block of columns, with guards for rows and columns that may not exist."""
     exists = None
     if chunk.width < chunk.size:
         exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
@@ -35,15 +35,15 @@ def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> 
 
 
 def streamed_load(chunk: Chunk, rows: Code | None) -> Load:
-    """A block inside of the loop, whose rows may not all exist."""
+    """Return the load of a block of columns inside the loop, with a guard for rows that may not exist."""
     return Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
 
 
 def streamed_columns(chunk: Chunk) -> Code:
-    """Columns of a load inside the loop, all of which exist.
+    """Return the columns of a load inside the loop. All of them exist.
 
-    A padded block repeats its last column: the resident operand is zero there, or the product is not
-    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
+    A padded block repeats its last column. The resident operand is zero there, or the product is not
+    stored. A guard is not possible, because Triton 3.6 reads past it if rows are not aligned.
     """
     if chunk.width == chunk.size:
         return Name(chunk.columns)
@@ -51,13 +51,13 @@ def streamed_columns(chunk: Chunk) -> Code:
 
 
 def block_of(chunk: Chunk, total: str) -> Columns:
-    """A block of columns, whose product is added to a `total`."""
+    """Return a block of columns. The product of a second block is added to `total`."""
     onto = [total] if chunk.start else []
     return Columns(chunk.tag, streamed_columns(chunk), chunk.size, onto)
 
 
 def columns_of(chunks: Sequence[Chunk]) -> list[Assign]:
-    """The lines that make the columns of blocks, those of one name once."""
+    """Return the statements for the column offsets of blocks, one per name."""
     by_name = {c.columns: _columns(c) for c in chunks}
     return [assign(name, value) for name, value in by_name.items()]
 
@@ -74,10 +74,10 @@ def operands_of(
     held: Sequence[str],
     guards: Mapping[str, Code | None],
 ) -> Operands:
-    """How a kernel loads the tiles that stream through its loop, those of each stream together, and what it holds.
+    """Return the loads of a kernel: the tiles of each stream of its loop, and the tiles that it holds.
 
-    TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
-    pointers leave them out.
+    TMA reads zeros past the end of a tensor or of a packed sequence. Rows that the mask hides may contain
+    NaN, so they are loaded by pointers with a guard.
     """
     hidden = {"q": plan.q.live != plan.q.bound, "kv": plan.kv.live != plan.kv.bound}
     streaming = [x for names in streamed for x in names]
@@ -108,7 +108,7 @@ class _Block:
     x: str
     chunk: Chunk
     rows: str
-    """How many."""
+    """Number of rows, as a name."""
 
     @property
     def name(self) -> str:
@@ -124,13 +124,14 @@ class _Block:
 class _Tile:
     blocks: list[_Block]
     tma: list[Assign]
+    """Loads by TMA."""
     own: list[Assign]
-    """The loads of a program that holds it."""
+    """Loads by pointers, for a program that holds the tile."""
     step: Code
-    """How far the rows of a tile of the loop are from the first."""
+    """Offset in elements from the first tile to a tile of the loop."""
 
     def streamed(self, guard: Code | None) -> list[Assign]:
-        """The loads of a loop, from addresses that are made ahead of it."""
+        """Return the loads of a loop, from addresses that are computed before it."""
         return [
             assign(block.name, _load(row("add", f"{block.x}_rows{block.chunk.tag}", self.step), guard))
             for block in self.blocks
@@ -169,18 +170,18 @@ def _load(address: Code, guard: Code | None) -> Code:
 
 @dataclass(frozen=True)
 class TmaRow:
-    """The place of the first row of a tile in a descriptor."""
+    """The position of the first row of a tile in a descriptor."""
 
     indices: str
-    """The indices of the dimensions before the column."""
+    """Indices of the dimensions before the column."""
     names: list[str]
-    """The names in them that a function of a loop needs."""
+    """Names in `indices` that the function of a loop needs as parameters."""
 
 
 def tma_row(packed: bool, side: str, head: str) -> TmaRow:
-    """The place of the first row of a tile in a descriptor.
+    """Return the position of the first row of a tile in a descriptor.
 
-    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launch.j2`.
+    `side` is `q` or `kv`. `_descriptors` in `_launch.j2` explains the indices of packed sequences.
     """
     if not packed:
         return TmaRow(f"b, {head}, {side}_start", ["b", head])

@@ -1,4 +1,4 @@
-"""How the values of a plan's kernels are made of its expressions, and what they are called."""
+"""Lowering of a plan's expressions to values of its kernels, and the names of kernel parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ZERO, INFINITY = text("0.0"), text('float("inf")')
 
 
 class Lowering:
-    """Makes the values of one plan's kernels. `helpers` collects the functions that a file has to define."""
+    """Lowers the expressions of one plan. `helpers` collects the functions that a file must define."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
@@ -51,11 +51,11 @@ class Lowering:
 
     @property
     def open_sizes(self) -> list[str]:
-        """The extents that tensors have of their own."""
+        """Names of the extents that a spec leaves open (`any`)."""
         return [size for sizes in self.open.values() for size in sizes.values()]
 
     def of_buffer(self, name: str) -> list[Param]:
-        """The parameters of a buffer."""
+        """Return the kernel parameters of a buffer: its pointer, strides and open extents."""
         rank = len(self.spec.buffers[name].shape)
         found = [Param(f"{name}_ptr", name), *strides_of(name, rank, wide=rank - 1)]
         return found + [Param(size, f"{name}.shape[{axis}]") for axis, size in self.open[name].items()]
@@ -63,7 +63,7 @@ class Lowering:
     # --- values --------------------------------------------------------------------------------------------------
 
     def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
-        """A printer for the expressions of a loop, or for those of another program over the same indices."""
+        """Return a printer for the expressions of a loop, or of another `program` over the same indices."""
         empty = frozenset[str]() if self.plan.self_attention else frozenset({loop.inner.size.name})
         return Printer(
             program or loop.program,
@@ -76,61 +76,69 @@ class Lowering:
         )
 
     def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
-        """The statements that make what a program binds."""
+        """Return one statement per binding."""
         return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
 
     def returned(self, rest: Node, printer: Printer) -> Code:
-        """The term that a row gets back: a number also in rows that see no key, whose own may be infinite or NaN."""
+        """Return the `row_rest` that `lse` adds.
+
+        It is finite for rows without a visible key, even if `rest` is infinite or NaN there.
+        """
         value = printer.own(rest)
         assert self.plan.form.row_rest is not None
         if not self.may_be_nan(self.plan.form.row_rest):
             return op("{0}", value, operand=MUL)
         if self.spec.sinks:
-            # The sum of a row with a sink is never zero, and begins with the sink less this.
+            # l_i cannot detect a row without keys here, because the sink makes every sum positive.
             return row("where", row("lt", row("abs", value), INFINITY), value, ZERO)
         return row("where", row("eq", "l_i", ZERO), ZERO, value)
 
     def row_rest(self, loop: TileLoop, printer: Printer) -> Code | None:
-        """The term that the log-sum-exp of a row gets back."""
+        """Return the `row_rest` of a loop, or None."""
         rest = loop.program.results.get("row_rest")
         return None if rest is None else self.returned(rest, printer)
 
     def sink(self, loop: TileLoop, printer: Printer) -> Code:
-        """The sink among the logits of a row."""
-        # A row starts with its sink as maximum and 1 as sum. The logits of the loop lack the
-        # dropped row term, so the sink has it subtracted.
+        """Return the sink in terms of the loop's logits, for the start of a row's sum."""
+        # A row starts with its sink as maximum and 1 as sum. The logits of the loop lack
+        # `row_rest`, so the sink has it subtracted.
         rest = loop.program.results.get("row_rest") if self.spec.sinks else None
         return Name("sink") if rest is None else row("sub", "sink", self.returned(rest, printer))
 
     def may_be_nan(self, node: Node) -> bool:
-        """True if a value may be infinite or NaN where no pair is visible."""
+        """True if a value may be infinite or NaN for a row without visible pairs."""
         return finiteness.may_be_nan(node, self.not_zero)
 
     def scaled(self, x: Code | str, g: ReadGradient, printer: Printer) -> Code:
-        """A sum times the factor of a gradient."""
+        """Return a sum times the factor of a gradient."""
         if is_one(g.factor):
             return op("{0}", x)
         return scaled(x, self.scalar(g.factor, printer), self.may_be_nan(g.factor))
 
     def scalar(self, node: Node, printer: Printer) -> Code:
-        """A number of one (b, h), written in full where it is used once, after a loop, but for what was read before."""
+        """Return the full expression of a number per (b, h), for a single use after the loop.
+
+        Reads from before the loop are used by name.
+        """
         alone = replace(printer, program=hoist({}, {}))
         return alone.own(substitute(node, read_before(printer.program)))
 
     def product(self, factors: Sequence[Node], printer: Printer) -> Code:
-        """The product of numbers of one (b, h)."""
+        """Return the product of numbers per (b, h)."""
         first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
         return reduce(times, rest, first)
 
 
 def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
-    """How kernels call the extents that a tensor has of its own, by axis."""
+    """Return the kernels' names of the open extents of a buffer, by axis."""
     return {axis: size_name(buffer, axis) for axis, size in enumerate(shape) if size == ANY}
 
 
 def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
-    """The strides of a tensor, which one argument brings. The first `wide` of them are 64-bit, so that a tensor may
-    pass 2**31 elements."""
+    """Return the parameters of a tensor's strides, which one starred argument passes.
+
+    The first `wide` strides are 64-bit, so that a tensor may have more than 2**31 elements.
+    """
     return [
         Param(
             f"stride_{tensor}_{d}",
@@ -142,7 +150,10 @@ def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
 
 
 def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
-    """The strides of a tensor of rows, in the order of its dimensions; all but that of columns are 64-bit."""
+    """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its dimensions.
+
+    All strides are 64-bit except the stride of columns.
+    """
     return [
         Param(f"stride_{letter}{d}", None if i else f"*{tensor}.stride()", "" if d == "d" else "tl.int64")
         for i, d in enumerate(order)
@@ -150,6 +161,6 @@ def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
 
 
 def read_before(program: Program) -> dict[Node, Node]:
-    """The reads that a program does once, ahead of everything else, each with its name."""
+    """Return the reads that a program does once, before everything else, each with its name."""
     once = (b for b in program.before_loop() if isinstance(b.node, Read) and not b.place.axes)
     return {b.node: Var(b.name, b.node.type) for b in once}

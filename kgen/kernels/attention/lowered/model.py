@@ -1,5 +1,7 @@
-"""The parts of a kernel of attention: the sides of its tiles, what it loads, which tiles it visits, what it computes
-of each, and what it is given. Values and statements are trees, which a template prints in its language."""
+"""The parts of a lowered attention kernel: sides, loads, ranges, bodies and parameters.
+
+Values and statements are trees, which a template prints in its language.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from kgen.targets.code import Assign, Code, Statement, atom, row, text, times
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a function, and what its callers give for it."""
+    """A parameter of a function, and the argument that its callers pass."""
 
     name: str
     argument: str | None
-    """None where the argument before brings this one, too, as `*x.stride()` does."""
+    """None if the previous argument, such as `*x.stride()`, also passes this one."""
     annotation: str = ""
 
     @property
@@ -26,12 +28,12 @@ class Param:
 
 
 def declared(params: Sequence[Param]) -> list[str]:
-    """Parameters in a signature."""
+    """Return parameters as a signature declares them."""
     return [p.declared for p in params]
 
 
 def arguments(params: Sequence[Param]) -> list[str]:
-    """The arguments of a call."""
+    """Return the arguments of a call."""
     return [p.argument for p in params if p.argument is not None]
 
 
@@ -79,16 +81,18 @@ class KernelParams:
 
 @dataclass(frozen=True)
 class Side:
-    """Queries or keys: how kernels call what belongs to them."""
+    """Queries or keys, with the names that kernels use for them."""
 
     name: str
-    """Ahead of `_idx`, `_start` and `_last`."""
+    """Prefix of `_idx`, `_start` and `_last`."""
     block: str
-    """Rows of a tile."""
+    """Name of the number of rows of a tile."""
     offsets: str
-    """The rows of a tile, from its first."""
+    """Name of the offsets of rows in a tile."""
     length: str
+    """Name of the number of positions."""
     words: str
+    """The side in comments."""
 
 
 QUERIES = Side("q", "BLOCK_M", "offs_m", "SQ", "query")
@@ -96,34 +100,40 @@ KEYS = Side("kv", "BLOCK_N", "offs_n", "SK", "KV")
 
 
 def side_of(axis: Axis) -> Side:
-    """The side of an index."""
+    """Return the side of an axis."""
     return QUERIES if axis.index.name == "q_idx" else KEYS
 
 
 @dataclass(frozen=True)
 class Load:
-    """One block of columns in a load or store: its place, and what guards it."""
+    """A load or store of one block of columns."""
 
     tag: str
+    """Suffix of the names of its registers."""
     columns: Code
+    """Column offsets."""
     size: int
+    """Number of columns."""
     guard: Code | None = None
+    """Guard of the load. None if all elements exist."""
     store_guard: Code | None = None
+    """Guard of the store. None if all elements exist."""
     value: Code | None = None
-    """The value to store, where the loop leaves out a factor."""
+    """Value to store, if the loop omits a factor."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A block of columns of a head, as a loop has it."""
+    """A block of columns of a head inside a loop."""
 
     tag: str
-    """Tells its registers from other blocks'."""
+    """Suffix of the names of its registers."""
     streamed: Code
-    """The columns of a load in the loop."""
+    """Column offsets of a load in the loop."""
     size: int
+    """Number of columns."""
     onto: list[str]
-    """The product that its own is added to; none of the first block."""
+    """The product to which this block's product is added. Empty for the first block."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +143,9 @@ class Descriptor:
     name: str
     tensor: str
     rows: str
-    """How many rows a tile has."""
+    """Number of rows of a tile, as a name."""
     columns: int
+    """Number of columns."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +153,11 @@ class Held:
     """A tile that a program holds."""
 
     by_tma: bool
-    """True where TMA may load it."""
+    """True if TMA may load the tile."""
     tma: list[Assign]
+    """Loads by TMA."""
     own: list[Assign]
-    """The loads by pointers."""
+    """Loads by pointers."""
 
 
 @dataclass(frozen=True)
@@ -153,36 +165,39 @@ class Stream:
     """Tiles that stream through a loop, in the order in which it loads them."""
 
     by_tma: str
-    """When TMA loads them."""
+    """Condition for loads by TMA."""
     guarded: bool
-    """True where tiles with a mask have rows that are not loaded."""
+    """True if boundary tiles have rows that must not be loaded."""
     tma: list[Assign]
+    """Loads by TMA."""
     masked: list[Assign]
+    """Loads by pointers of boundary tiles."""
     whole: list[Assign]
+    """Loads by pointers of other tiles."""
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tiles of q, k, v and dO that a kernel loads."""
+    """The tiles of Q, K, V and dO that a kernel loads."""
 
     streams: tuple[Stream, ...]
-    """The tiles of its loop: one stream for each time that it waits for them."""
+    """Tiles of its loop, with one stream per wait."""
     held: tuple[Held, ...]
     descriptors: tuple[Descriptor, ...]
 
     @property
     def descs(self) -> list[str]:
-        """The names of descriptors, in the kernel and in the launcher."""
+        """Names of descriptors, in the kernel and in the launcher."""
         return [d.name for d in self.descriptors]
 
     @property
     def tensors(self) -> list[str]:
-        """The tensors that TMA has to be able to load."""
+        """Tensors that TMA must be able to load."""
         return list(dict.fromkeys(d.tensor for d in self.descriptors))
 
     @property
     def blocks(self) -> list[str]:
-        """The blocks that the launcher makes descriptors of."""
+        """Blocks for which the launcher creates descriptors."""
         return [f'({d.tensor}, tile["{d.rows}"], {d.columns})' for d in self.descriptors]
 
 
@@ -194,14 +209,14 @@ class Part:
     hi: Code
     masked: bool
     gap: tuple[Code, Code] | None = None
-    """The start of a range that is left out, and its length."""
+    """Start and length of a range that the loop skips."""
     options: tuple[Code, ...] = ()
-    """The further arguments of the loop's function: which tile comes first, and the gap."""
+    """Further arguments of the loop's function: the first tile, and the gap."""
 
 
 @dataclass(frozen=True)
 class SpanLoops:
-    """The loops over one span of a mask, or over the lists of a block mask, and the lines that make their bounds."""
+    """The loops over one span of a mask or over the lists of a block mask, with the statements for their bounds."""
 
     bounds: list[Statement]
     loops: list[Part]
@@ -213,20 +228,21 @@ class Ranges:
 
     spans: tuple[SpanLoops, ...]
     searches: list[Statement]
-    """Searches of sorted buffers ahead of all bounds."""
+    """Searches of sorted buffers, before all bounds."""
     listed: bool
+    """True if the loop visits the lists of a block mask."""
     rotated: bool
-    """True where programs begin at different tiles."""
+    """True if programs begin at different tiles."""
     gapped: bool
-    """True where a range is left out of some loop."""
+    """True if some loop skips a range."""
     params: list[str]
-    """The parameters of the loop's function for a range."""
+    """Parameters of the loop's function for a range."""
     visited: str
-    """The tiles in words."""
+    """The visited tiles, in words."""
     param_words: list[str]
-    """The docstring's lines on `turn`, `gap_lo` and `gap`."""
+    """Lines of the docstring on `turn`, `gap_lo` and `gap`."""
     lists: tuple[Param, ...] = ()
-    """The lists of a block mask."""
+    """Parameters for the lists of a block mask."""
 
 
 @dataclass(frozen=True)
@@ -234,65 +250,74 @@ class TileBody:
     """The scores and the mask of one tile."""
 
     masked: bool
+    """True if some tile needs the mask."""
     mask_lines: list[Statement]
+    """Statements for the mask."""
     row_lines: list[Statement]
-    """Addresses of what is read for each pair, ahead of the loop."""
+    """Addresses of reads per pair, before the loop."""
     read_lines: list[Statement]
-    """The reads ahead of the products."""
+    """Reads before the products."""
     score_lines: list[Statement]
+    """Statements for the logits, after the product."""
     logits: str
+    """Name of the logits."""
     scaled: Code | None
-    """The factor of logits; None where they are scaled."""
+    """Factor that is still to be applied to the logits. None if they are scaled."""
     dead_rows: bool
-    """True where a row may have no finite logit."""
+    """True if a row may have no finite logit."""
     lse_lines: list[Statement]
-    """How the stored log-sum-exp becomes the one of the logits."""
+    """Statements that convert the stored log-sum-exp to the log-sum-exp of the logits."""
 
 
 @dataclass(frozen=True)
 class RowGradient:
-    """A gradient with a value for each row of a tile, and what is stored of it."""
+    """A gradient with a value for each row of a tile."""
 
     name: str
+    """Name of the sums in the loop."""
     value: Code
+    """Value to store."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The steps after `ds`, the gradient of the modified score, inside a tile and after the loop."""
+    """The computations after `ds`, the gradient of the modified score, in a tile and after the loop."""
 
     lines: list[Statement]
+    """All statements in a tile."""
     products: list[Statement]
-    """The products among the lines, for a kernel that masks here what others have masked before."""
+    """The products among `lines`, for a kernel that masks products instead of P."""
     masked_late: list[str]
-    """The names that such a kernel masks, for they may be NaN."""
+    """Names that this kernel must mask, because they may be NaN."""
     sums: list[Statement]
+    """Statements that add products to the gradients of buffers."""
     open_ended: bool
-    """True where a product is masked once more."""
+    """True if a product must be masked again."""
     dqk: str
-    """The gradient of q @ k^T."""
+    """Name of the gradient of q @ k^T."""
     factor: Code
-    """The factor of dq and dk after the loop."""
+    """Factor of dq and dk after the loop."""
     factor_may_be_nan: bool
-    """True where the factor may be infinite or NaN though no pair is visible."""
+    """True if the factor may be infinite or NaN for rows without visible pairs."""
     rows: tuple[RowGradient, ...]
+    """Gradients that the kernel stores by row."""
     params: tuple[Param, ...]
-    """The parameters that the kernel writes gradients of buffers to."""
+    """Parameters for the gradients of buffers that the kernel writes."""
     also: list[str]
-    """The gradients of buffers in words."""
+    """Gradients of buffers, in words."""
 
     @property
     def names(self) -> list[str]:
-        """The sums by row."""
+        """Names of the gradients by row."""
         return [g.name for g in self.rows]
 
     def scaled(self, x: str) -> Code:
-        """A sum of dq or dk times the factor."""
+        """Return a sum of dq or dk times the factor."""
         return scaled(x, atom(self.factor), self.factor_may_be_nan)
 
 
 def scaled(x: Code | str, factor: Code, may_be_nan: bool) -> Code:
-    """A sum times a factor. Where that may be infinite or NaN though no pair is visible, zero stays zero."""
+    """Return a sum times a factor. A sum of zero stays zero, even if the factor is infinite or NaN."""
     product = times(x, factor)
     return row("where", row("eq", x, text("0.0")), text("0.0"), product) if may_be_nan else product
 
@@ -305,30 +330,33 @@ class LoopKernel:
     inner: Side
     operands: Operands
     shared_prologue: list[Statement]
-    """The lines ahead of the loop for all query heads alike; empty but where tiles are of keys."""
+    """Statements before the loop that all query heads share. Empty unless tiles are of keys."""
     prologue: list[Statement]
+    """Other statements before the loop."""
     held_by_head: bool
-    """True where it depends on the query head which rows are held."""
+    """True if the held rows depend on the query head."""
     ranges: Ranges
     body: TileBody
     gradients: Gradients | None
+    """None for forward."""
     state: list[str]
-    """The values that the loop carries."""
+    """Names of the values that the loop carries."""
     params: tuple[Param, ...]
     """Parameters of the function of the loop."""
     stored_qk: list[Load]
-    """The blocks of columns that it loads or stores of tensors as wide as q, with what guards them."""
+    """Loads or stores of tensors as wide as Q."""
     stored_v: list[Load]
+    """Loads or stores of tensors as wide as V."""
     store_guard: Code | None
-    """Which rows of vectors are stored."""
+    """Guard for stores of vectors."""
     vector_guard: Code | None
-    """Which rows of log-sum-exp and delta are loaded."""
+    """Guard for loads of log-sum-exp and delta."""
     row_rest: Code | None
-    """The term that the log-sum-exp of a row gets back."""
+    """Term that `lse` adds after the loop."""
     sink: Code
-    """The sink among the logits of a row."""
+    """Sink in terms of the loop's logits."""
     last: bool
-    """True where the last position of a tile is asked for."""
+    """True if the kernel uses the last position of a tile."""
 
     @property
     def tile_params(self) -> list[str]:
@@ -337,5 +365,5 @@ class LoopKernel:
 
     @property
     def tile_args(self) -> list[str]:
-        """The call of the function of the loop."""
+        """Arguments of the call of the function of the loop."""
         return arguments(self.params)

@@ -16,7 +16,7 @@ PAGES = (
     Param("stride_tb", "*block_table.stride()", "tl.int64"),
     Param("stride_tp", None),
 )
-"""The parameters of keys in pages."""
+"""The parameters of a paged KV cache."""
 
 
 def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
@@ -42,7 +42,7 @@ def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
 
 
 def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
-    """The parameters of the kernel of delta, with `more` behind its tensors."""
+    """The parameters of the kernel of delta, with `more` after its tensors."""
     tensors = [Param("o_ptr", "out"), Param("do_ptr", "dout"), *_pointers("dlse", "delta"), *more]
     if lowering.spec.sinks:
         tensors += [*_pointers("lse"), *SINKS, *_pointers("d_sinks")]
@@ -72,7 +72,7 @@ def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
 
 
 def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Sequence[Param]) -> KernelParams:
-    """The parameters of the kernel for a share of the keys, but for pages."""
+    """The parameters of the decoding kernel for one split, without the parameters of pages."""
     tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("o_ptr", "out"), *_pointers("lse", "part", "part_lse")]
     found = _params(lowering, tensors, {"o": "out"})
     of_q, *_, of_out = found.strides
@@ -80,13 +80,13 @@ def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Seq
 
 
 def combine_params(lowering: Lowering) -> KernelParams:
-    """The parameters of the kernel that merges shares."""
+    """The parameters of the kernel that merges splits."""
     tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
     return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), _problem(lowering))
 
 
 def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) -> KernelParams:
-    """A kernel that is given q, k and v; `more` are other tensors of rows by the letter of their strides."""
+    """Return the parameters of a kernel with Q, K and V. `more` are other tensors of rows by letter of strides."""
     letters = {x: x for x in _QUERIES_AND_KEYS}
     return KernelParams(tuple(tensors), _strides(lowering, letters | more), _problem(lowering))
 

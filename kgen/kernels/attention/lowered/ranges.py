@@ -1,5 +1,4 @@
-"""The loops of a kernel over tiles of the inner index: between the bounds of a mask's spans, or over what a block mask
-lists."""
+"""The loops of a kernel over tiles of the inner index: over spans, or over the lists of a block mask."""
 
 from __future__ import annotations
 
@@ -32,13 +31,15 @@ from kgen.targets.triton.printer import Printer
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
-    """The names of a block mask's lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention has them."""
+    """Return the names of a block mask's lists of blocks of keys (`kv`) or queries (`q`), as in FlexAttention."""
     return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
 
 
 def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
-    """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
-    over their results."""
+    """Return the searches of sorted buffers that the bounds of a loop need, and the spans in terms of their results.
+
+    One statement searches for two values of a row.
+    """
     rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
     for node in (n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)):
         if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
@@ -58,7 +59,7 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list
 
 
 def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapping[Node, Node]) -> Ranges:
-    """The tiles that a loop visits; `known` is what its kernel has read before."""
+    """Return the tiles that a loop visits. `known` maps the reads that its kernel has done to their names."""
     searches = list[Statement]()
     if loop.listed:
         assert plan.block_mask is not None
@@ -91,7 +92,7 @@ def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapp
 
 
 def _told(part: Part, loop: TileLoop, gapped: bool) -> Part:
-    """A loop with what its function is told beside its ends: which tile comes first, and the gap."""
+    """Add the further arguments of a loop's function: the first tile, and the gap."""
     rotates = loop.rotated and (not part.masked or not any(s.has_full for s in loop.spans))
     turn = [Name("tile" if rotates else "0")] if loop.rotated else []
     gap = (part.gap or (text("0"), text("0"))) if gapped else ()
@@ -99,7 +100,7 @@ def _told(part: Part, loop: TileLoop, gapped: bool) -> Part:
 
 
 def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
-    """The parameters of a loop's function for the tiles to visit."""
+    """Return the parameters of a loop's function for the tiles to visit."""
     inner = side_of(loop.inner).name
     if loop.listed:
         return [f"{inner}_blocks", "n_blocks"]
@@ -109,7 +110,7 @@ def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
 
 
 def _param_words(loop: TileLoop, gapped: bool) -> list[str]:
-    """The docstring's lines on the parameters that say where the loop starts and what it leaves out."""
+    """Return the docstring's lines on the first tile and on the gap."""
     turn = "Without TMA the loop starts at tile `turn`, modulo their number, and wraps around."
     gap = "If MASKED, it leaves out [gap_lo, gap_lo + gap)."
     return [turn] * (loop.rotated and not loop.listed) + [gap] * gapped
@@ -130,7 +131,10 @@ def _lists(loop: TileLoop) -> tuple[Param, ...]:
 def span_loops(
     span: Span, loop: TileLoop, printer: Printer, divisible: bool, first: bool, last: bool
 ) -> SpanLoops:
-    """Tile-aligned loop bounds of one span, and the loops between them; `divisible`: no tile is cut by the length."""
+    """Return the tile-aligned loop bounds of one span, and the loops between them.
+
+    `divisible` means that the length is a multiple of the tile. `first` and `last` are the span's position.
+    """
     inner, size = side_of(loop.inner), loop.inner.size
     x, block = inner.name, Name(inner.block)
     lo_name, hi, done = Name(f"{x}_lo"), Name(f"{x}_hi"), Name(f"{x}_done")
@@ -167,7 +171,7 @@ def span_loops(
     full = Part(full_lo, full_hi, False)
     if from_start:
         return SpanLoops(lines, [full, Part(full_hi, hi, True)])
-    # One loop takes the masked tiles of both ends. A third copy of the body makes registers spill:
+    # One loop visits the boundary tiles of both ends. A third copy of the body makes registers spill:
     # dK/dV tiles of 64 x 64 spilled 224 to 368 bytes with three copies, and 0 to 160 with two.
     gap = Name(f"{x}_gap")
     lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
@@ -175,20 +179,20 @@ def span_loops(
 
 
 def end_of(lo: Code, hi: Code, end: Code, before: Code) -> Code:
-    """The first tile that a later span may visit: `end`, or `before` if this span is empty.
+    """Return the first tile that a later span may visit: `end`, or `before` if this span is empty.
 
-    The start of an empty span can be any position, also one behind the tiles of later spans.
+    The start of an empty span can be any position, even past the tiles of later spans.
     """
     return row("where", row("lt", lo, hi), end, before)
 
 
 def in_tiles(number: Code, block: Code) -> Code:
-    """The position of a tile by its number."""
+    """Return the position of a tile from its number."""
     return row("mul", number, block)
 
 
 def listed_loops(block_mask: BlockMask, loop: TileLoop) -> SpanLoops:
-    """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
+    """Return the loops over the listed blocks of a tile: partial blocks with the mask, and full blocks without it."""
     outer, inner = side_of(loop.outer).name, side_of(loop.inner).name
     num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
     head = {

@@ -1,4 +1,4 @@
-"""Kernels for gradients of buffers alone, which compute tiles of the scores once more."""
+"""Kernels that compute only gradients of buffers. They recompute tiles of the scores."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kgen.targets.triton.printer import Printer, column
 
 @dataclass(frozen=True)
 class ValueLoads:
-    """A block of columns of v, and the same columns of dO."""
+    """A block of columns of V, and the same columns of dO."""
 
     v: Load
     do: Load
@@ -42,19 +42,20 @@ class ValueLoads:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
+    """A recomputed tile of the gradient of the modified score, for the gradient of a buffer."""
 
     name: str
-    """The gradient's name in the launcher and in the kernel."""
+    """Name of the gradient in the launcher and in the kernel."""
     body: TileBody
     q_loads: list[Load]
     k_loads: list[Load]
     v_loads: list[ValueLoads]
     vector_guard: Code | None
-    """Which rows of log-sum-exp and delta are loaded."""
+    """Guard for loads of log-sum-exp and delta."""
     gradient_lines: list[Statement]
+    """Statements before `part`."""
     part: Code
-    """The tile's part in the gradient."""
+    """The tile's part of the gradient."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class Shared:
     """The batches and heads that share an element of a gradient."""
 
     count: str
-    """How many pairs of them there are."""
+    """Number of (batch, head) pairs that share an element."""
     lines: list[Statement]
-    """The lines that make a batch and a head of the number of a pair."""
+    """Statements that compute batch and head from the number of the pair."""
     programs: str | None
-    """How many elements a pair of positions has; None for one."""
+    """Number of elements per pair of positions. None for one."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,19 @@ class PairKernel:
     tile: Recomputed
     shared: Shared
     given: list[Statement]
-    """The lines that make the batch or the head of a program's number."""
+    """Statements that compute the batch or the head from a program's number."""
     prologue: list[Statement]
+    """Statements before the loop."""
     inside: Code | None
-    """That a tile is inside of both tensors; None where all are."""
+    """Condition for tiles inside both tensors. None if all tiles are inside."""
     value: Code
-    """The part of a tile of one batch and head."""
+    """The tile's part for one batch and head."""
     address: Code
+    """Address of the store."""
     store_guard: Code | None
+    """Guard of the store. None if all elements exist."""
     strides: list[Param]
-    """The strides of the gradient."""
+    """Parameters for the strides of the gradient."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,21 @@ class DiagonalKernel:
     tile: Recomputed
     prologue: list[Statement]
     allowed: Code | None
-    """Which distances the mask allows; None for all."""
+    """Condition for distances that the mask keeps. None for all distances."""
     factor: Code | None
-    """The factor of sums."""
+    """Factor of the sums. None without one, or with `selected`."""
     selected: list[Statement]
-    """The same, where the factor may be infinite or NaN."""
+    """Statements that apply a factor that may be infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """The condition that a side of a tile ends before the tensor does, and the mask of a store where it may not."""
+    """Conditions for one side of a tile that may reach past the end of a tensor."""
 
     whole: Code
+    """Condition that the side is inside the tensor."""
     guard: Code
+    """Guard of a store if it is not."""
 
 
 _BOTH = Assign(("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL)))
@@ -117,11 +123,11 @@ _SHARED = {
     ("h",): Shared("B", [assign("b", "inner")], "HQ"),
     ("b", "h"): Shared("1", [], "B * HQ"),
 }
-"""By what a gradient has an element for, beside positions."""
+"""Shared batches and heads, by the dimensions of a gradient other than positions."""
 
 
 def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
-    """The kernel for a gradient with an element for each (query, key)."""
+    """Lower a loop for a gradient with an element for each (query, key)."""
     program, printer, (g,) = loop.program, lowering.printer(loop), loop.gradients
     assert g.summed is not None
     own = tuple(d for d in ("b", "h") if d in g.summed)
@@ -149,7 +155,7 @@ def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
 
 
 def diagonal_kernel(lowering: Lowering, loop: TileLoop) -> DiagonalKernel:
-    """The kernel for a gradient with an element for each distance of each (b, h)."""
+    """Lower a loop for a gradient with an element for each distance of each (b, h)."""
     program, printer, (g,) = loop.program, lowering.printer(loop), loop.gradients
     allowed, tile = program.results.get("allowed"), _recomputed(lowering, loop, printer)
     sums, selected = f"{tile.name}_sums", lowering.may_be_nan(g.factor)
@@ -164,16 +170,16 @@ def diagonal_kernel(lowering: Lowering, loop: TileLoop) -> DiagonalKernel:
 
 
 def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recomputed:
-    """The tile that a kernel for the gradient of a buffer computes once more."""
+    """Build the recomputed tile of a kernel for the gradient of a buffer."""
     plan, program, (g,) = lowering.plan, loop.program, loop.gradients
     body = body_of(lowering, loop, printer)
     lines, part = contribution(lowering, loop, printer, g)
-    # All of its tiles have the mask.
+    # Every tile of this kernel has the mask, so only the MASKED branch remains.
     lines = [s for line in lines for s in (line.then if isinstance(line, If) else (line,))]
     q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
     q_guard = None if q_live == TRUE else column("q_live")
     kv_guard = None if kv_live == TRUE else column("kv_live")
-    # Loads need what a mask leaves of either side, too.
+    # The guards of loads need the live positions of both sides.
     mask_lines = at_first_use(
         lowering.lines_of(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
         _conditions(loop, printer, in_loop=True),
@@ -194,7 +200,7 @@ def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recompu
 
 
 def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Statement]:
-    """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
+    """Return the statements for live positions of each side and for the mask, in the loop or before it."""
     program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
     own = {name: printer.own(program.results[result]) for name, result in names.items()}
     own |= {"mask": printer.tile(program.results["mask"])}
@@ -206,7 +212,7 @@ def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Stateme
 
 
 def _bounds(plan: AttentionPlan) -> list[_Bound]:
-    """The sides of a tile that may reach past the end."""
+    """Return the conditions for the sides of a tile that may reach past the end."""
     sides = ((plan.q, QUERIES, "({0})[:, None]"), (plan.kv, KEYS, "({0})[None, :]"))
     return [
         _Bound(
@@ -219,11 +225,11 @@ def _bounds(plan: AttentionPlan) -> list[_Bound]:
 
 
 def _inside(printer: Printer) -> Printer:
-    """A printer for tiles that no side of reaches past the end."""
+    """Return a printer for tiles that are inside both tensors."""
     greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
     return replace(printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest}))
 
 
 def _in_two(line: Statement, unguarded: Statement | None) -> Statement:
-    """A line, or what it is in tiles that are inside of both tensors and in the others."""
+    """Return a statement, or a branch between its form for tiles inside both tensors and its general form."""
     return line if unguarded is None else If(Name("whole"), (unguarded,), (line,))

@@ -1,5 +1,7 @@
-"""How Triton spells what a tile of scores reads for each of its pairs: by rows whose addresses are made ahead of the
-loop, and once for all pairs where they read one element."""
+"""Reads of buffers per pair of a tile, in Triton.
+
+The addresses of rows are computed before the loop. If all pairs read one element, it is read once.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ from kgen.targets.triton.printer import Printer
 def read_by_rows(
     binding: Binding, loop: TileLoop, printer: Printer
 ) -> tuple[list[Statement], list[Statement]] | None:
-    """How a tile of a buffer is read that has the loop's index as one of its own: addresses of its first tile,
-    before the loop, and the loads in it, which in tiles without a mask ask only for what exists of the outer index.
-    None for any other read."""
+    """Return the addresses before the loop and the loads inside it, for a read indexed by the loop's index.
+
+    In tiles without a mask, the loads have guards for the outer index only. Return None for other reads.
+    """
     read, inner, place = binding.node, loop.inner.index, loop.program.place
     if not (
         isinstance(read, Read) and binding.place == TILE and loop.masked and read.indices.count(inner) == 1
@@ -42,8 +45,10 @@ def read_by_rows(
 
 
 def read_once(binding: Binding, loop: TileLoop, printer: Printer, lines: list[Statement]) -> list[Statement]:
-    """The `lines` that read a tile, for those tiles alone whose pairs do not all read one element, if it is known of
-    any that they do."""
+    """Add a branch to the `lines` of a read: if all pairs of a tile read one element, load and broadcast it.
+
+    Return `lines` unchanged if the read has no bounds within a tile.
+    """
     read, bounds = binding.node, element_bounds(binding, loop)
     if not isinstance(read, Read) or not bounds:
         return lines

@@ -1,1 +1,1 @@
-"""A spec and its expressions become a frozen KernelPlan for each pass."""
+"""Planning: build a frozen `AttentionPlan` from a spec and its expressions."""

@@ -1,8 +1,13 @@
-"""Which masks get a block mask: lists of the blocks of positions that they leave, made by a kernel.
+"""The choice between spans and a block mask, and the programs of the kernel that builds a block mask.
 
-Ranges of positions (`kgen.expr.tile_ranges`) cost nothing and are exact for most masks. What they cannot say is said by
-lists: for each block of queries the blocks of keys that the mask leaves in part and those that it leaves whole, and
-the same for each block of keys. Blocks are as large as the largest tile, so that one list serves kernels of any tile.
+Spans (`kgen.expr.tile_ranges`) cost nothing and are exact for most masks. Other masks get lists:
+
+- For each block of queries, its partial and its full blocks of keys.
+- For each block of keys, its partial and its full blocks of queries, for dk and dv.
+
+A block is as large as the largest tile, so that kernels of any tile shape can use one list. The
+lists have the names of the `BlockMask` of FlexAttention. Full blocks follow the partial blocks in one
+list of indices.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from kgen.expr.spans import Span
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE
 
 BLOCK_SIZE = LARGEST_TILE
-"""Queries and keys of a block."""
+"""Number of queries, and of keys, in a block."""
 
 KV_START = Var("kv_start", Type.INT)
 _PLACES = {
@@ -46,41 +51,48 @@ _TILE = _PLACES["q_idx"] | _PLACES["kv_idx"]
 
 @dataclass(frozen=True)
 class BlockMask:
-    """What the kernel that lists blocks computes.
+    """The programs of the kernel that builds a block mask.
 
-    First of whole blocks: `decision` has the results `some`, a condition on blocks without which nothing is left of
-    them, and one for each of `sides`, from whose least and greatest values in a block follows, for many blocks, that
-    `pairs` holds everywhere or nowhere. Then of the pairs of the other blocks, one by one: the result `mask` of
-    `evaluation`. `condition` is all of it. Batches and heads share lists unless the mask differs between them.
+    The kernel first classifies whole blocks with `decision`. It then evaluates the pairs of the
+    undecided blocks one by one with `evaluation`.
     """
 
     condition: Node
+    """The whole mask, including the bounds of both tensors."""
     pairs: Node
+    """The conjuncts of `condition` that differ within a block."""
     sides: Mapping[Node, str]
+    """Operands of `pairs` that depend on one index, with their names in `decision`."""
     decision: Program
+    """Results: `some` (false if the block is empty), and each of `sides`, of which kernels take bounds."""
     evaluation: Program
+    """Result: `mask`, which is `pairs` for a single pair."""
     by_batch: bool
+    """True if the mask depends on the batch. Otherwise all batches share the lists."""
     by_head: bool
+    """True if the mask depends on the head. Otherwise all heads share the lists."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether there is a block mask, and the conditions that decided it: those that no range takes account of.
-
-    `period` is that of conditions that repeat within a block; `able` says whether the kernels support lists.
-    """
+    """The decision for or against a block mask, and its reasons."""
 
     listed: bool
+    """True if there is a block mask."""
     conditions: tuple[Node, ...]
+    """Conjuncts of the mask that no span describes."""
     period: int | None = None
+    """Period of `conditions` in positions, if it is at most a block."""
     able: bool = True
+    """True if the kernels support block masks."""
 
 
 def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapping[str, object]) -> Choice:
-    """The rule behind `block_mask: auto`.
+    """Apply `block_mask: auto | always | never`, which is `wanted`.
 
-    A condition without a range asks for lists, unless it repeats within a block: then every block of the ranges has
-    pairs of all kinds, and lists would name all of them. `able` says whether the kernels support lists.
+    With `auto`, a condition without a span gets lists, unless it repeats within a block. In that
+    case every block is partial, and the lists would contain all blocks. `able` is true if the
+    kernels support block masks.
     """
     numbers: dict[Node, Node] = {
         Var(n, Type.INT): Const(v, Type.INT) for n, v in params.items() if isinstance(v, int)
@@ -100,10 +112,13 @@ def plan_block_mask(
     named: Mapping[Node, str],
     taken: frozenset[str],
 ) -> BlockMask:
-    """The block mask of a condition on `b`, `h`, `q_idx` and `kv_idx`.
+    """Plan the block mask of a condition on `b`, `h`, `q_idx` and `kv_idx`.
 
-    `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one, and
-    `named` the name that the spec has for a value. Other values take no name that is `taken`.
+    Args:
+        spans: Supersets of the keys that the condition allows for a block of queries.
+        number: Returns the value of a constant integer node, and None for other nodes.
+        named: The names that the spec has for values.
+        taken: The names that other values must not use.
     """
     names = variables(condition)
 
@@ -133,7 +148,7 @@ def _axes(node: Node) -> frozenset[str]:
 
 
 def _sides(node: Node) -> Iterator[Node]:
-    """The largest parts of conditions that depend on one index alone: what bounds are taken of."""
+    """Yield the largest operands that depend on at most one index. The kernel computes their bounds in a block."""
     if len(_axes(node)) < 2:
         yield node
     elif isinstance(node, Call) and node.fn in BOUNDED and all(a.type is not Type.FLOAT for a in node.args):
@@ -146,7 +161,7 @@ BOUNDED = frozenset({"and", "or", "lt", "le", "gt", "ge", "eq", "ne", "add", "su
 
 
 def _of_block(node: Node, number: Callable[[Node], int | None]) -> Node:
-    """`q_idx // 256` is the same for all queries of a block: it is computed once, from the first."""
+    """Replace the index in `q_idx // 256` by the first of its block, because all have the same quotient."""
     if not (isinstance(node, Call) and node.fn == "floordiv" and node.args[0] in _FIRST):
         return node
     divisor = number(node.args[1])
@@ -159,7 +174,10 @@ _FIRST: dict[Node, Node] = {Q_IDX: Q_START, KV_IDX: KV_START}
 
 
 def _inside(spans: Iterable[Span]) -> list[Node]:
-    """That a block of keys touches a span: a condition where spans say anything, and it takes no search."""
+    """Return the condition that a block of keys overlaps a span.
+
+    The list is empty if a span is unbounded, or if its bounds need a search.
+    """
     touching: list[Node] = []
     for span in spans:
         bounds: list[Node] = []
@@ -174,8 +192,10 @@ def _inside(spans: Iterable[Span]) -> list[Node]:
 
 
 def period(node: Node) -> int | None:
-    """After how many positions, of queries or of keys, a value is the same again: 1 if it depends on neither, `None`
-    if it is not known to repeat."""
+    """Return the period of a value in positions of queries and of keys.
+
+    The period is 1 if the value depends on neither, and None if the value is not known to repeat.
+    """
     if not _axes(node):
         return 1
     if isinstance(node, Var):
@@ -190,7 +210,7 @@ def period(node: Node) -> int | None:
 
 
 def _is_polynomial(node: Node) -> bool:
-    """Whether a value is made of integers by `+`, `-` and `*`, which a remainder passes through."""
+    """True if a value is an integer polynomial, so that its remainder follows from the remainders of its operands."""
     if isinstance(node, Read):
         return period(node) == 1
     if isinstance(node, Call) and node.fn not in ("add", "sub", "neg", "mul"):

@@ -1,7 +1,10 @@
-"""The delta of attention backward, rowsum(dO * O): how threads share a row, and how much each has in flight.
+"""Launch shape of the CUDA kernel of delta, rowsum(dO * O) - dlse.
 
-Timed on an H200 for head dims 64 and 128 (docs/performance/delta.md): small blocks and two 16-byte loads of each
-operand in flight for each thread reach the rate of a copy; more loads leave too few warps, fewer too little in flight.
+FlashAttention-2 (section 3.1.2) computes this term before the loops of the backward pass.
+
+The numbers come from timings on an H200 for head dims 64 and 128 (docs/performance/delta.md). Small
+blocks, with two 16-byte loads of each operand in flight per thread, reach the rate of a copy. More
+loads leave too few warps. Fewer loads keep too few bytes in flight.
 """
 
 from __future__ import annotations
@@ -12,26 +15,30 @@ from kgen.kernels.attention.spec import AttentionSpec
 from kgen.sizes import ELEMENT_SIZE
 
 ACCESS = 16
-"""Bytes of the widest access."""
+"""Bytes of the widest load or store of a thread."""
 
 
 @dataclass(frozen=True)
 class DeltaPlan:
-    """`vector` elements are an access, `threads` make a block, a thread works on `rows_per_thread` rows at once."""
+    """Launch shape of the kernel of delta."""
 
     vector: int
+    """Elements per load."""
     threads_per_row: int
+    """Threads that share a row."""
     threads: int
+    """Threads per block."""
     rows_per_thread: int
+    """Rows that a thread processes at a time."""
 
     @property
     def rows(self) -> int:
-        """Rows that a block takes."""
+        """Rows that a block processes."""
         return self.threads // self.threads_per_row * self.rows_per_thread
 
 
 def plan_delta(spec: AttentionSpec) -> DeltaPlan:
-    """Eight threads for each row, more for rows that would take more than two loads of each."""
+    """Choose eight threads per row, or more if a thread would otherwise need more than two loads per operand."""
     vector = ACCESS // ELEMENT_SIZE[spec.dtype]
     accesses = -(-spec.head_dim.v // vector)
     threads = 8

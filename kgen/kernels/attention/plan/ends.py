@@ -1,4 +1,7 @@
-"""The dependences of the ends of a loop's range: a part of a tile may have ends of its own if they move with it."""
+"""Dependences of the ends of a loop's range.
+
+A consumer that holds a part of a tile can use a tighter range. This needs ends that move with the tile.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,16 @@ from kgen.kernels.attention.plan.model import TileLoop
 
 @dataclass(frozen=True)
 class End:
-    """The dependences of one end of a range."""
+    """Dependences of one end of a range."""
 
     moves: bool = False
-    """True where it moves with the tile of the outer index."""
+    """True if the end depends on the tile of the outer index."""
     searches: bool = False
-    """True where it is searched for in a sorted buffer."""
+    """True if the end is a binary search in a sorted buffer."""
     reads_first: bool = False
-    """True where it is read at the first position of the tile, which for a part may lie past the last of all."""
+    """True if a buffer is read at the first position of the tile. For a part, this may be past the end."""
     may_be_length: bool = False
-    """True where a range of nothing may begin at the length of the inner tensor."""
+    """True if an empty range may begin at the length of the inner tensor."""
 
     def __or__(self, other: End) -> End:
         return End(
@@ -31,29 +34,29 @@ class End:
 
     @property
     def of_parts(self) -> bool:
-        """True where it is worth finding for a part of a tile."""
+        """True if computing the end for a part of a tile is cheap and tightens the range."""
         return self.moves and not self.searches and not self.reads_first
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The ends of the range of a loop with one span, and those of the part that needs no mask."""
+    """Ends of the range of a loop with one span, and ends of the part that needs no mask."""
 
     lo: End
     hi: End
     full_lo: End
     full_hi: End
     has_full: bool
-    """True where some tiles may need no mask."""
+    """True if some tiles may need no mask."""
 
     @property
     def searches(self) -> bool:
-        """True where any is searched for."""
+        """True if any end is a binary search."""
         whole = self.lo.searches or self.hi.searches
         return whole or (self.has_full and (self.full_lo.searches or self.full_hi.searches))
 
     def from_first_key(self) -> Ends:
-        """The same of a range that begins with a key that is searched for, and not with a tile."""
+        """Return the ends of a range that begins at the first key of a search, not at a tile."""
         return replace(self, lo=End(), full_lo=End())
 
 
@@ -61,13 +64,13 @@ _FIXED = Ends(End(), End(), End(), End(), has_full=False)
 
 
 def ends_of(loop: TileLoop) -> Ends:
-    """The ends of a loop. Those of listed blocks depend on the lists alone."""
+    """Return the ends of a loop. The ends of listed blocks have no dependences."""
     if loop.listed:
         return _FIXED
     (span,) = loop.spans
     lo, hi, full_lo, full_hi = (_end(bound, loop) for bound in (span.lo, span.hi, span.full_lo, span.full_hi))
     if span.lo != Const(0, Type.INT):
-        full_lo = full_lo | lo  # it is no further ahead
+        full_lo = full_lo | lo  # full_lo is never before lo
     return Ends(lo, hi, full_lo, full_hi, span.has_full and loop.masked)
 
 

@@ -1,4 +1,4 @@
-"""What is known of lengths: which are promised, which are the same, and which rows of buffers are searched."""
+"""Facts about lengths: promised multiples, equal lengths, and sorted rows that kernels may search."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kgen.spec.load import Loaded
 from kgen.spec.once import once_each
 
 HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
-"""What is known of a sequence and of a head."""
+"""Upper bounds of the indices of a batch and of a head."""
 _POSITIONS: Mapping[Var, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
-"""How many positions there are."""
+"""The number of positions of each index."""
 
 
 def named_extents(buffer: str, shape: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The extents of a buffer, those that are `any` by the name of their length."""
+    """Return the extents of a buffer, with the name of the length instead of each `any`."""
     return tuple(length_of(buffer, d).name if size == ANY else size for d, size in enumerate(shape))
 
 
 @once_each
 def without_promises(loaded: Loaded) -> Loaded:
-    """The same attention for lengths of any size."""
+    """Return the spec without `multiple_of`, for lengths of any size."""
     lengths = loaded.spec.lengths
     sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
     return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
@@ -35,11 +35,12 @@ def without_promises(loaded: Loaded) -> Loaded:
 def ties_lengths(
     trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
 ) -> bool:
-    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
+    """True if the expressions require SQ == SK.
 
-    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
+    This is so if they read a buffer of length SQ at `kv_idx`, or one of length SK at `q_idx`. With
+    `aligned_to_end`, `q_idx` is a position among the keys, so the second case does not count.
     """
-    # A read outside of a buffer is zero. With more keys than queries, the last keys would be in
+    # A read outside a buffer returns zero. With more keys than queries, the last keys would be in
     # document 0.
     tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
     return any(
@@ -51,8 +52,11 @@ def ties_lengths(
 
 
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
-    """True if the elements ascend with a position, from position 0 on: the row exists, and is as long as there are
-    positions, so that no position reads zero past its end. `tied`: one side is as long as the other."""
+    """True if the read elements ascend with the position, for all positions.
+
+    The buffer must be sorted, its row must exist, and no position may read past its end. Reads there
+    return zero. `tied` means SQ == SK.
+    """
     if not buffer.sorted:
         return False
     *rows, position = read.indices
@@ -62,7 +66,7 @@ def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
 
 
 def _ends_before(position: Node, length: str, tied: bool) -> bool:
-    """True if a position is below a length for certain."""
+    """True if a position is provably below a length."""
     same: dict[Node, Node] = {SQ: SK} if tied else {}
     own_length = Var("own_length", Type.INT)
     names: dict[Node, Node] = {Read(KV_LENS, (Var("b", Type.INT),), Type.INT): own_length, **same}

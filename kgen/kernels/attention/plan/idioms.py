@@ -1,5 +1,4 @@
-"""What kernels for a chip have a better way for, found in the program of a loop: a bias that is linear in the position,
-and documents of a sorted buffer."""
+"""Idioms in the program of a loop that a chip computes in a better way: linear biases and sorted documents."""
 
 from __future__ import annotations
 
@@ -16,23 +15,31 @@ ZERO, ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 @dataclass(frozen=True)
 class Idioms:
-    """What a loop over keys has that is better done otherwise."""
+    """The idioms of a loop over keys."""
 
     bias: LinearBias | None = None
+    """The linear bias, if the loop adds no other bias."""
     documents: Documents | None = None
+    """The sorted documents, if they are the whole mask."""
 
 
 @dataclass(frozen=True)
 class LinearBias:
-    """A bias of a row's logits: slope * (distance + column of the tile), added to the scores times scale."""
+    """A bias that grows linearly along a row: logit = qk * scale + slope * (distance + column of the tile).
+
+    ALiBi (Press et al., "Train Short, Test Long", section 3) has this form.
+    """
 
     slope: Var
+    """The growth from key to key, one number per head."""
     distance: Node
+    """The value at column 0 of the tile, in units of `slope`."""
     scale: Var
+    """The factor of qk."""
 
 
 def linear_bias(loop: TileLoop) -> LinearBias | None:
-    """The bias of a loop over keys that adds nothing else, if it grows by the same from key to key."""
+    """Return the linear bias of a loop over keys. None if the loop computes any other score."""
     program, found = loop.program, loop.program.results
     columns = {
         b.name: b.node.args[0]
@@ -59,8 +66,10 @@ def linear_bias(loop: TileLoop) -> LinearBias | None:
 
 
 def linear_rest(loop: TileLoop) -> Node | None:
-    """The slope of what the log-sum-exp of a query gets back, in a loop over queries, where that is slope * (first
-    query of the tile - query)."""
+    """Return the slope in the `row_rest` of a loop over queries.
+
+    None unless `row_rest` is slope * (first query of the tile - query).
+    """
     rest = loop.program.results.get("row_rest")
     if not isinstance(rest, Call) or rest.fn != "mul":
         return None
@@ -70,21 +79,23 @@ def linear_rest(loop: TileLoop) -> Node | None:
 
 @dataclass(frozen=True)
 class Documents:
-    """A causal range over the keys of a document, in a sorted buffer that the mask compares, and nothing else that it
-    reads: a query sees itself."""
+    """A causal mask within documents, whose numbers are in a sorted buffer.
+
+    The mask reads no other buffer, and every query sees itself.
+    """
 
     first: Read
-    """A search for the document of the first query of a tile."""
+    """The search for the document of the first query of a tile."""
     last: Read
-    """The same for the last."""
+    """The search for the document of the last query of a tile."""
     of_keys: Binding
-    """What loads the documents of a tile of keys."""
+    """The load of the documents of a tile of keys."""
     same: Node
     """The part of the mask that compares documents."""
 
 
 def documents(loop: TileLoop) -> Documents | None:
-    """The documents of a loop over keys; None where its range or its mask is another."""
+    """Return the documents of a loop over keys. None if its range or its mask has another form."""
     if len(loop.spans) != 1:
         return None
     (span,) = loop.spans
@@ -119,7 +130,7 @@ def documents(loop: TileLoop) -> Documents | None:
 
 
 def _search(bound: Node) -> Read | None:
-    """The search in max(search, 0)."""
+    """Return the search in `max(search, 0)`, or None."""
     if not isinstance(bound, Call) or bound.fn != "max" or bound.args[1] != ZERO:
         return None
     read = bound.args[0]

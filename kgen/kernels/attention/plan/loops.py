@@ -1,4 +1,4 @@
-"""A loop over tiles ahead of its program: what it needs, and where each of these values is computed."""
+"""A loop over tiles before hoisting: the values that it needs, and the place of each."""
 
 from __future__ import annotations
 
@@ -18,24 +18,34 @@ from kgen.kernels.attention.plan.model import ALONG_DIAGONAL, ReadGradient
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop over tiles, ahead of its trees: what runs outside and inside, and where each value is needed."""
+    """A loop over tiles before hoisting: its two axes, and the places of its values."""
 
     outer: Axis
+    """The axis whose tile a program holds."""
     inner: Axis
+    """The axis whose tiles the loop visits."""
     places: dict[str, Place]
-    """By index and value, the indices that it depends on."""
+    """The place of each index and of each value that depends on the loop."""
     row: Place
+    """The place of a value per position of `outer`."""
     column: Place
+    """The place of a value per position of `inner`."""
     dscore: tuple[Node, Node]
-    """A factor, and the rest of the derivative of the score."""
+    """The derivative of `score_mod` by the score, as a factor for after the loop and the rest."""
     gradients: tuple[ReadGradient, ...]
+    """The gradients of buffers that the loop computes."""
     spans: tuple[Span, ...]
+    """The positions of `inner` that a tile of `outer` visits."""
     along_diagonal: Node | None = None
-    """The mask of a distance, where a loop moves along a diagonal."""
+    """The mask as a condition on the distance, if the loop moves along a diagonal."""
     masked_at: Place = TILE
+    """The place of the mask."""
 
     def roots(self, form: SoftmaxForm, mask: Node, live: Mapping[str, Node]) -> dict[str, tuple[Node, Place]]:
-        """The values that the loop needs by name, each with the place where it is needed. `live` are by index."""
+        """Return the values that the loop needs, by name, each with its place.
+
+        `live` has the condition for live positions of each index.
+        """
         roots: dict[str, tuple[Node, Place]] = {
             "core": (form.core, TILE),
             "qk_scale": (form.multiplier, TILE),
@@ -48,7 +58,7 @@ class Loop:
         if form.bias is not None:
             roots["bias"] = (form.bias, TILE)
         if form.row_rest is not None:
-            # The kernels keep the log-sum-exp in base 2.
+            # Kernels store the log-sum-exp in base 2.
             q_place = self.row if self.outer.index.name == "q_idx" else self.column
             roots["row_rest"] = (call("mul", LOG2E, form.row_rest), q_place)
         if not is_one(self.dscore[1]):

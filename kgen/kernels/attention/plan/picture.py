@@ -1,8 +1,7 @@
-"""The grid of tiles that a loop visits, drawn for given lengths.
+"""The grid of tiles that the forward loop visits, as text.
 
-One character stands for a tile of queries (rows) by keys (columns): `.` is never visited, `+` is visited with
-the mask, `#` without it. The bounds are those of the plan, evaluated with numbers: what is drawn is what the
-emitted kernel does.
+One character is a tile of queries (rows) by keys (columns): `.` is not visited, `+` is visited with
+the mask, `#` without it. The grid evaluates the bounds of the plan, which the emitted kernel also uses.
 """
 
 from __future__ import annotations
@@ -21,45 +20,54 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.pages.model import FULL, MASKED, SKIPPED
 
 MOST = 64
-"""Tiles along one side of the picture; longer sequences get larger tiles."""
+"""Maximum number of tiles along one side. Longer sequences get larger tiles."""
 
 MOST_PAIRS = 2**21
-"""Pairs that are looked at one by one."""
+"""Maximum number of pairs to evaluate. Longer sequences are sampled."""
 
 Number = bool | int | float
 Row = list[int]
-"""One row of a buffer; leading indices make no difference in a picture."""
+"""One row of a buffer. A picture ignores the leading indices."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """`rows` of characters, `tile` (queries, keys) of one, and what was assumed of run-time values."""
+    """The grid of tiles of one head."""
 
     rows: tuple[str, ...]
+    """One string per row of tiles."""
     tile: tuple[int, int]
+    """Queries and keys of a tile."""
     assumed: tuple[str, ...]
+    """Assumptions about run-time values, in words."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a launch has, of sequences of `length`: run-time params as they were `given`, by name, and a head of all
-    `heads`. What is not given is usual for such lengths."""
+    """The arguments of the launch to draw. Other arguments get typical values for the length."""
 
     length: int
+    """SQ and SK."""
     given: Mapping[str, int | float] = field(default_factory=dict)
+    """Values of run-time parameters, by name."""
     heads: int = 1
+    """Number of query heads."""
     head: int = 0
+    """The head to draw."""
 
 
 def conditions(plan: AttentionPlan) -> list[Node]:
-    """What says which tiles are visited: ranges of positions, or the condition whose blocks are listed."""
+    """Return the expressions that select the visited tiles: bounds of spans, or the condition of a block mask."""
     if plan.block_mask is not None:
         return [plan.block_mask.condition]
     return [node for span in plan.forward.spans for node in _bounds(span)]
 
 
 def picture(plan: AttentionPlan, run: Run) -> Picture:
-    """The forward loop for b = 0."""
+    """Draw the forward loop for b = 0.
+
+    Raise `ArithmeticError` or `ValueError` if a bound cannot be evaluated with the values of `run`.
+    """
     length = run.length
     chips = plan.tiles.forward
     shape = chips[90 if 90 in chips else max(chips)][0]
@@ -84,7 +92,7 @@ def _listed(
     size: int,
     assumed: tuple[str, ...],
 ) -> tuple[tuple[str, ...], tuple[int, int], tuple[str, ...]]:
-    """Blocks by the pairs in them: all of them, or those at some of the positions where they are too many."""
+    """Classify blocks by their pairs. If there are more than `MOST_PAIRS`, evaluate a sample of the positions."""
     allowed = compiled(mask.condition, scalars, buffers)
     step = max(1, math.isqrt(length * length // MOST_PAIRS))
     places = [[*range(start, min(start + size, length), step)] for start in range(0, length, size)]
@@ -108,12 +116,12 @@ def _row(
     first: int,
     tile: tuple[int, int],
 ) -> Iterator[str]:
-    """The tiles of a row, from its first query on."""
+    """Yield the tiles of the row of tiles whose first query is `first`."""
     env = {**scalars, "q_start": first, "q_last": min(first + tile[0], length) - 1}
     spans = [tuple(value(n, env, buffers) for n in _bounds(span)) for span in loop.spans]
     for start in range(0, length, tile[1]):
         end = start + tile[1]
-        # The end of the keys is a bound as any other: a tile across it needs the mask.
+        # A tile across the end of the keys needs the mask too.
         if not any(lo < end and start < hi for lo, hi, _, _ in spans):
             yield SKIPPED
         elif any(full_lo <= start and end <= full_hi for _, _, full_lo, full_hi in spans) or not loop.masked:
@@ -128,7 +136,10 @@ def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
 
 
 def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict[str, Row], tuple[str, ...]]:
-    """Values of all that the bounds of a plan name, rows of buffers, and a line for each that a launch would give."""
+    """Return typical values of scalars and of rows of buffers, and a line for each assumption.
+
+    The values cover all names in `conditions(plan)`.
+    """
     length, group = run.length, plan.spec.gqa if isinstance(plan.spec.gqa, int) else 1
     sizes = {"B": 1, "HQ": run.heads, "HKV": max(1, run.heads // group), "SQ": length, "SK": length}
     scalars: dict[str, Number | None] = {**sizes, "b": 0, "h": run.head}
@@ -162,7 +173,7 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict
             words = "every third of" if buffer.dtype == "bool" else "0, 1 and 2 in turn along"
             assumed.append(f"{name}: {words} its last axis, in runs of {run_of}")
         elif extent in ("HQ", "HKV") and sizes[extent] > 1:
-            # A number for each head, so that heads differ.
+            # Each head has its own number, so that heads differ.
             buffers[name] = [3 * length // 4 * (i + 1) // sizes[extent] for i in range(sizes[extent])]
             assumed.append(f"{name} up to {buffers[name][-1]}, more with each head")
         else:
@@ -173,7 +184,7 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict
 
 
 def value(node: Node, env: Mapping[str, Number | None], buffers: Mapping[str, Row]) -> Any:
-    """A tree of scalars as a number; reads see the last index alone, and zero outside of the buffer."""
+    """Evaluate a tree of scalars. Reads use the last index only, and return zero outside the buffer."""
     if isinstance(node, Const):
         return node.value
     if isinstance(node, Var):
@@ -192,7 +203,7 @@ def value(node: Node, env: Mapping[str, Number | None], buffers: Mapping[str, Ro
 def compiled(
     node: Node, scalars: Mapping[str, Number | None], buffers: Mapping[str, Row]
 ) -> Callable[[int, int], bool]:
-    """A condition as a function of `q_idx` and `kv_idx`."""
+    """Compile a condition to a function of `q_idx` and `kv_idx`."""
     rows: dict[str, Row] = {}
 
     def text(node: Node) -> str:
@@ -214,7 +225,7 @@ def compiled(
 
     written = f"lambda q_idx, kv_idx: {text(node)}"
     scope = {**_SCOPE, **scalars, **rows, "inf": math.inf}
-    made: Callable[[int, int], bool] = eval(written, scope)  # our own text
+    made: Callable[[int, int], bool] = eval(written, scope)  # `written` comes from `text`, not from a user
     return made
 
 

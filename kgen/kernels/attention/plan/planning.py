@@ -1,13 +1,15 @@
-"""A spec of attention becomes an `AttentionPlan`: for each kernel, what to load, hoist, loop over and store.
+"""Planning: build an `AttentionPlan` from a spec, with the loads, hoisted values, loops and stores of each kernel.
 
-Everything that is decided is decided here, in terms of expressions; a target only spells it. The kernels share one
-description, `TileLoop`: a program owns a tile of the *outer* index and visits tiles of the *inner* one.
+The plan contains all decisions, as expressions. A target only prints them. All kernels have one
+description, `TileLoop`: a program holds a tile of the *outer* index and visits tiles of the *inner* one.
 
     forward   outer q_idx, inner kv_idx     out, lse
     dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
     dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
     pair      one tile of both              gradient of a buffer with an element for each (query, key)
     diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance q_idx - kv_idx
+
+The loops follow FlashAttention-2 (Dao 2023, Algorithms 1 and 2). See `TileLoop` for the differences.
 """
 
 from __future__ import annotations
@@ -73,10 +75,10 @@ from kgen.spec.once import once_each
 
 @once_each
 def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
-    """The plan of a loaded attention spec.
+    """Plan the kernels of a loaded attention spec.
 
-    `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
-    alone is planned then.
+    With `packed`, the query heads of a KV head are rows of one tile, so that `h` differs between rows.
+    The plan then has the forward loop only. Decoding uses it.
     """
     loaded = named_apart(loaded)
     known = numbers(loaded.spec.params)
@@ -93,7 +95,7 @@ class _Planner:
         self.taken = taken_from_values(loaded)
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
-        self.mask_mod = loaded.trees.get("mask_mod")  # canonical, so without `detach`
+        self.mask_mod = loaded.trees.get("mask_mod")  # the canonical form has no `detach`
         params = self.spec.params
         self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
         self.algebra = Algebra(self.positive)
@@ -117,7 +119,7 @@ class _Planner:
         by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
         by_distance = tuple(g for g in gradients if g.along == "distance")
         dscore = self._derivative(SCORE)
-        # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
+        # dk sums over the query heads of a group. A factor that differs between them must stay inside the loop.
         by_head = (Var("h", Type.INT),) if grouped(spec) else ()
         forward = self._loop(*outer_q)
         loops = {
@@ -163,7 +165,7 @@ class _Planner:
             width_qk=sum(c.size for c in qk),
             width_v=sum(c.size for c in v),
             mask=_mask_class(forward),
-            # Of listed blocks only those that the mask leaves in part read for it.
+            # Only partial blocks read buffers for the mask.
             score="reads" if tile_reads and not forward.listed else self._score_class(),
             tile_reads=sum(_WORDS.get(self.spec.buffers[r.buffer].dtype, 1) for r in tile_reads),
             varlen=self.spec.varlen,
@@ -171,14 +173,14 @@ class _Planner:
 
     def _score_class(self) -> str:
         if self.form.core != QK:
-            # What is approximated costs an instruction or two an element, like a bias.
+            # Approximate functions take one or two instructions per element, like a bias.
             return "bias" if self.spec.fast_math else "function"
         return "plain" if self.form.max_of_core else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------
 
     def _split_mask(self) -> tuple[Guards, Guards, Node]:
-        """Guards of the query side and of the key side, and the whole mask over `q_live` and `kv_live`."""
+        """Return the guards of queries, the guards of keys, and the whole mask over `q_live` and `kv_live`."""
         sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
         rows = {"q_idx", "h"} if self.packed else {"q_idx"}
         for condition in conjuncts(normalize(self.mask_mod or TRUE)):
@@ -211,12 +213,12 @@ class _Planner:
         return choose(spec.block_mask, able, tuple(dict.fromkeys(unclassified)), values)
 
     def _number(self, node: Node) -> int | None:
-        """The value of what is made of numbers and compile-time params."""
+        """Return the value of an expression over numbers and compile-time parameters, else None."""
         known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, numbers(self.spec.params))))
         return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
 
     def _whole_mask(self) -> Node:
-        """Which pairs of positions exist and are allowed."""
+        """Return the condition for pairs that are in bounds and that the mask keeps."""
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, read: Read) -> bool:
@@ -247,11 +249,14 @@ class _Planner:
         )
 
     def _pair(self, gradient: ReadGradient) -> TileLoop:
-        """One tile of both indices; the batches and heads that the buffer does not have are looped over inside."""
+        """Plan a kernel that holds one tile of both indices.
+
+        Its loop is over the batches and heads that share an element of the buffer.
+        """
         assert gradient.summed is not None
         places = {"q_idx": Place(False, ("q",)), "kv_idx": Place(False, ("kv",)), "qk": TILE}
         places |= {name: Place(name not in gradient.summed, ()) for name in ("b", "h")}
-        # What is there of a side may depend on the batch.
+        # The live positions of a side may depend on the batch.
         row, column = (
             places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
         )
@@ -262,7 +267,10 @@ class _Planner:
         )
 
     def _diagonal(self, gradient: ReadGradient) -> TileLoop:
-        """The tiles on one diagonal of one (b, h): the loop moves on by as many queries as keys, and distances stay."""
+        """Plan a loop over the tiles on one diagonal of one (b, h).
+
+        Queries and keys advance by the same number, so that distances stay the same.
+        """
         row, column = Place(True, ("q",)), Place(True, ("kv",))
         places = {"q_idx": row, "q_live": row, "kv_idx": column, "kv_live": column, "qk": TILE}
         places |= {"q_start": Place(True, ()), "kv_start": Place(True, ()), DISTANCE.name: ALONG_DIAGONAL}
@@ -274,7 +282,7 @@ class _Planner:
         )
 
     def _tile_loop(self, loop: Loop) -> TileLoop:
-        """The trees of a loop, each computed where its indices are known."""
+        """Hoist the expressions of a loop, each to the place where its indices are known."""
         form = self.form
         if loop.along_diagonal is not None:
             form = replace(
@@ -283,7 +291,7 @@ class _Planner:
                 multiplier=reads_over_distance(form.multiplier, self.algebra),
                 bias=form.bias and reads_over_distance(form.bias, self.algebra),
             )
-        # Rows past the end of a tensor are not stored, but sums along diagonals see them.
+        # Rows past the end of a tensor are not stored, but sums along diagonals include them.
         mask = self.mask if loop.along_diagonal is not None else self._mask_in(loop.outer)
         by_columns = loop.inner is KV_AXIS and loop.spans and not self.packed and not exact(self.spec)
         if form.bias is not None and by_columns:
@@ -306,8 +314,10 @@ class _Planner:
         )
 
     def _by_column(self, bias: Node) -> Node:
-        """A bias that is linear in the key as its value at the tile's first key, plus a slope times the column: the
-        columns' part then leaves the loop."""
+        """Split a bias that is linear in the key, so that slope * column is hoisted from the loop.
+
+        The rest is the value at the first key of the tile. Other biases are returned unchanged.
+        """
         if any(KV_IDX.name in variables(read) for read in reads(bias)):
             return bias
         slope = self.algebra.slope(bias, KV_IDX)
@@ -317,7 +327,7 @@ class _Planner:
         return call("add", call("mul", self.algebra.to_tree(slope), OFFS_N), first)
 
     def _mask_in(self, outer: Axis) -> Node:
-        """The mask inside a tile. Rows of the outer index past its end are never stored: no check for those."""
+        """Return the mask inside a tile, without the bound of the outer index: rows past its end are never stored."""
         guards = self.q if outer is Q_AXIS else self.kv
         live = Q_LIVE if outer is Q_AXIS else KV_LIVE
         return all_of([c for c in conjuncts(self.mask) if c != live or guards.live != guards.bound])
@@ -326,7 +336,7 @@ class _Planner:
 
     def _gradients(self) -> tuple[ReadGradient, ...]:
         found: list[ReadGradient] = []
-        score, order = self.score_mod or SCORE, [*self.spec.buffers]  # whatever the score names first
+        score, order = self.score_mod or SCORE, [*self.spec.buffers]  # independent of the order of reads
         for read in sorted(reads(score), key=lambda r: (order.index(r.buffer), show(r))):
             if not self.spec.buffers[read.buffer].grad:
                 continue
@@ -345,18 +355,18 @@ class _Planner:
         return tuple(found)
 
     def _derivative(self, wrt: Var | Read) -> Node:
-        """The derivative of the score as kernels compute it, with `detach` applied."""
+        """Return the derivative of the score, with `detach` applied."""
         return without_detach(differentiate(self.score_mod or SCORE, wrt, self.algebra))
 
     def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:
-        """Whether a gradient is kept by distance or by pair, and the indices over that."""
+        """Return "distance" or "pair" for the sums of a gradient, and its indices in those terms."""
         by_distance = over_distance(read, self.algebra)
         return ("pair", read.indices) if by_distance is None else ("distance", children(by_distance))
 
     def _summed(self, read: Read) -> tuple[str, ...] | None:
         sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
         if self.spec.varlen:
-            # Values are kept by token: only what tokens have in common is summed over them as it is.
+            # Kernels store one value per token. Only indices without a position allow a plain sum over tokens.
             sizes = {"h": ("HQ",)}
         if self._ties_lengths():
             sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}
@@ -371,7 +381,7 @@ class _Planner:
 
     def _index_ranges(self) -> IndexRanges:
         greatest = {**HEADS.greatest, "q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
-        # Of the last block that is listed a tile may be past the end.
+        # A tile of the last listed block may start past the end.
         listed = self.choice.listed
         greatest |= {} if listed else {"q_start": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}}
         greatest |= {"q_idx": {"SQ": 1, "": -1}} if self.divisible_q else {}
@@ -380,11 +390,14 @@ class _Planner:
 
 
 _WORDS = {"bool": 0, "uint8": 0, "int64": 2}
-"""Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
+"""Number of 4-byte words of shared memory per element that the pipeline copies, if not 1.
+
+Booleans and uint8 stay in registers.
+"""
 
 
 def _mask_class(loop: TileLoop) -> str:
-    """How the range of a loop moves with its tile, as `tiles.Problem` calls it."""
+    """Return the class `mask` of `tiles.Problem`: how the range of a loop moves with its tile."""
     if loop.listed:
         return "listed"
     if not all(span.has_full for span in loop.spans):
@@ -401,7 +414,7 @@ def _mask_class(loop: TileLoop) -> str:
 
 
 def _promised(length: object) -> bool:
-    """Whether a length is promised to be a multiple of every tile."""
+    """True if the spec promises that a length is a multiple of every tile."""
     multiple = getattr(length, "multiple_of", None)
     return multiple is not None and multiple % LARGEST_TILE == 0
 

@@ -1,11 +1,11 @@
-"""Pass: positions of queries, numbers of keys and of heads become part of the expressions.
+"""Rewrite of `align`, `per_batch` and `gqa: 1` into the expressions.
 
-Kernels know rows: query `i` of a call is `q_idx = i`, and there are SK keys. What a spec says beyond that is put into
-its expressions, so that every later step (tile ranges, guards, gradients) sees it without knowing of it:
+Kernels use rows: query `i` of a call is `q_idx = i`, and there are SK keys. This step rewrites other
+conventions into the expressions. Later steps (tile ranges, guards, gradients) need no case for them.
 
-    align: end                   q_idx is row + SK - SQ: the last query stands at the last key
-    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] in place of
-                                 SK above
+    align: end                   q_idx is row + SK - SQ: the last query has the position of the last key
+    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] instead
+                                 of SK above
     gqa: 1                       HKV is HQ, in expressions and in shapes of buffers
 """
 
@@ -24,7 +24,7 @@ HQ, HKV = Var("HQ", Type.INT), Var("HKV", Type.INT)
 
 
 def positioned(loaded: Loaded) -> Loaded:
-    """The same attention with plain rows and lengths: `align`, `per_batch` and `gqa: 1` written out."""
+    """Return the spec with `align`, `per_batch` and `gqa: 1` written into its expressions and buffers."""
     loaded = _with_one_number_of_heads(loaded) if loaded.spec.gqa == 1 else loaded
     spec = loaded.spec
     end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
@@ -47,7 +47,7 @@ def _with(trees: Mapping[str, Node], values: Mapping[Node, Node]) -> dict[str, N
 
 
 def _with_one_number_of_heads(loaded: Loaded) -> Loaded:
-    """The same attention over HQ alone: kernels of equal numbers of heads do not take HKV."""
+    """Replace HKV by HQ, because kernels for `gqa: 1` have no argument HKV."""
     trees, named = _with(loaded.trees, {HKV: HQ}), _with(loaded.locals, {HKV: HQ})
     buffers = {
         name: buffer.model_copy(update={"shape": tuple("HQ" if s == "HKV" else s for s in buffer.shape)})

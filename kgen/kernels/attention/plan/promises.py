@@ -13,7 +13,7 @@ _SIDES = {"SQ", "SK"}
 
 
 def searchable(loaded: Loaded) -> tuple[str, ...]:
-    """The buffers of the mask that kernels would search if their rows were promised to ascend."""
+    """Return the buffers of the mask that kernels would search with `sorted: true`."""
     spec = loaded.spec
     mask = loaded.trees.get("mask_mod")
     read = {r.buffer for r in reads(mask)} if mask is not None else set()
@@ -33,6 +33,6 @@ def searchable(loaded: Loaded) -> tuple[str, ...]:
 
 
 def _could_be_sorted(buffer: Buffer) -> bool:
-    """True for integers along positions, of which nothing is promised."""
+    """True for an integer buffer along positions without `sorted: true`."""
     along = bool(buffer.shape) and buffer.shape[-1] in _SIDES
     return along and buffer.dtype in ("int32", "int64") and not buffer.sorted

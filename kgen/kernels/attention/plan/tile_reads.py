@@ -1,5 +1,4 @@
-"""What a tile of scores reads for each of its pairs: when that is one element for all of them, and what of it is asked
-for ahead of the product of queries and keys."""
+"""Reads of buffers for each pair of a tile: reads of a single element, and loads that start before Q @ K^T."""
 
 from __future__ import annotations
 
@@ -14,9 +13,11 @@ from kgen.kernels.attention.plan.model import TileLoop
 
 
 def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
-    """By dimension, the least and greatest index of a tile, of those indices that differ within it: where they are
-    equal, all pairs read one element. Empty for a value that is no read for each pair, and where no tile is known
-    in which that is so."""
+    """Return the least and greatest value in a tile of each index that varies in it, by dimension.
+
+    If the two are equal, all pairs of the tile read one element. The mapping is empty if `binding` is not
+    a read per pair, or if an index has no such bounds.
+    """
     read = binding.node
     if not isinstance(read, Read) or binding.place != TILE:
         return {}
@@ -33,8 +34,10 @@ def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
 
 
 def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
-    """Which values of a tile are asked for ahead of its product, so that the two are not waited for in turn: what is
-    read for each pair, and what that needs, unless it needs the product."""
+    """Return the values to load before the product Q @ K^T, so that the load and the product overlap.
+
+    These are the reads per pair and the values that they need. Reads that depend on the product are excluded.
+    """
     known = {b.name: b for b in bindings}
 
     def needed(binding: Binding) -> frozenset[str]:
@@ -51,8 +54,7 @@ def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
 
 
 def mask_reads(loop: TileLoop) -> Mapping[str, str]:
-    """The reads of a tile's mask that depend on the inner index and not on the outer one: buffers, by the
-    names of their elements."""
+    """Return the reads of the mask that depend on the inner index only: names of elements, with their buffers."""
     inner = loop.inner.index.name.removesuffix("_idx")
     return {
         b.name: b.node.buffer
@@ -62,7 +64,7 @@ def mask_reads(loop: TileLoop) -> Mapping[str, str]:
 
 
 def _ends(loop: TileLoop) -> dict[Node, Bounds]:
-    """The first and last position of a tile along each side. Along the inner one they are those of a whole tile."""
+    """Return the first and last position of a tile along each axis. The inner axis counts a whole tile."""
     inner, outer = loop.inner, loop.outer
     block = Var("BLOCK_N" if inner.index.name == "kv_idx" else "BLOCK_M", Type.INT)
     last = call("sub", call("add", inner.start, block), Const(1, Type.INT))
@@ -70,7 +72,7 @@ def _ends(loop: TileLoop) -> dict[Node, Bounds]:
 
 
 def _definitions(loop: TileLoop) -> dict[Node, Node]:
-    """What names that differ within a tile stand for, in terms of positions."""
+    """Return the definitions of names that vary within a tile, in terms of positions."""
     found: dict[Node, Node] = {}
     for binding in loop.program.bindings:
         if binding.place.axes:

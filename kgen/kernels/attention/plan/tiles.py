@@ -1,9 +1,10 @@
-"""Tile shapes by chip: how many rows of each side a program takes, and how many warps and pipeline stages it has.
+"""Tile shapes by chip: rows of queries and of keys, warps, and pipeline stages.
 
-What was timed comes from the table of `tuned.py`; a chip of compute capability 10.0 takes the rows of 9.0. For
-the rest there are rules, reasoned from those measurements: lists in order of preference, of which the first tile that
-fits is taken. Row 0 serves every other chip: it fits in the 99 KiB of shared memory that the smallest supported parts
-give a block. What a tile needs is estimated here, and `kgen compile` holds the estimate against the compiler.
+The table of `tuned.py` has the tiles that `kgen tune` timed. Compute capability 10.0 uses the rows of
+9.0. For other problems, rules derived from the timings list tiles by preference, and the first
+that fits is chosen. Row 0 is for all other chips: it fits in 99 KiB of shared memory, the least per block
+of a supported chip. This module estimates the shared memory of a tile, and `kgen compile` checks the
+estimate against the compiler.
 """
 
 from __future__ import annotations
@@ -16,63 +17,81 @@ from kgen.kernels.attention.plan.tuned import Class, Tile, nearest
 from kgen.sizes import KIB, SHARED_MEMORY
 
 LARGEST_TILE = 128
-"""The largest tile: lengths that are promised to be a multiple of it need no bounds checks."""
+"""Rows of the largest tile. A length that is a promised multiple of it needs no bounds checks."""
 
 
 @dataclass(frozen=True)
 class TileTables:
-    """Tiles by compute capability (90 for 9.0; 0 for any other), for each kernel of attention.
+    """Tiles of each kernel by compute capability (90 for 9.0; 0 for any other).
 
-    Of several for a chip the first is taken whose loads the tensors allow; the last one loads by pointers.
+    If a chip has several, the launcher takes the first whose loads the tensors allow. The last one loads
+    by pointers.
     """
 
     forward: dict[int, tuple[Tile, ...]]
     dq: dict[int, tuple[Tile, ...]]
     dkdv: dict[int, tuple[Tile, ...]]
     pair: dict[int, tuple[Tile, ...]]
-    """Of gradients of buffers with an element for each pair."""
+    """Tiles for gradients of buffers with an element per pair."""
     diagonal: dict[int, tuple[Tile, ...]]
-    """Of gradients of buffers by distance: square, so that tiles on a diagonal have the same distances."""
+    """Tiles for gradients of buffers by distance. They are square, so that tiles on a diagonal have equal distances."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What decides on tiles.
+    """The properties of a spec that select tile shapes.
 
-    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores, `split` fp32 in several
-    tensor-core passes.
+    `mask` is how the range of keys moves with a tile of queries:
 
-    `mask` says how the range of keys moves with a tile of queries: `all` (not at all), `triangle` (one end), `band`
-    (both), `search` (it is searched for in a sorted buffer), `listed` (it is a list of blocks), or `scan` where every
-    tile computes the mask. `score`
-    says what an element costs beside the product: `plain` nothing, `bias` an addition, `function` more, `reads` a
-    load. `tile_reads` counts the buffers read for each (query, key). `varlen`: sequences are packed, and a thousand
-    tokens long rather than ten thousand.
+    | value | range |
+    |---|---|
+    | `all` | does not move |
+    | `triangle` | one end moves |
+    | `band` | both ends move |
+    | `search` | is a search in a sorted buffer |
+    | `listed` | is a list of blocks |
+    | `scan` | every tile evaluates the mask |
+
+    `score` is the cost of an element in addition to the product:
+
+    | value | cost |
+    |---|---|
+    | `plain` | none |
+    | `bias` | an addition |
+    | `function` | more than an addition |
+    | `reads` | a load |
     """
 
     element_size: int
+    """Bytes of an element of Q, K and V."""
     ieee: bool
+    """True for fp32 without tensor cores."""
     split: bool
+    """True for fp32 in several passes of the tensor cores."""
     width_qk: int
+    """Padded columns of Q and K."""
     width_v: int
+    """Padded columns of V."""
     mask: str
     score: str
     tile_reads: int
+    """4-byte words per (query, key) that the pipeline loads from buffers."""
     varlen: bool = False
+    """True for packed sequences, which are assumed to have about 1000 tokens instead of 10 000."""
 
     @property
     def light(self) -> bool:
-        """Most tiles are plain products."""
+        """True if most tiles are products without other work."""
         return self.mask in ("all", "triangle") and self.score == "plain"
 
     def timed_as(self, chip: int, kernel: str, loads: str = "any") -> Class:
-        """Where the table of timed tiles has this problem."""
+        """Return the class of this problem in the table of timed tiles."""
         bits, widths = 8 * self.element_size, (self.width_qk, self.width_v)
         return Class(chip, bits, *widths, self.mask, self.score, kernel, loads, self.varlen)
 
 
 def tile_tables(problem: Problem) -> TileTables:
-    """The tiles of a problem for every chip that has a row; a row equal to row 0 is left out."""
+    """Return the tiles of a problem for every chip, without the rows that equal row 0."""
 
     def table(
         kernel: str, tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
@@ -99,8 +118,11 @@ def tile_tables(problem: Problem) -> TileTables:
 
 
 def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
-    """Tiles that may be the fastest for `forward`, `dq` or `dkdv`: those whose accumulators and scores fit in registers
-    and whose operands fit, by estimate, in shared memory."""
+    """Return the tiles of `forward`, `dq` or `dkdv` that `kgen tune` should time.
+
+    The accumulators and scores of a candidate fit in registers, and its operands fit in shared memory,
+    both by estimate.
+    """
     estimates: dict[str, tuple[Callable[[Tile], int], int, Callable[[Problem, Tile], int]]] = {
         "forward": (lambda t: t.BLOCK_M * problem.width_v, 1, _forward_shared),
         "dq": (lambda t: t.BLOCK_M * problem.width_qk, 2, _dq_shared),
@@ -115,16 +137,16 @@ def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
             registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
             if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (not tma or chip >= 90):
                 found.append(tile)
-                # A warpgroup multiplies 64 rows at a time: two share them only where registers ask for it.
+                # A warpgroup multiplies 64 rows at a time. Two warpgroups share 64 rows only to save registers.
                 if held == 64:
                     break
     return found
 
 
-# Where nothing better fits, or registers hold operands in parts: down to the least that the tensor cores take.
+# For problems where no better tile fits, down to the smallest operands of the tensor cores.
 _SMALL = [Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)]
 _LEAST = Tile(16, 16, 4, 1)
-# Without tensor cores operands pass through registers.
+# Without tensor cores, operands pass through registers.
 _IEEE = [Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)]
 
 
@@ -209,27 +231,27 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 
 
 def _pair(problem: Problem, chip: int) -> list[Tile]:
-    # Its loop is as long as there are batches, a few: programs that share a multiprocessor hide each other's loads.
-    # Before compute capability 9.0 products take their operands from registers, too many of 64 x 64.
+    # The loop over batches is short, so other programs of the multiprocessor must hide the latency of loads.
+    # Before compute capability 9.0, operands of products are in registers, and 64 x 64 needs too many.
     return [Tile(64, 64, 4, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
 
 
 def _diagonal(problem: Problem, chip: int) -> list[Tile]:
-    # Its loop is as long as the sequence: loads go ahead. What it holds of each pair is the sum, S, dP and the bias.
+    # The loop is as long as the sequence, so the pipeline hides loads. Registers per pair: the sum, S, dP and the bias.
     return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
 
 
-# Rows that stream through the pipeline at once, and its stages.
+# Rows per pipeline stage, and number of stages.
 _STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 
 
-# Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the compiler's own.
+# Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the compiler.
 
 
 def _streamed(problem: Problem, tile: Tile, rows: int) -> int:
     columns = problem.element_size * rows * (problem.width_qk + problem.width_v)
     reads = 4 * problem.tile_reads * tile.BLOCK_M * tile.BLOCK_N
-    # Lists of blocks go through the pipeline as well.
+    # The lists of blocks also use pipeline stages.
     return tile.num_stages * (columns + reads) + (4 if problem.mask == "listed" else 2) * KIB
 
 

@@ -1,8 +1,12 @@
-"""Tile shapes that were timed: `tiles.json` beside this module, which `kgen tune` writes.
+"""Timed tile shapes: the table `tiles.json` in this folder, which `kgen tune` writes.
 
-A row says which tile was the fastest for a kernel of a class of attention on a chip. Classes leave out what hardly
-matters to tiles: bf16 and fp16 are alike, head dims count as they are padded, masks by how their ranges move with the
-tile, scores by what an element costs.
+A row has the fastest tile of a kernel for a class of specs on a chip. A class ignores properties that
+hardly affect the choice:
+
+- bf16 and fp16 are one class.
+- Head dims are padded.
+- Masks differ by how their ranges move with the tile.
+- Scores differ by the cost of an element.
 """
 
 from __future__ import annotations
@@ -16,47 +20,49 @@ from pathlib import Path
 PATH = Path(__file__).with_name("tiles.json")
 
 SCORES = ("plain", "bias", "function", "reads")
-"""What an element of the scores costs, ascending."""
+"""Classes of the cost of a score, in ascending order."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of queries and of keys that a program holds at once, its warps, and the depth of its load pipeline.
-
-    `TMA` loads tiles through tensor descriptors where a tensor's strides allow it (compute capability 9.0 and later).
-    """
+    """The tile shape and launch options of a kernel."""
 
     BLOCK_M: int
+    """Queries of a tile."""
     BLOCK_N: int
+    """Keys of a tile."""
     num_warps: int
     num_stages: int
+    """Depth of the load pipeline."""
     TMA: bool = False
+    """True to load by tensor descriptors, if the strides allow it. Needs compute capability 9.0 or later."""
 
 
 @dataclass(frozen=True, order=True)
 class Class:
-    """What a row of the table is for.
-
-    `chip` is a compute capability (90 for 9.0), `bits` the size of an element, `width_qk` and `width_v` the padded head
-    dims, `mask` and `score` as in `tiles.Problem`, `kernel` one of `forward`, `dq`, `dkdv`. `loads` is `any`
-    for the best tile of all, `pointers` for the best of those without TMA. `packed`: sequences of a thousand tokens in
-    one row, of which a program visits few tiles.
-    """
+    """The key of a row of the table. `mask` and `score` are explained in `tiles.Problem`."""
 
     chip: int
+    """Compute capability: 90 for 9.0."""
     bits: int
+    """Bits of an element of Q, K and V."""
     width_qk: int
+    """Padded columns of Q and K."""
     width_v: int
+    """Padded columns of V."""
     mask: str
     score: str
     kernel: str
+    """`forward`, `dq` or `dkdv`."""
     loads: str = "any"
+    """`any` for the best tile, `pointers` for the best tile without TMA."""
     packed: bool = False
+    """True for packed sequences of about 1000 tokens, of which a program visits few tiles."""
 
 
 @cache
 def read(path: Path = PATH) -> dict[Class, Tile]:
-    """The table. Raises `ValueError` for a file of another format."""
+    """Read the table. Raise `ValueError` if the file has another format."""
     content = json.loads(path.read_text())
     if content.get("format") != 3:
         raise ValueError(f"{path} has format {content.get('format')}, not 3")
@@ -65,15 +71,18 @@ def read(path: Path = PATH) -> dict[Class, Tile]:
 
 
 def write(table: dict[Class, Tile], path: Path = PATH) -> None:
-    """The table, sorted, one row a line."""
+    """Write the table, sorted, with one row per line."""
     rows = [json.dumps(asdict(c) | {"tile": asdict(t)}) for c, t in sorted(table.items())]
     path.write_text('{"format": 3, "rows": [\n' + ",\n".join(rows) + "\n]}\n")
     read.cache_clear()
 
 
 def nearest(wanted: Class, table: dict[Class, Tile] | None = None) -> Tile | None:
-    """The tile of a class, or of the one that differs least: in whether sequences are packed, then in score, then in
-    mask; None where the chip, the element size, the head dims, the kernel or such loads were never timed."""
+    """Return the tile of the class that is closest to `wanted`.
+
+    Closeness compares `packed` first, then `score`, then `mask`. All other fields must be equal. Return
+    None if there is no such class.
+    """
     rows = read() if table is None else table
 
     def differences(known: Class) -> tuple[bool, int, bool, Class]:

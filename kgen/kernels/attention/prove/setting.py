@@ -18,7 +18,7 @@ from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
 from kgen.kernels.attention.spec import KV_LENS
 from kgen.prove.statements import Machine, values_of
 from kgen.prove.trees import hidden, term
-from kgen.prove.world import LONGEST, MOST, Buffer, World, number
+from kgen.prove.world import LONGEST, Buffer, World, number
 from kgen.spec.load import Loaded
 from kgen.targets.triton.printer import size_name
 
@@ -142,7 +142,7 @@ class Setting:
             if param.value is not None:
                 found[name] = number(float(param.value) if param.type == "float" else param.value)
             elif param.type == "int":
-                found[name] = self.world.integer(name, -MOST, MOST)
+                found[name] = self.world.integer(name, -param.most, param.most)
             else:
                 found[name] = self.world.shown.setdefault(name, z3.Real(name))
         return found

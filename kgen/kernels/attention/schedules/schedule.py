@@ -1,7 +1,7 @@
-"""The interface of a schedule: kernels of attention that are organized in one way, for the calls that they serve.
+"""The interface of a schedule, a way to organize attention kernels.
 
-A schedule is a folder beside this module. It is imported piece by piece: rendering needs no proofs, and words for
-people need no kernels.
+Each schedule is a subfolder of this folder. Its parts are imported lazily: rendering needs no proofs, and explanations
+need no kernels.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from kgen.family import Chip, Lazy
 
 @dataclass(frozen=True)
 class Schedule:
-    """What the folder of a schedule offers. Its templates are in `templates/attention/` under the same name."""
+    """The parts of one schedule. Its templates are in `templates/attention/<name>/`."""
 
     name: str
     made: Lazy
-    """`(Planned, Sequence[Made]) -> Made` of `targets/triton/made.py`: what it puts into the files of a spec. The
-    sequence is of the schedules ahead of it."""
+    """`(Planned, Sequence[Made]) -> Made` of `targets/triton/made.py`: its parts of the files of a spec.
+
+    The sequence has the parts of the schedules before it."""
     chip: Chip | None = None
-    """The one chip that it is for, and its file."""
+    """The only chip that it supports, with its file; None for every chip."""
     explained: Lazy | None = None
-    """`(Loaded, AttentionPlan) -> Explained` of `explaining/explained.py`: its conditions, tiles and facts in words."""
+    """`(Loaded, AttentionPlan) -> Explained` of `explaining/explained.py`: its conditions, tiles and facts as text."""
     obligations: Lazy | None = None
-    """`(Loaded, Extent) -> Iterator[Obligation]`: what is to be proved of its kernels."""
+    """`(Loaded, Extent) -> Iterator[Obligation]`: the obligations of its kernels."""
     calls: Lazy | None = None
     """`(Prepared, Sequence[Calls]) -> Calls` of `targets/triton/native_calls.py`: its launches from C.
-    The sequence is of the schedules behind it."""
+
+    The sequence has the launches of the schedules after it."""

@@ -21,7 +21,7 @@ from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_f
 from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differentiable, draw, sized
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
-from kgen.kernels.attention.verify.reference import Result, attention, eager
+from kgen.kernels.attention.verify.reference import Call, Result, attention, eager
 from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
@@ -185,25 +185,25 @@ def references(
 
     `stored` is the output that a kernel's backward pass read.
     """
-    common: dict[str, Any] = {
-        "score_mod": problem.score_mod,
-        "mask_mod": problem.mask_mod,
-        "buffers": {n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
-        "sinks": inputs.buffers["sinks"] if problem.sinks else None,
-        "params": inputs.params,
-        "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
-        "scale": inputs.case.scale,
-        "kv_lens": inputs.cache.get("kv_lens"),
-        "aligned_to_end": problem.aligned_to_end,
-    }
+    of_call = Call(
+        score_mod=problem.score_mod,
+        mask_mod=problem.mask_mod,
+        buffers={n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
+        sinks=inputs.buffers["sinks"] if problem.sinks else None,
+        params=inputs.params,
+        cu_seqlens=inputs.case.cu_seqlens if problem.varlen else None,
+        scale=inputs.case.scale,
+        kv_lens=inputs.cache.get("kv_lens"),
+        aligned_to_end=problem.aligned_to_end,
+    )
     if wanted:
-        common |= {"dout": inputs.dout, "dlse": inputs.dlse, "wanted": wanted}
+        of_call = replace(of_call, dout=inputs.dout, dlse=inputs.dlse, wanted=wanted)
     operands = (inputs.q, inputs.clean_k, inputs.clean_v)
     tf32 = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        rounded = eager(*operands, **common, tf32=problem.precision == "tf32")
-        return attention(*operands, **common, stored=stored), rounded
+        rounded = eager(*operands, of_call, tf32=problem.precision == "tf32")
+        return attention(*operands, of_call, stored=stored), rounded
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 
@@ -247,14 +247,18 @@ def _compare(
     for name, value in got.items():
         if name == "out":
             found.append(
-                compare.check(name, value, truth.out, yardstick.out, allowed, empty=dead, dtype=dtype)
+                compare.check(
+                    name, value, truth.out, yardstick.out, allowed, compare.Traits(empty=dead, dtype=dtype)
+                )
             )
         elif name == "lse":
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
             natural = torch.ones_like(truth.lse)
             limit = compare.of_log_sums(allowed, problem.fast_math, reach)
-            found.append(compare.check(name, *values, limit, natural=natural, dtype=torch.float32))
+            found.append(
+                compare.check(name, *values, limit, compare.Traits(natural=natural, dtype=torch.float32))
+            )
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
@@ -264,22 +268,25 @@ def _compare(
                 # delta uses the rounded output, an independent error in each row. A sum over rows averages it.
                 summed = max(1.0, truth.lse.numel() / max(1, value.numel()))
                 limit = replace(allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed)))
-            common: dict[str, Any] = {"natural": truth.natural.get(source), "empty": empty, "dtype": expected}
-            both = truth.grads[source], yardstick.grads[source]
-            plain = compare.check(
-                name, value, *both, limit, rounding=truth.rounding.get(source, 0.0), **common
+            traits = compare.Traits(
+                natural=truth.natural.get(source),
+                empty=empty,
+                dtype=expected,
+                rounding=truth.rounding.get(source, 0.0),
             )
+            both = truth.grads[source], yardstick.grads[source]
+            plain = compare.check(name, value, *both, limit, traits)
             shift = truth.shifts.get(source)
             if plain.ok and shift is not None and problem.dtype in ("bf16", "fp16"):
                 want, rounded = (x + shift for x in both)
-                finer = _of_its_output(name, value, want, rounded, allowed, common)
+                finer = _of_its_output(name, value, want, rounded, allowed, traits)
                 plain = plain if finer.ok else replace(plain, ok=False, message=finer.message)
             found.append(plain)
     return found
 
 
 def _of_its_output(
-    name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, common: dict[str, Any]
+    name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, traits: compare.Traits
 ) -> compare.Check:
     """Return the verdict on dq or dk without the rounding of the output.
 
@@ -287,10 +294,8 @@ def _of_its_output(
     dS: half a unit in the last place of the row's terms.
     """
     limit = replace(allowed, row_noise=allowed.unit)
-    parts = {"all of it": want}
-    return compare.check(
-        f"{name} with the delta of its output", value, want, eager, limit, parts=parts, **common
-    )
+    traits = replace(traits, rounding=0.0, parts={"all of it": want})
+    return compare.check(f"{name} with the delta of its output", value, want, eager, limit, traits)
 
 
 def compile_calls(

@@ -1,8 +1,8 @@
 """Attention on plain PyTorch, from the original expression trees.
 
-`attention` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtype, for comparison of
-errors. Both evaluate the trees as written, so a wrong simplification cannot hide. Both use gradients of autograd, not
-symbolic derivatives.
+`attention` computes in float64: the truth. `eager` computes as someone who writes attention in eager PyTorch
+in the kernel's dtype would: the yardstick for errors. Both walk the tree that the user wrote, so a wrong
+simplification cannot hide, and both take gradients from autograd, never from symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ Place = tuple[int | slice, int]
 
 @dataclass(frozen=True)
 class Result:
-    """Results of attention.
+    """What attention gives.
 
-    `out` [B, HQ, SQ, DV].
-    `lse` [B, HQ, SQ], natural log; -inf for rows without keys and sinks.
-    `dead` [B, HQ, SQ], true for rows without keys.
-    `seen` [B, HKV, SK], true for keys that any query of the group sees.
-    `grads` by name (`q`, `k`, `v` and buffers).
-    `natural`: norms of the rows of each gradient without cancellation. Rounding errors are relative to them.
-    `rounding`: change of each gradient, as a whole, for a relative change of 1 in every element of `out`. Backward
-    computes delta from the stored output.
-    `shifts`: change of the gradients of q and k due to the output that a kernel stored.
+    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key and has no sink;
+    `dead` [B, HQ, SQ], whether a row sees no key; `seen` [B, HKV, SK], whether any query of the group sees
+    that key; `grads` by name (`q`, `k`, `v` and buffers).
+    `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
+    cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
+    moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
+    the output as it was stored. `shifts` is how far the gradients of q and k move with the output that a kernel stored.
     """
 
     out: Tensor
@@ -47,103 +45,75 @@ class Result:
     shifts: dict[str, Tensor] = field(default_factory=dict)
 
 
-def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    score_mod: Node | None = None,
-    mask_mod: Node | None = None,
-    buffers: Mapping[str, Tensor] | None = None,
-    params: Mapping[str, int | float] | None = None,
-    sinks: Tensor | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    scale: float | None = None,
-    dtype: Any = torch.float64,
-    dout: Tensor | None = None,
-    dlse: Tensor | None = None,
-    wanted: Sequence[str] = ("q", "k", "v"),
-    kv_lens: Tensor | None = None,
-    aligned_to_end: bool = False,
-    stored: Tensor | None = None,
-) -> Result:
-    """Compute attention and its gradients in `dtype`.
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call beside q, k and v.
 
-    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides; HQ is a multiple of HKV.
-    `sinks` [HQ] are logits without a value in the softmax of every row of their head. With `dout` [B, HQ, SQ, DV] and
-    optionally `dlse` [B, HQ, SQ], the result has the gradients of `wanted`: inputs, buffers or `sinks`.
-
-    Rows without keys have zeros, -inf (or their sink) and zero gradients. `kv_lens` [B] are the numbers of keys. With
-    `aligned_to_end`, the last query is at the position of the last key. One (b, h) slice is in memory at a time.
-
-    `cu_seqlens` are offsets of queries and keys of packed sequences. Then q is [TQ, HQ, D], k and v [TK, HKV, D], lse
-    and dlse [HQ, TQ], and `b` is the index of a sequence. `stored` is the output that a kernel's backward pass read,
-    for `shifts`.
+    `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
+    [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` are computed.
+    `kv_lens` [B] is the number of keys of each sequence; with `aligned_to_end` the last query is at the position of the
+    last of them. `cu_seqlens` are the offsets of the queries and of the keys of packed sequences.
     """
-    mods = (score_mod, mask_mod)
-    places = (kv_lens, aligned_to_end, cu_seqlens)
-    others = (buffers or {}, params or {}, sinks, scale, dtype, dtype, dout, dlse, wanted, places)
-    return _slices(q, k, v, mods, *others, stored=stored)
+
+    score_mod: Node | None = None
+    mask_mod: Node | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    params: Mapping[str, int | float] = field(default_factory=dict)
+    sinks: Tensor | None = None
+    cu_seqlens: CuSeqlens | None = None
+    scale: float | None = None
+    dout: Tensor | None = None
+    dlse: Tensor | None = None
+    wanted: Sequence[str] = ("q", "k", "v")
+    kv_lens: Tensor | None = None
+    aligned_to_end: bool = False
 
 
-def eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    score_mod: Node | None = None,
-    mask_mod: Node | None = None,
-    buffers: Mapping[str, Tensor] | None = None,
-    params: Mapping[str, int | float] | None = None,
-    sinks: Tensor | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    scale: float | None = None,
-    dout: Tensor | None = None,
-    dlse: Tensor | None = None,
-    wanted: Sequence[str] = ("q", "k", "v"),
-    kv_lens: Tensor | None = None,
-    aligned_to_end: bool = False,
-    tf32: bool = False,
-) -> Result:
-    """Compute attention with matmuls in the inputs' dtype, modifications and softmax in fp32, and rounded P.
+PLAIN = Call()
 
-    Scores are float32, as in fused kernels: rounded to 16 bits, large scores would make P useless for comparison. With
-    `tf32`, fp32 matmuls round their operands as PyTorch with TF32 does. Gradients are accumulated over slices in fp32
-    and rounded once to the dtype of their input.
+
+@dataclass(frozen=True)
+class _Arithmetic:
+    """The dtypes of modifications and softmax (`real`) and of what is stored, and the two products."""
+
+    real: Any
+    store: Any
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+    product_of_scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Tensor | None = None) -> Result:
+    """Attention and its gradients with everything computed in float64.
+
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV. Rows
+    without a key give zeros, -inf (or their sink) and zero gradients. One (b, h) slice is in memory at a time.
+
+    With `cu_seqlens`, q is [TQ, HQ, D], k and v [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number
+    of a sequence. `stored` is the output that a kernel's backward pass read, for `shifts`.
     """
-    mods = (score_mod, mask_mod)
-    places = (kv_lens, aligned_to_end, cu_seqlens)
+    return _Slices(q, k, v, call, _Arithmetic(torch.float64, torch.float64), stored).computed()
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, tf32: bool = False) -> Result:
+    """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
+
+    Scores are float32, as fused kernels have them: rounded to 16 bits, those that are large would leave nothing of P
+    to compare with. With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
+    Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
+    """
     product = _tf32_matmul if tf32 else torch.matmul
     scored = _tf32_matmul if tf32 else _wide_matmul
-    real, store = torch.float32, q.dtype
-    return _slices(
-        q,
-        k,
-        v,
-        mods,
-        buffers or {},
-        params or {},
-        sinks,
-        scale,
-        real,
-        store,
-        dout,
-        dlse,
-        wanted,
-        places,
-        product,
-        scored,
-    )
+    return _Slices(q, k, v, call, _Arithmetic(torch.float32, q.dtype, product, scored)).computed()
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """Round float32 to ten bits of mantissa, to nearest, ties away from zero."""
+    """float32 rounded to the nearest number with ten bits of mantissa, ties away from zero."""
     rounded = ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x)
 
 
 class _Tf32Matmul(torch.autograd.Function):  # type: ignore[misc]
-    """Matrix product with operands rounded to TF32, forward and backward. Sums are fp32."""
+    """Products of two matrices, forward and backward, whose operands are rounded to TF32; sums are fp32."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -164,7 +134,7 @@ def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _WideMatmul(torch.autograd.Function):  # type: ignore[misc]
-    """Matrix product in float32. Its gradients are products in the dtype of the matrices."""
+    """The float32 product of two matrices, whose gradients are products in the matrices' own dtype."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -183,118 +153,161 @@ def _wide_matmul(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
-def _slices(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mods: tuple[Node | None, Node | None],
-    buffers: Mapping[str, Tensor],
-    params: Mapping[str, int | float],
-    sinks: Tensor | None,
-    scale: float | None,
-    real: Any,
-    store: Any,
-    dout: Tensor | None,
-    dlse: Tensor | None,
-    wanted: Sequence[str],
-    places: tuple[Tensor | None, bool, CuSeqlens | None],
-    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
-    product_of_scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
-    stored: Tensor | None = None,
-) -> Result:
-    kv_lens, aligned_to_end, cu_seqlens = places
-    # [B, H, S, D], or packed [T, H, D]
-    batch = len(q) if cu_seqlens is None else len(cu_seqlens[0]) - 1
-    heads, heads_kv = q.shape[1], k.shape[1]
-    group = heads // heads_kv
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    exact = store == torch.float64
-    device = q.device
-    result = Result(
-        out=torch.zeros(*q.shape[:-1], v.shape[-1], dtype=store, device=device),
-        lse=torch.full(
-            q.shape[:-1] if cu_seqlens is None else (heads, len(q)), -torch.inf, dtype=real, device=device
-        ),
-        dead=torch.ones(q.shape[:-1], dtype=torch.bool, device=device),
-        seen=torch.zeros(k.shape[:-1], dtype=torch.bool, device=device),
-    )
-    if sinks is not None:
-        # No expression reads sinks. Without them, a buffer or parameter may have the name.
-        buffers = {**buffers, "sinks": sinks}
-        result.lse.copy_(sinks.detach()[:, None])
-    differentiate = dout is not None
-    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
-    env |= dict(params)
-    env |= {name: value.detach() for name, value in buffers.items()}
-    env |= {} if kv_lens is None else {"kv_lens": kv_lens}
-    leaves = {}
-    for name in (n for n in wanted if differentiate and n in buffers):
-        leaves[name] = env[name] = buffers[name].detach().to(real).requires_grad_()
-    inputs = {"q": q, "k": k, "v": v}
-    sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    sums |= {
-        n: torch.zeros(inputs[n].shape, dtype=real, device=device)
-        for n in wanted
-        if differentiate and n in inputs
-    }
-    natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
-    rounding = {name: torch.zeros_like(total) for name, total in natural.items()}
-    if stored is not None:
-        result.shifts.update({n: torch.zeros_like(sums[n]) for n in ("q", "k") if n in sums})
+@dataclass(frozen=True)
+class _Slice:
+    """The slice of one (b, h): its inputs, and what attention computes of them."""
 
-    for b in range(batch):
-        for h in range(heads):
-            at, row = _place(b, h, h // group, cu_seqlens)
-            here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
-            sq, sk = len(here["q"]), len(here["k"])
-            scores = product_of_scores(here["q"], here["k"].mT).to(real) * scale
-            length = sk if kv_lens is None else int(kv_lens[b])
-            first = length - sq if aligned_to_end else 0
-            env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
-            modded = _modified(scores, mods, env, real, first, length)
-            visible = modded.detach() > -torch.inf
-            if sinks is not None:
-                # One more column; its row of V is zero.
-                modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
-            p, lse = _softmax(modded)
-            out = product(p[:, :sk].to(store), here["v"])
-            result.out[at["q"]] = out.detach()
-            result.lse[row] = lse.detach()
-            result.dead[at["q"]] = ~visible.any(1)
-            result.seen[at["k"]] |= visible.any(0)
-            if dout is None:
-                continue
-            cotangents = [
-                dout[at["q"]].to(store),
-                torch.zeros_like(lse) if dlse is None else dlse[row].to(real),
-            ]
-            sources = {n: here[n] if n in here else leaves[n] for n in sums}
-            if exact and modded.requires_grad:
-                uncancelled = _uncancelled(p.detach(), here["v"].detach(), *cotangents)
-                scored = {n: sources[n] for n in natural}
-                _accumulate(natural, at, scored, [modded], [uncancelled])
-                delta = (out.detach() * cotangents[0]).norm(dim=1, keepdim=True)
-                _accumulate(rounding, at, scored, [modded], [p.detach() * delta])
-                if stored is not None:
-                    off = (stored[at["q"]].to(real) - out.detach()) * cotangents[0]
-                    moved = {n: sources[n] for n in result.shifts}
-                    _accumulate(result.shifts, at, moved, [modded], [-p.detach() * off.sum(1, keepdim=True)])
-            _accumulate(sums, at, sources, [out, lse], cotangents)
+    at: Mapping[str, Place]
+    row: tuple[int, int | slice]
+    """Its place in lse."""
+    inputs: Mapping[str, Tensor]
+    scores: Tensor
+    """After both modifications, with a column for a sink."""
+    p: Tensor
+    out: Tensor
+    lse: Tensor
 
-    rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
-    result.natural.update(rows)
-    # Few rows do not average their errors.
-    spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
-    result.rounding.update({name: spread * float(total.norm()) for name, total in rounding.items()})
-    for name, total in sums.items():
-        result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
-    return result
+
+class _Slices:
+    """Attention one (b, h) slice at a time, with sums of the gradients."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        call: Call,
+        arithmetic: _Arithmetic,
+        stored: Tensor | None = None,
+    ) -> None:
+        self.call, self.arithmetic, self.stored = call, arithmetic, stored
+        self.inputs = {"q": q, "k": k, "v": v}
+        # [B, H, S, D], or packed [T, H, D]
+        self.batch = len(q) if call.cu_seqlens is None else len(call.cu_seqlens[0]) - 1
+        self.heads, self.heads_kv = q.shape[1], k.shape[1]
+        self.scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
+        self.exact = arithmetic.store == torch.float64
+        # No expression reads sinks: without them the name may be a buffer's or a param's.
+        self.buffers = {**call.buffers, **({} if call.sinks is None else {"sinks": call.sinks})}
+        self.env: dict[str, Any] = {"B": self.batch, "HQ": self.heads, "HKV": self.heads_kv, "inf": torch.inf}
+        self.env |= dict(call.params)
+        self.env |= {name: value.detach() for name, value in self.buffers.items()}
+        self.env |= {} if call.kv_lens is None else {"kv_lens": call.kv_lens}
+        self.result = self._no_result()
+        self._start_sums([] if call.dout is None else call.wanted)
+
+    def _no_result(self) -> Result:
+        """The result of rows that see no key."""
+        q, k, v = self.inputs.values()
+        rows = q.shape[:-1] if self.call.cu_seqlens is None else (self.heads, len(q))
+        on = {"device": q.device}
+        result = Result(
+            out=torch.zeros(*q.shape[:-1], v.shape[-1], dtype=self.arithmetic.store, **on),
+            lse=torch.full(rows, -torch.inf, dtype=self.arithmetic.real, **on),
+            dead=torch.ones(q.shape[:-1], dtype=torch.bool, **on),
+            seen=torch.zeros(k.shape[:-1], dtype=torch.bool, **on),
+        )
+        if self.call.sinks is not None:
+            result.lse.copy_(self.call.sinks.detach()[:, None])
+        return result
+
+    def _start_sums(self, wanted: Sequence[str]) -> None:
+        """Zeros for the gradients, and for the bounds of their errors; buffers with one become leaves."""
+        real, device = self.arithmetic.real, self.inputs["q"].device
+        self.leaves: dict[str, Tensor] = {}
+        for name in (n for n in wanted if n in self.buffers):
+            leaf = self.buffers[name].detach().to(real).requires_grad_()
+            self.leaves[name] = self.env[name] = leaf
+        self.sums = {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
+        own = {n: self.inputs[n].shape for n in wanted if n in self.inputs}
+        self.sums |= {n: torch.zeros(shape, dtype=real, device=device) for n, shape in own.items()}
+        self.natural = {name: torch.zeros_like(total) for name, total in self.sums.items() if name != "v"}
+        self.rounding = {name: torch.zeros_like(total) for name, total in self.natural.items()}
+        if self.stored is not None:
+            moved = (n for n in ("q", "k") if n in self.sums)
+            self.result.shifts.update({n: torch.zeros_like(self.sums[n]) for n in moved})
+
+    def computed(self) -> Result:
+        """The results of all slices."""
+        for b in range(self.batch):
+            for h in range(self.heads):
+                one = self._forward(b, h)
+                if self.call.dout is not None:
+                    self._backward(one, self.call.dout)
+        self._finish()
+        return self.result
+
+    def _forward(self, b: int, h: int) -> _Slice:
+        call, arithmetic = self.call, self.arithmetic
+        at, row = _place(b, h, h // (self.heads // self.heads_kv), call.cu_seqlens)
+        differentiate = call.dout is not None
+        here = {
+            n: t[at[n]].detach().to(arithmetic.store).requires_grad_(differentiate)
+            for n, t in self.inputs.items()
+        }
+        sq, sk = len(here["q"]), len(here["k"])
+        scores = arithmetic.product_of_scores(here["q"], here["k"].mT).to(arithmetic.real) * self.scale
+        length = sk if call.kv_lens is None else int(call.kv_lens[b])
+        first = length - sq if call.aligned_to_end else 0
+        self.env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
+        mods = (call.score_mod, call.mask_mod)
+        modded = _modified(scores, mods, self.env, arithmetic.real, first, length)
+        visible = modded.detach() > -torch.inf
+        if call.sinks is not None:
+            # One more column, whose row of V is zero.
+            sink = self.env["sinks"][h].to(arithmetic.real).expand(sq, 1)
+            modded = torch.cat([modded, sink], 1)
+        p, lse = _softmax(modded)
+        out = arithmetic.product(p[:, :sk].to(arithmetic.store), here["v"])
+        self.result.out[at["q"]] = out.detach()
+        self.result.lse[row] = lse.detach()
+        self.result.dead[at["q"]] = ~visible.any(1)
+        self.result.seen[at["k"]] |= visible.any(0)
+        return _Slice(at, row, here, modded, p, out, lse)
+
+    def _backward(self, one: _Slice, dout: Tensor) -> None:
+        dlse = self.call.dlse
+        cotangents = [
+            dout[one.at["q"]].to(self.arithmetic.store),
+            torch.zeros_like(one.lse) if dlse is None else dlse[one.row].to(self.arithmetic.real),
+        ]
+        sources = {n: one.inputs[n] if n in one.inputs else self.leaves[n] for n in self.sums}
+        if self.exact and one.scores.requires_grad:
+            self._bound(one, sources, cotangents)
+        _accumulate(self.sums, one.at, sources, [one.out, one.lse], cotangents)
+
+    def _bound(self, one: _Slice, sources: Mapping[str, Tensor], cotangents: Sequence[Tensor]) -> None:
+        """Add to the sums by which errors are judged: `natural`, `rounding` and `shifts`."""
+        dout, dlse = cotangents
+        p, out = one.p.detach(), one.out.detach()
+        scored = {n: sources[n] for n in self.natural}
+        uncancelled = _uncancelled(p, one.inputs["v"].detach(), dout, dlse)
+        _accumulate(self.natural, one.at, scored, [one.scores], [uncancelled])
+        delta = (out * dout).norm(dim=1, keepdim=True)
+        _accumulate(self.rounding, one.at, scored, [one.scores], [p * delta])
+        if self.stored is not None:
+            off = (self.stored[one.at["q"]].to(self.arithmetic.real) - out) * dout
+            moved = {n: sources[n] for n in self.result.shifts}
+            shift = -p * off.sum(1, keepdim=True)
+            _accumulate(self.result.shifts, one.at, moved, [one.scores], [shift])
+
+    def _finish(self) -> None:
+        """Write the gradients and their bounds into the result."""
+        result = self.result
+        for name, total in self.natural.items():
+            result.natural[name] = total.norm(dim=-1) if total.ndim else total.abs()
+        # Few rows do not average what they are off by.
+        spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
+        result.rounding.update({n: spread * float(total.norm()) for n, total in self.rounding.items()})
+        dtypes = {name: x.dtype for name, x in (self.inputs | self.buffers).items()}
+        for name, total in self.sums.items():
+            result.grads[name] = total if self.exact else total.to(dtypes[name])
 
 
 def _place(
     b: int, h: int, h_kv: int, cu_seqlens: CuSeqlens | None
 ) -> tuple[dict[str, Place], tuple[int, int | slice]]:
-    """Return the place of a slice (b, h) in q, k and v, and in lse."""
+    """Where a slice of (b, h) lies in q, k and v, and in lse."""
     if cu_seqlens is None:
         return {"q": (b, h), "k": (b, h_kv), "v": (b, h_kv)}, (b, h)
     rows, columns = (slice(ends[b], ends[b + 1]) for ends in cu_seqlens)
@@ -309,7 +322,7 @@ def _modified(
     first: int,
     length: int,
 ) -> Tensor:
-    """Return the scores [SQ, SK] after both modifications, -inf if masked. Query 0 is at position `first`."""
+    """The scores [SQ, SK] after both modifications, -inf where masked; query 0 is at position `first`."""
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
@@ -325,8 +338,8 @@ def _modified(
         mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
-    # Evaluate visible pairs only: autograd would multiply an infinite derivative of a hidden pair by zero,
-    # which is NaN.
+    # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
+    # turn into NaN when autograd multiplies it by zero.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
     env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
     hidden = scores.masked_fill(~mask, -torch.inf)
@@ -336,7 +349,7 @@ def _modified(
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
+    """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
     if scores.shape[1] == 0:
         return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
@@ -349,9 +362,9 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """Return the gradient of the scores [SQ, SK], and of a sink, without cancellation in `p * (dp - delta + dlse)`.
+    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink.
 
-    Delta is a sum over the columns of the rounded output. Its rounding errors remain if the columns cancel.
+    Delta is a sum over the columns of the rounded output: what these are off by is there where they cancel.
     """
     dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True).abs()
@@ -367,7 +380,7 @@ def _accumulate(
     cotangents: list[Tensor],
 ) -> None:
     """Add the gradients of one slice to the sums of the whole."""
-    # A log-sum-exp of scores that do not read `score` has no gradient.
+    # A log-sum-exp of scores without `score` depends on none of them.
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     grads = torch.autograd.grad(
         [o for o, _ in pairs],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.verify.problem import Problem
-from kgen.kernels.chunk_output.verify.reference import Chunks, chunk_indices_of, chunk_output, chunks_of
+from kgen.kernels.chunk_output.verify.reference import Call, Chunks, chunk_indices_of, chunk_output, chunks_of
 from kgen.verify.tensors import DTYPES
 
 LOG2E = math.log2(math.e)
@@ -116,13 +116,15 @@ def _eager(workload: Workload, backward: bool) -> Callable[[], Any]:
         result = chunk_output(
             workload.tensors,
             chunks,
-            decay=problem.decay,
-            gate_base=problem.gate_base,
-            state_layout=problem.state_layout,
-            padded=problem.padded,
+            Call(
+                decay=problem.decay,
+                gate_base=problem.gate_base,
+                state_layout=problem.state_layout,
+                padded=problem.padded,
+                do=workload.do if backward else None,
+                wanted=workload.learned if backward else (),
+            ),
             exact=False,
-            do=workload.do if backward else None,
-            wanted=workload.learned if backward else (),
         )
         return list(result.grads.values()) if backward else [result.o]
 

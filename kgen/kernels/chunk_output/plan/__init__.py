@@ -1,1 +1,1 @@
-"""A chunk output becomes a frozen ChunkOutputPlan, with its tiles."""
+"""The plan of a chunk output, with its tile shapes."""

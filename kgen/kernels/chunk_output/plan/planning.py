@@ -1,12 +1,15 @@
-"""A spec of chunk_output becomes a `ChunkOutputPlan`: its sizes, and its decay as expressions that a target spells.
+"""Turn a spec of chunk_output into a `ChunkOutputPlan`: sizes, and the decay as expressions.
 
-For each chunk of BT tokens and each value head, with c the exponent of the decay and b its base:
+The forward pass computes, for each chunk of BT tokens and each value head:
 
     P = scale * (q @ k^T) * b**(c[:, None] - c[None, :]), zero above the diagonal      [BT, BT]
     o = scale * b**c[:, None] * (q @ state) + P @ v                                    [BT, V]
 
-A chunk has everything that its output needs, so every (chunk, head) is independent of the others. The exponents are
-subtracted before the power is taken, and only where j <= i: for a decay no power is above 1 then, whatever the gates.
+Here c is the exponent of the decay and b its base. This is the chunkwise form of Yang et al. 2024, "Gated Linear
+Attention Transformers with Hardware-Efficient Training", with the states as inputs.
+
+Each (chunk, head) is independent of the others. Exponents are subtracted before the power, and only where j <= i. So no
+power of a decay is above 1, whatever the gates are.
 
 Backward, with dP = do @ v^T, and S = scale * dP * b**(c[:, None] - c[None, :]), zero above the diagonal:
 
@@ -32,36 +35,36 @@ GATE_VARS = {name: Var(name, Type.FLOAT) for name in GATES}
 
 @dataclass(frozen=True)
 class ChunkOutputPlan:
-    """Everything a target needs to spell the kernels of one spec."""
+    """All decisions that a target needs to print the kernels of one spec."""
 
     spec: ChunkOutputSpec
     decay: Node | None
-    """As the user wrote it."""
+    """The expression as the user wrote it."""
     exponent: Node | None
-    """c(i) over `i`, `h`, `H`, `HV` and the gates' values `g` (at i) and `g_gamma` (at h); None without decay."""
+    """c(i) over `i`, `h`, `H`, `HV` and the values of the gates, `g` at i and `g_gamma` at h. None without decay."""
     slope: Node | None
-    """d c / d g over the same names; None where g is not read, or no gradient is asked for."""
+    """dc / dg over the same names. None if the decay does not read g, or the spec has no backward pass."""
     gates: tuple[str, ...]
-    """The gates that are read, of `g` and `g_gamma`."""
+    """The gates that the decay reads, of `g` and `g_gamma`."""
 
     @property
     def natural(self) -> bool:
-        """Whether exponents are of e: kernels multiply their differences by log2(e)."""
+        """True if the base is e: kernels then multiply differences of exponents by log2(e)."""
         return self.spec.gate_base == "e"
 
     @property
     def backward(self) -> bool:
-        """Whether the spec asks for gradients."""
+        """True if the spec has a backward pass."""
         return "backward" in self.spec.passes
 
     @property
     def plain_gate(self) -> bool:
-        """Whether the exponent is the gate itself, `decay: g[i]`."""
+        """True if the exponent is the gate itself, `decay: g[i]`."""
         return self.exponent == GATE_VARS["g"]
 
 
 def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
-    """The plan of a loaded chunk_output spec."""
+    """Build the plan of a loaded spec."""
     spec, decay = loaded.spec, loaded.trees.get("decay")
     if decay is None:
         return ChunkOutputPlan(spec, None, None, None, ())
@@ -79,19 +82,19 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
 
 
 def gate_values() -> dict[Node, Node]:
-    """The reads that `decay` may make, and the names of their values."""
+    """Return the reads that `decay` may contain, with the names of their values."""
     return {Read(name, (Var(index, Type.INT),), Type.FLOAT): GATE_VARS[name] for name, index in GATES.items()}
 
 
 def bytes_per_token(plan: ChunkOutputPlan, heads: int, heads_v: int, backward: bool = False) -> float:
-    """Bytes that a pass has to move for each token: every input read once, every output written once.
+    """Return the bytes that a pass must move per token: each input read once, each output written once.
 
-    A chunk counts as full. H=16, HV=32, K=V=128, BT=64 in bf16 with a gate: 41,088 forward.
+    All chunks count as full. For H=16, HV=32, K=V=128, BT=64 in bf16 with a gate, forward moves 41,088 bytes.
     """
     spec = plan.spec
     k, v, size = spec.head_dim.qk, spec.head_dim.v, ELEMENT_SIZE[spec.dtype]
     state = heads_v * k * v * ELEMENT_SIZE[spec.state] / spec.chunk_size
     gate = heads_v * ELEMENT_SIZE[spec.gate_dtype] if "g" in plan.gates else 0
     inputs = size * (2 * heads * k + heads_v * v) + state + gate
-    # Backward reads them and do, and writes the gradient of each; forward reads them and writes o.
+    # Forward reads the inputs and writes o. Backward reads the inputs and do, and writes the gradient of each input.
     return inputs * (1 + backward) + size * heads_v * v

@@ -1,7 +1,8 @@
-"""Tile shapes of chunk_output by chip: how many columns of a head a program holds at once, its warps and stages.
+"""Tile shapes of chunk_output by chip: columns of a head per tile, warps and pipeline stages.
 
-A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk_output.md), the
-later ones are reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
+A program always has a whole chunk of BT rows. Row 90 is the result of a sweep on an H200
+(docs/performance/chunk_output.md). Rows of later chips are derived from it without measurements. Row 0 is for all other
+chips and fits into 99 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ RECENT = tuple(chip for chip in TILED if chip >= 90)
 
 @dataclass(frozen=True)
 class Tile:
-    """Columns of q and k (and rows of a state), columns of v and o, warps, and the depth of the load pipeline."""
+    """A tile shape: columns of q and k (rows of a state), columns of v and o, warps, and pipeline stages."""
 
     BLOCK_K: int
     BLOCK_V: int
     num_warps: int
     num_stages: int
     maxnreg: int | None = None
-    """Registers of a thread at most, where that was faster: what the compiler does with more is not always better."""
+    """The most registers of a thread, if a limit was faster in measurements."""
 
     @property
     def spelled(self) -> str:
-        """As keyword arguments of a launch."""
+        """The keyword arguments of a launch."""
         return ", ".join(f"{name}={value}" for name, value in asdict(self).items() if value is not None)
 
 
 @dataclass(frozen=True)
 class TileTables:
-    """Tiles by compute capability (90 for 9.0; 0 for any other), for each kernel of chunk_output."""
+    """Tile shapes of each kernel, by compute capability (90 for 9.0; 0 for all others)."""
 
     forward: dict[int, Tile]
     dvdh: dict[int, Tile]
@@ -41,15 +42,15 @@ class TileTables:
 
 
 def tile_tables(spec: ChunkOutputSpec) -> TileTables:
-    """The tiles of a spec."""
+    """Return the tile shapes of a spec."""
     BT, k, v = spec.chunk_size, spec.head_dim.qk, spec.head_dim.v
     warps = 8 if BT == 128 else 4
     small = {0: Tile(32 if BT == 128 else min(k, 64), 64, warps, 1)}
-    # A program that has all columns of v reads q and k once; halves of K overlap their products with loads.
+    # A program with all columns of v reads q and k once. With halves of K, products overlap loads.
     halves = Tile(min(k, 64), min(v, 128), warps, 1)
-    # All of K at once, where the accumulators leave room for it.
+    # All of K at once, if the accumulators leave enough registers.
     whole = Tile(min(k, 128), min(v, 128), warps, 1) if BT <= 64 else halves
-    # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory for many.
+    # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory for many stages.
     deep = Tile(min(k, 128 if BT <= 64 else 64), 32, 8, 5)
     forward = dict.fromkeys(RECENT, halves) | {90: replace(halves, maxnreg=240 if warps == 4 else None)}
     return TileTables(

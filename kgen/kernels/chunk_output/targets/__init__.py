@@ -1,1 +1,1 @@
-"""How each target prints chunk output: a plan becomes the names that its templates use."""
+"""The targets of chunk_output. Each turns a plan into the variables of its templates."""

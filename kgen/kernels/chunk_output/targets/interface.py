@@ -1,4 +1,4 @@
-"""The function of chunk_output, as every target offers it: tensors, signature, casts, and the formula."""
+"""The emitted function of chunk_output, the same for all targets: tensors, signature, casts and formula."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Formula:
     between: str | None
     """The decay between two tokens."""
     exponent: str | None
-    """The exponent c(i), as the user wrote it."""
+    """The exponent c(i) as the user wrote it."""
 
 
 def formula(plan: ChunkOutputPlan) -> Formula:
-    """The factors of the formula of a plan."""
+    """Return the factors of the formula of a plan."""
     if plan.decay is None:
         return Formula(None, None, None)
     power = "exp({})" if plan.natural else "2**({})"
@@ -35,28 +35,28 @@ def formula(plan: ChunkOutputPlan) -> Formula:
 
 
 def inputs(plan: ChunkOutputPlan) -> list[str]:
-    """The floating-point tensors of a call, in their order."""
+    """Return the floating-point tensors of a call, in order."""
     return ["q", "k", "v", "h", *plan.gates]
 
 
 def packing(spec: ChunkOutputSpec) -> list[str]:
-    """The tensors of integers of a call, in their order."""
+    """Return the integer tensors of a call, in order."""
     return ["cu_seqlens", "chunk_indices"] if spec.varlen else []
 
 
 def signature(plan: ChunkOutputPlan) -> str:
-    """The parameters of the function."""
+    """Return the parameters of the function."""
     keywords = ["cu_seqlens", "chunk_indices=None"] if plan.spec.varlen else []
     return ", ".join([*inputs(plan), "*", *keywords, "scale=None"])
 
 
 def usage(plan: ChunkOutputPlan) -> str:
-    """The arguments of a call with all defaults."""
+    """Return the arguments of a call that uses all defaults."""
     return ", ".join([*inputs(plan), *(f"{name}={name}" for name in packing(plan.spec)[:1])])
 
 
 def casts(plan: ChunkOutputPlan) -> list[str]:
-    """The lines that cast arguments under autocast."""
+    """Return the lines that cast arguments under autocast."""
     spec = plan.spec
     dtypes = dict.fromkeys(("q", "k", "v"), spec.dtype) | {"h": spec.state}
     dtypes |= dict.fromkeys(plan.gates, spec.gate_dtype)

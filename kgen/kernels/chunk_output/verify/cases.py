@@ -21,7 +21,7 @@ from kgen.kernels.chunk_output.verify.checks import (
 )
 from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
 from kgen.kernels.chunk_output.verify.problem import Problem
-from kgen.kernels.chunk_output.verify.reference import Result, chunk_indices_of, chunk_output
+from kgen.kernels.chunk_output.verify.reference import Call, Result, chunk_indices_of, chunk_output
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
@@ -73,14 +73,16 @@ def reference(problem: Problem, inputs: Inputs, wanted: tuple[str, ...], *, exac
     return chunk_output(
         inputs.tensors,
         inputs.chunks,
-        decay=problem.decay,
-        gate_base=problem.gate_base,
-        state_layout=problem.state_layout,
-        padded=problem.padded,
-        scale=inputs.case.scale,
+        Call(
+            decay=problem.decay,
+            gate_base=problem.gate_base,
+            state_layout=problem.state_layout,
+            padded=problem.padded,
+            scale=inputs.case.scale,
+            do=inputs.do if wanted else None,
+            wanted=wanted,
+        ),
         exact=exact,
-        do=inputs.do if wanted else None,
-        wanted=wanted,
     )
 
 
@@ -111,7 +113,9 @@ def _compare(
             states = states.reshape(want.shape)
             parts = {"the term of the states": states, "the term of the tokens": want - states}
         found.append(
-            compare.check(name, value, want, eager, allowed, natural=natural, dtype=dtype, parts=parts)
+            compare.check(
+                name, value, want, eager, allowed, compare.Traits(natural=natural, dtype=dtype, parts=parts)
+            )
         )
     return found
 

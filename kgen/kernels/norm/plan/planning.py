@@ -1,9 +1,9 @@
-"""A spec of a norm becomes a `NormPlan`: what each kernel loads, computes, sums and stores, in terms of expressions.
+"""Turn the spec of a norm into a `NormPlan`: the loads, values, sums and stores of each kernel, as expressions.
 
 Forward, for each row:
 
     h      = input_mod(x, residual, ...)          stored if the residual is returned
-    mean   = sum(h) / WIDTH                       layer norm alone; rms norm has 0
+    mean   = sum(h) / WIDTH                       only layer norm; 0 for RMS norm
     rstd   = 1 / sqrt(sum((h - mean)^2) / WIDTH + eps)
     x_hat  = (h - mean) * rstd
     y      = x_hat * (weight + offset) + bias
@@ -14,11 +14,11 @@ Backward, from dout (and dh_out, the gradient of the h that was returned):
     dy     = dout * d output_mod / dy
     dx_hat = dy * (weight + offset)
     c1     = sum(dx_hat * x_hat) / WIDTH
-    c2     = sum(dx_hat) / WIDTH                  layer norm alone
+    c2     = sum(dx_hat) / WIDTH                  only layer norm
     dh     = (dx_hat - x_hat * c1 - c2) * rstd + dh_out
 
-and each gradient is one expression over these (Ba, Kiros and Hinton 2016, Zhang and Sennrich 2019, differentiated).
-Every value is fp32. A target spells the trees; between the sums their order is the order of `Value`s here.
+Each gradient is one expression over these values. The sources are Ba, Kiros and Hinton 2016 (layer norm) and Zhang and
+Sennrich 2019 (RMS norm), differentiated. All values are fp32. A target prints the trees in the order of the `Value`s.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ DOUT, DY, DX_HAT, C1, C2, DH, DH_OUT = (
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that a kernel reads: its element at (row, column) is the variable of its name."""
+    """A tensor that a kernel reads. The variable of its name is its element at (row, column)."""
 
     name: str
     dtype: str
     type: Type
     along: str
-    """`element` [rows, width], `row` [rows], or `column` [width] (with heads [H, width], row r being of head r % H)."""
+    """`element` [rows, width], `row` [rows] or `column` [width]. With heads: [H, width], and row r has head r % H."""
     grad: bool = False
 
 
 @dataclass(frozen=True)
 class Value:
-    """`name = tree` at each element, then rounded to `rounded` (and used as fp32) if that is a dtype."""
+    """`name = tree` at each element, in fp32. If `rounded` is a dtype, the value is rounded to it and used as fp32."""
 
     name: str
     tree: Node
@@ -71,18 +71,18 @@ class Value:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of the operand `of`: `tree` at each element, summed over what the operand does not vary along."""
+    """The gradient of operand `of`: `tree` at each element, summed over the axes that the operand lacks."""
 
     of: str
     tree: Node
     along: str
     dtype: str
     same_as: str | None = None
-    """Another operand whose gradient is this one, element for element in the same dtype: stored once."""
+    """An operand with the same gradient in the same dtype. It is stored once."""
 
     @property
     def name(self) -> str:
-        """What kernels call it."""
+        """The name in kernels."""
         return f"d{self.of}"
 
 
@@ -91,74 +91,74 @@ class Forward:
     """The forward kernel."""
 
     loads: tuple[Operand, ...]
-    """In the order in which they are needed; those before `late` make h."""
+    """The loads in the order of use. The first `late` loads are operands of h."""
     late: int
     h: Value
     normed: tuple[Value, ...]
     """x_hat (and x_hat_rounded), y, from h, mean and rstd."""
     out: Value
-    """`rounded` is the dtype of the output; before that it is divided by the scale if the spec quantizes."""
+    """The output. `rounded` is its dtype. If the spec quantizes, it is divided by the scale before it is rounded."""
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward kernel. Statistics are loaded, or computed from h where the spec recomputes them."""
+    """The backward kernel. It loads the statistics, or computes them from h if the spec recomputes them."""
 
     loads: tuple[Operand, ...]
-    """What backward reads beside dout, dh_out, mean and rstd; `h` is the sum that forward returned."""
+    """The operands that backward loads, except dout, dh_out, mean and rstd. `h` is the sum that forward returned."""
     before: tuple[Value, ...]
-    """h (unless it is loaded), x_hat, y (where output_mod's derivatives need it), dy and dx_hat."""
+    """h (unless it is loaded), x_hat, y (if derivatives of output_mod need it), dy and dx_hat."""
     means: tuple[Value, ...]
-    """c1 and c2, each the mean over the row of its tree."""
+    """c1 and c2: each is the mean of its tree over the row."""
     dh: Value
     gradients: tuple[Gradient, ...]
-    """In the order of the launcher's arguments."""
+    """The gradients in the order of the launcher's arguments."""
 
     @property
     def elements(self) -> tuple[Gradient, ...]:
-        """Those that are stored for every element."""
+        """The gradients that are stored for every element."""
         return tuple(g for g in self.gradients if g.along == "element" and g.same_as is None)
 
     @property
     def columns(self) -> tuple[Gradient, ...]:
-        """Those that are summed over rows: fp32 partial sums in each program, then a finalize kernel."""
+        """The gradients that are summed over rows, as fp32 partial sums that a second kernel adds."""
         return tuple(g for g in self.gradients if g.along == "column")
 
     @property
     def rows(self) -> tuple[Gradient, ...]:
-        """Those that are summed over the row."""
+        """The gradients that are summed over each row."""
         return tuple(g for g in self.gradients if g.along == "row")
 
 
 @dataclass(frozen=True)
 class NormPlan:
-    """Everything a target needs to spell the kernels of one spec."""
+    """All decisions that a target needs to print the kernels of one spec."""
 
     spec: NormSpec
     operands: tuple[Operand, ...]
-    """Arguments of the launcher that are tensors: x, residual, weight, bias, then the buffers."""
+    """The tensor arguments of the launcher: x, residual, weight, bias, then the buffers."""
     forward: Forward
     backward: Backward | None
 
     @property
     def layer(self) -> bool:
-        """Whether the mean is subtracted."""
+        """True if the mean is subtracted."""
         return self.spec.norm == "layer"
 
     @property
     def stores_h(self) -> bool:
-        """Whether h is an output."""
+        """True if h is an output."""
         return self.spec.residual == "in_out"
 
     @property
     def upstream(self) -> tuple[Operand, ...]:
-        """The gradients that backward gets: dout, and dh_out where h is returned (it may be None at a call)."""
+        """The gradients that autograd passes to backward: dout, and dh_out if h is returned. dh_out may be None."""
         names = {"dout": "output"} | ({"dh_out": "residual"} if self.stores_h else {})
         return tuple(Operand(n, self.spec.dtypes[of], Type.FLOAT, "element") for n, of in names.items())
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What a row is normed by, one number each [rows] in fp32."""
+        """The statistics of a row, each [rows] in fp32."""
         return ("mean", "rstd") if self.layer else ("rstd",)
 
     @property
@@ -168,12 +168,12 @@ class NormPlan:
         return self.statistics if saved else ()
 
     def operand(self, name: str) -> Operand:
-        """The argument of that name."""
+        """Return the argument `name`."""
         return next(o for o in self.operands if o.name == name)
 
 
 def plan_norm(loaded: Loaded) -> NormPlan:
-    """The plan of a loaded spec of a norm."""
+    """Build the plan of a loaded spec."""
     return _Planner(loaded).plan()
 
 
@@ -203,17 +203,17 @@ class _Planner:
             yield Operand(name, b.dtype, b.element, b.along, b.grad)
 
     def _used(self, nodes: Iterable[Node]) -> tuple[Operand, ...]:
-        """The arguments that some trees read."""
+        """Return the arguments that some trees read."""
         names = {name for node in nodes for name in variables(node)}
         return tuple(o for o in self.operands if o.name in names)
 
     def _h(self) -> Value:
-        # What is normed is what is returned: backward, which reads the returned sum, sees the same numbers.
+        # The norm uses the rounded sum that is returned, because backward reads the returned sum.
         returned = self.spec.residual == "in_out"
         return Value("h", self.input_mod, self.spec.dtypes["residual"] if returned else None)
 
     def _factor(self) -> Node | None:
-        """What x_hat is multiplied by."""
+        """Return the factor of x_hat, or None."""
         if not self.spec.weight:
             return None
         return call("add", WEIGHT, ONE) if self.spec.weight_offset else WEIGHT
@@ -229,7 +229,7 @@ class _Planner:
         return (*values, Value("y", call("add", y, BIAS) if spec.bias else y))
 
     def _x_hat(self) -> Node:
-        """x_hat as the weight multiplies it."""
+        """Return x_hat as the weight multiplies it: rounded, or not."""
         return _real("x_hat_rounded") if self.spec.round_x_hat else X_HAT
 
     def _forward(self) -> Forward:
@@ -272,7 +272,7 @@ class _Planner:
         return Backward(loads, tuple(values), tuple(means), Value("dh", dh), gradients)
 
     def _derivative(self, node: Node, wrt: Var, upstream: Node) -> Node:
-        """upstream * d(node) / d(wrt)."""
+        """Return upstream * d(node) / d(wrt)."""
         partial = derivative(node, wrt, self.algebra)
         if is_zero(partial) or is_one(partial):
             return upstream if is_one(partial) else ZERO

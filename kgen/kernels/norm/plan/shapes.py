@@ -1,7 +1,7 @@
-"""Launch shapes of norms in CUDA: how threads share rows, by the width that a shape reaches.
+"""Launch shapes of norms in CUDA: how threads share rows, by the widest row of a shape.
 
-Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows want many small blocks, each with its row under
-way; wide rows want many elements a thread, then several blocks for a row (a cluster, where the chip has them).
+Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows are fastest with many small blocks that each load
+their own row. Wider rows need many elements per thread, and the widest several blocks per row (a cluster).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.sizes import ELEMENT_SIZE, SHARED_LIMITS
 
 NARROW = 4096
-"""The widest row that few threads read from memory."""
+"""The widest row for which 128 threads read rows of any width from memory; wider rows have 1024."""
 
 
 # `cuda.cu` and `cuda.py` print the same rows: a `.cu` file must stand alone, and Python cannot
@@ -22,13 +22,21 @@ NARROW = 4096
 # profile is readable.
 @dataclass(frozen=True)
 class Shape:
-    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements,
-    or, where that is 0, however many there are.
+    """How threads share rows.
 
-    `stages` rows are in shared memory or in flight; with 0 each block has its row in registers. At least `blocks` fit
-    on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
-    what they take, and their columns are loaded that many times less often. `single` is for rows that are not whole
-    accesses: a thread has single elements of them. `shared` are the bytes of shared memory that the stages take.
+    | field | meaning |
+    |---|---|
+    | `threads` | threads of a block that share a row |
+    | `rows` | rows that a block holds |
+    | `elements` | elements of a row that a thread owns; 0 for any number |
+    | `cluster` | blocks that share a row |
+    | `stages` | stages of the ring in shared memory; with 0, rows are in registers |
+    | `blocks` | the least number of blocks that fit on a multiprocessor |
+    | `turns` | about the most sets of `rows` rows that a persistent block processes; 0 for no limit |
+    | `single` | True for rows that are not whole accesses: threads own single elements |
+    | `shared` | bytes of shared memory of the ring |
+
+    With `turns`, blocks of different speed balance their load, and a block loads columns once for all its rows.
     """
 
     threads: int
@@ -43,7 +51,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """Elements of the widest row that it takes."""
+        """The elements of the widest row."""
         if self.elements == 0:
             return NARROW if self.threads < 1024 else MAX_WIDTH
         return self.threads * self.elements * self.cluster
@@ -51,20 +59,22 @@ class Shape:
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of one element in all tensors that are loaded, and in all that are stored."""
+    """Bytes of one element in all loaded tensors, and in all stored tensors."""
 
     loaded: int
     stored: int
 
     @classmethod
     def of(cls, loads: Iterable[Operand], stored: Iterable[str]) -> Bytes:
-        """The sizes of the operands that vary along a row, and of the dtypes that are stored."""
+        """Sum the sizes of the loads that vary along a row, and of the stored dtypes."""
         loaded = sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
         return cls(loaded, sum(ELEMENT_SIZE[dtype] for dtype in stored))
 
     def shared(self, shape: Shape) -> int:
-        """Bytes of shared memory that a shape takes. Single elements, which are stored by way of shared memory too,
-        need room for what is around a row.
+        """Return the bytes of shared memory of a shape.
+
+        With single elements, outputs pass through shared memory too. Each row then needs 16 more elements, because its
+        first and last 16 bytes may be shared with other rows.
         """
         elements, stages = shape.threads * shape.elements, shape.stages * self.loaded
         if shape.single and stages:
@@ -126,7 +136,7 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
         Shape(512, 1, 64, cluster=8, blocks=2),
     ),
 }
-"""By the norm, narrowest first: the first that is wide enough and fits in shared memory is taken."""
+"""Shapes by norm, narrowest first. The launcher takes the first that is wide enough and fits into shared memory."""
 
 BACKWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
@@ -174,7 +184,7 @@ BACKWARD: dict[str, tuple[Shape, ...]] = {
         _backward(512, 1, 32, cluster=16),
     ),
 }
-"""The same of backward, whose blocks always stay."""
+"""Shapes of backward by norm. Its blocks are always persistent."""
 
 
 def _single(
@@ -221,7 +231,7 @@ SINGLE_FORWARD: dict[str, tuple[Shape, ...]] = {
         *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
     ),
 }
-"""For rows that are not whole accesses: what a thread does once for its row is much, so it has many elements of it."""
+"""Shapes for rows that are not whole accesses. The cost per row is high, so a thread owns many elements."""
 
 _SINGLE_BACKWARD = (
     _single(8, 16, 8),
@@ -250,19 +260,19 @@ SINGLE_BACKWARD: dict[str, tuple[Shape, ...]] = {
         _single(384, 1, 32, 16),
     ),
 }
-"""The same of backward."""
+"""Shapes of backward for rows that are not whole accesses."""
 
 OWN = 8192
-"""Bytes of shared memory that kernels declare themselves, at most."""
+"""The most bytes of static shared memory of a kernel."""
 
 ANY = tuple(
     Shape(threads, 1, 0, stages=0, single=single) for threads in (128, 1024) for single in (False, True)
 )
-"""What is left where no other shape fits: rows that are read from memory, or a cache, in each pass."""
+"""Shapes for all other rows: each pass over a row reads it from memory or a cache."""
 
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
-    """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
+    """Return the shapes of forward. With expressions, `blocks` is 1, because they need more registers."""
     spec = plan.spec
     stored = [spec.dtypes["output"], *([spec.dtypes["residual"]] if plan.stores_h else [])]
     shapes = (*FORWARD[spec.norm], *SINGLE_FORWARD[spec.norm])
@@ -270,7 +280,7 @@ def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
 
 
 def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
-    """Those of backward. Sums for two columns or more take the registers that layer norm's weight and bias take."""
+    """Return the shapes of backward. With two sums of columns, RMS norm needs the registers of layer norm."""
     assert plan.backward is not None
     few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
     norm = "rms" if few and _plain(plan) else "layer"
@@ -283,7 +293,7 @@ def _sorted(shapes: tuple[Shape, ...], plan: NormPlan, bytes_: Bytes) -> tuple[S
     if not _plain(plan):
         shapes = tuple(replace(s, blocks=1, stages=max(s.stages, 1)) for s in shapes)
     shapes = tuple(replace(s, shared=bytes_.shared(s)) for s in shapes)
-    # One more than is needed serves chips that cannot run the one before it.
+    # Keep one more shape than is needed, for chips that cannot run the shape before it.
     found = _needed(sorted(shapes, key=lambda s: s.width), plan, 2)
     return (*found, *([] if _fit_everywhere(found, plan) else _needed(ANY, plan, 1)))
 
@@ -303,7 +313,7 @@ def _fits(shape: Shape) -> bool:
 
 
 def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
-    """Those that the widths of the spec need, with the `last` narrowest of those that take the widest row."""
+    """Return the shapes for the widths of the spec, with the `last` narrowest shapes that hold the widest row."""
     if plan.spec.width == "any":
         return [*shapes]
     widths = [plan.spec.width] if isinstance(plan.spec.width, int) else plan.spec.width
@@ -315,7 +325,7 @@ def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
 
 
 def _plain(plan: NormPlan) -> bool:
-    """Whether a kernel has no more to hold than rows of 16-bit elements and a weight."""
+    """Return True if a kernel holds only rows of 16-bit elements and a weight."""
     spec = plan.spec
     return (
         spec.input_mod is None

@@ -1,7 +1,7 @@
-"""How the kernels of a norm go over rows, by chip and width.
+"""Tile shapes of norms in Triton, by chip and width.
 
-Row 90 was timed on an H200 (docs/performance/norm.md), the others are the same, cut to what the chip's shared memory
-holds; row 0 is for every other chip.
+The shapes were timed on an H200 (docs/performance/norm.md). Chips with less shared memory have fewer pipeline stages
+and programs. Row 0 is for all other chips.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "int64": 8, "bool": 1}
 
 @dataclass(frozen=True)
 class NormTile:
-    """For rows of up to `width` elements: what a program holds at once, and how many programs there are.
+    """The tile shape for rows of up to `width` elements.
 
-    A program takes `elements` at a time: several rows, or a part of one, which is then shared with other programs.
-    `programs` run on each multiprocessor and walk over the tiles; 0 makes one program for each tile.
+    A tile has `elements` elements: several rows, or a part of a row that several programs share. `programs` is the
+    number of programs per multiprocessor, which loop over the tiles; 0 means one program per tile.
     """
 
     width: int
@@ -33,10 +33,13 @@ class NormTile:
 
 
 def norm_tiles(spec: NormSpec, pass_: str, loads: Iterable[Operand]) -> dict[int, tuple[NormTile, ...]]:
-    """By compute capability (0: any other), for the widths of the spec; `loads` are what the kernel reads."""
+    """Return tile shapes by compute capability (0 for all others), for the widths of the spec.
+
+    `loads` are the operands that the kernel of `pass_` loads.
+    """
     loads = tuple(loads)
     size = sum(SIZES[o.dtype] for o in loads if o.along != "row")
-    # An RMS norm of x alone needs the fewest registers for an element.
+    # An RMS norm that loads only x (and dout) needs the fewest registers per element.
     tensors = sum(o.along == "element" for o in loads)
     light = spec.norm == "rms" and tensors == {"forward": 1, "backward": 2}[pass_]
     tiles = (_LIGHT if light else _FULL)[pass_]
@@ -48,9 +51,9 @@ def norm_tiles(spec: NormSpec, pass_: str, loads: Iterable[Operand]) -> dict[int
 
 
 def _fitted(tile: NormTile, size: int, limit: int) -> NormTile:
-    """A tile whose pipelines fit in `limit` bytes of shared memory; an element has `size` bytes in all tensors.
+    """Reduce stages and programs so that the pipelines fit into `limit` bytes of shared memory.
 
-    A pipeline of n stages holds n - 1 tiles.
+    `size` is the number of bytes of an element in all tensors. A pipeline of n stages holds n - 1 tiles.
     """
     limit -= 2048  # sums across warps
     stages = max(s for s in range(1, tile.STAGES + 1) if tile.elements * size * (s - 1) <= limit)

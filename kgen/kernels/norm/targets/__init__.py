@@ -1,1 +1,1 @@
-"""How each target prints norms: a plan becomes the names that its templates use."""
+"""The targets of norms. Each turns a plan into the variables of its templates."""

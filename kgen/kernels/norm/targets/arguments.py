@@ -1,4 +1,4 @@
-"""The arguments of a norm: what launchers of all targets say of them and check."""
+"""The arguments of a norm: descriptions and checks that the launchers of all targets share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
 HEADS_WIDTH = 2**14
-"""The widest row with heads: it is never shared by programs."""
+"""The widest row with heads. One program processes it, because programs do not share rows with heads."""
 MEANINGS = {
     "x": "the rows to norm",
     "residual": "added to x before the norm",
@@ -30,7 +30,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on which the function raises."""
+    """A condition for which the function raises, and the message."""
 
     wrong: str
     message: str
@@ -38,12 +38,12 @@ class Check:
 
 
 def meaning(operand: Operand) -> str:
-    """The use of a tensor, for docstrings."""
+    """Describe the use of a tensor, for docstrings."""
     return MEANINGS.get(operand.name, "a buffer of the expressions")
 
 
 def norm_divisors(plan: NormPlan) -> list[str]:
-    """The checks of divisors of both expressions."""
+    """Return the checks of the divisors in both expressions."""
     params = plan.spec.params
     numbers: dict[Node, Node] = {
         Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params.items() if p.value is not None
@@ -53,7 +53,7 @@ def norm_divisors(plan: NormPlan) -> list[str]:
 
 
 def norm_casts(plan: NormPlan) -> list[str]:
-    """The lines that cast arguments under autocast."""
+    """Return the lines that cast arguments under autocast."""
     dtypes = {o.name: o.dtype for o in plan.operands if o.type is Type.FLOAT}
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
         dtypes["scale"] = "fp32"
@@ -61,7 +61,7 @@ def norm_casts(plan: NormPlan) -> list[str]:
 
 
 def norm_derivatives(plan: NormPlan) -> Derivatives:
-    """Which arguments have a gradient, and why others have none."""
+    """Return the arguments that have a gradient, and the reason why others have none."""
     spec = plan.spec
     real = {o.name: o.grad for o in plan.operands if o.type is Type.FLOAT}
     if spec.quantize and spec.quantize.scale == "per_tensor":

@@ -1,4 +1,4 @@
-"""A norm as docstrings and comments have it."""
+"""The formula of a norm, for docstrings and comments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kgen.kernels.norm.plan.planning import NormPlan, Value
 
 
 def formula(plan: NormPlan) -> list[str]:
-    """What it computes, a line for each value."""
+    """Return the formula, one line per value."""
     forward = plan.forward
     inner = "mean((h - mean(h))**2)" if plan.layer else "mean(h**2)"
     values = [forward.h, *forward.normed, Value("out", forward.out.tree)]

@@ -132,10 +132,12 @@ def _compare(
         found.append(
             compare.check(
                 *(name, value, want, plain, allowed),
-                natural=natural,
-                dtype=DTYPES[stored],
-                apart=True,
-                terms=_terms(problem, truth, scale) if name == "out" else None,
+                compare.Traits(
+                    natural=natural,
+                    dtype=DTYPES[stored],
+                    apart=True,
+                    terms=_terms(problem, truth, scale) if name == "out" else None,
+                ),
             )
         )
     return found

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures of transformers, and whether they compute eager's results by an adapter."""
+"""Tiny random models of many transformers architectures, compared with eager attention through an adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS: Mapping[str, str] = {
     "both_sides": f"mask_mod: abs(q_idx - kv_idx) <= {WINDOW}",
     "learned": "buffers: {t: {shape: [HQ], dtype: fp32, grad: true}}\nscore_mod: score * t[h]",
 }
-"""By name: the attention of a spec."""
+"""Fields of a spec, by the name of the spec."""
 
 DECODER = {
     "vocab_size": 32,
@@ -72,7 +72,7 @@ def _both() -> dict[str, Tensor]:
 
 
 def _padded(inputs: Callable[[], dict[str, Tensor]], side: slice) -> Callable[[], dict[str, Tensor]]:
-    """Inputs with padding in the second sequence."""
+    """Return a function that makes inputs with padding in the second sequence."""
 
     def made() -> dict[str, Tensor]:
         mask = torch.ones(2, TOKENS, dtype=torch.long)
@@ -109,7 +109,7 @@ class Architecture:
     inputs: Callable[[], dict[str, Tensor]] = _tokens
 
     def built(self) -> Any:
-        """A model with weights so large that attention makes a difference."""
+        """Return a model with weights so large that attention affects the results."""
         import transformers
 
         kind = getattr(transformers, self.model)
@@ -257,16 +257,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _sound,
     ),
 }
-"""By the name in the table of the documentation."""
+"""Architectures by their names in the table of the docs."""
 
 
 def spec(name: str) -> str:
-    """The text of a spec."""
+    """Return the text of a spec."""
     return f"kernel: attention\nname: table_{name}\ndtype: fp32\nhead_dim: 16\n{SPECS[name]}\n"
 
 
 def outcomes(folder: Path, architecture: str) -> dict[str, str]:
-    """By spec: `right`, `refused: ...`, or the largest difference to eager."""
+    """Return `right`, `refused: ...` or the largest difference from eager, by spec."""
     from kgen.verify import interpreter
 
     torch.set_num_threads(1)
@@ -296,7 +296,7 @@ def _outcome(name: str, architecture: Architecture) -> str:
         with _counted(f"table_{name}") as calls:
             found = _results(model, inputs, t)
     except ValueError as error:
-        if not str(error).startswith(f"table_{name}: "):  # an error of the model itself
+        if not str(error).startswith(f"table_{name}: "):  # the model itself raised the error
             raise
         return f"refused: {error}"
     assert len(calls) == len(wanted_calls) > 0, "other layers call the adapter"
@@ -306,7 +306,7 @@ def _outcome(name: str, architecture: Architecture) -> str:
 
 @contextmanager
 def _counted(name: str) -> Iterator[list[int]]:
-    """A number for each call of a registered attention."""
+    """Yield a list that gets one element per call of a registered attention."""
     from transformers import AttentionInterface
 
     function, calls = AttentionInterface()[name], list[int]()
@@ -321,7 +321,7 @@ def _counted(name: str) -> Iterator[list[int]]:
 
 
 def _register_reference(t: Tensor | None) -> None:
-    """Attention of a layer in float64, by the mask that the model makes for eager."""
+    """Register float64 attention that uses the mask that the model makes for eager."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -358,12 +358,12 @@ def _register_reference(t: Tensor | None) -> None:
 
 
 def _results(model: Any, inputs: Mapping[str, Tensor], t: Tensor) -> dict[str, Tensor]:
-    """The output of a model, and the gradients of its parameters and of the learned buffer."""
+    """Return the output of a model, and the gradients of its parameters and of the learned buffer."""
     model.zero_grad()
     t.grad = None
     out = model(**inputs, **({"use_cache": False} if "input_ids" in inputs else {}))[0]
     there = inputs.get("attention_mask")
-    if there is not None and there.shape == out.shape[:2]:  # of padding, results have no meaning
+    if there is not None and there.shape == out.shape[:2]:  # results of padding are arbitrary
         out = out * there[..., None]
     torch.manual_seed(2)
     (out * torch.randn_like(out)).sum().backward()
@@ -373,9 +373,10 @@ def _results(model: Any, inputs: Mapping[str, Tensor], t: Tensor) -> dict[str, T
 
 
 def _difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
-    """The largest difference, relative to the largest number of each tensor.
+    """Return the largest difference, relative to the largest element of each tensor.
 
-    Some gradients are zero but for rounding, as of a bias of keys: they are compared with a hundredth of the largest.
+    Some gradients are zero up to rounding, for example of a key bias. Their scale is at least 1/100 of the largest
+    gradient.
     """
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     least = 1e-2 * max(float(x.abs().max()) for x in wanted.values())

@@ -1,7 +1,7 @@
-"""One of several ranks: `python ranks.py RANK RANKS FOLDER`, which makes the calls of FOLDER/jobs.json.
+"""One of several ranks: `python ranks.py RANK RANKS FOLDER` makes the calls in FOLDER/jobs.json.
 
-Each call is of an emitted package, on a group of the first so many ranks, in Triton's interpreter. The first rank
-compares what all got with float64. Each rank writes a JSON line for each of its calls into FOLDER/rankN.jsonl.
+Each job calls an emitted package on the first ranks of the world, in Triton's interpreter. Rank 0 compares the
+results of all ranks with float64. Each rank writes one JSON line per call into FOLDER/rankN.jsonl.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kgen.verify.families import problem_of
 
 
 def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
-    """The tensors of the whole sequence, the same on all ranks."""
+    """Return the tensors of the whole sequence, which are the same on all ranks."""
     case = Case(**{"batch": 2, "heads_kv": 2, "lse": True} | job["case"])
     case = replace(case, packed=tuple(map(tuple, case.packed)), batch=1 if case.packed else case.batch)
     inputs = draw(problem, fit(problem, case, 1), "cpu")
@@ -52,14 +52,14 @@ def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
 
 
 class Nothing:
-    """A transfer that is over."""
+    """A transfer that is complete."""
 
     def wait(self) -> None:
         pass
 
 
 class Files:
-    """Buffers of ranks that see each other's memory, as `Peers` are of GPUs: here in files."""
+    """Peer memory in files, with the interface of `Peers`."""
 
     def __init__(self, group: dist.ProcessGroup, size: int) -> None:
         self.group, self.rank = group, dist.get_rank(group)
@@ -72,7 +72,7 @@ class Files:
         ]
 
     def begin(self, brief: bool = False) -> bool:
-        """Nothing in it is of use any more: it is made of NaN."""
+        """Fill the own buffer with NaN, because earlier contents must not be used."""
         self.buffers[self.rank].fill_(255)
         return brief
 
@@ -99,7 +99,9 @@ class Files:
 
 
 def see_each_other(package: Any, job: dict[str, Any]) -> None:
-    """Ranks of a package do so where the job says it; by `brief`, kernels read keys where they are."""
+    """Give the ranks of a package peer memory if the job requests it. With `brief`, kernels read remote keys
+    directly.
+    """
     if job.get("peers"):
         exchange: Any = sys.modules[f"{package.__name__}.exchange"]
         exchange.peers_of = lambda group, device, size, agreed: Files(group, size)
@@ -107,7 +109,7 @@ def see_each_other(package: Any, job: dict[str, Any]) -> None:
 
 
 def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
-    """One call, forward and backward, of this rank: on the first one what is right and what is wrong of it."""
+    """Run forward and backward on this rank. Rank 0 returns the checks of the results."""
     loaded = load(Path(job["spec"]))[0]
     problem = problem_of(loaded)
     inputs = inputs_of(problem, job)
@@ -162,7 +164,7 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
 
 
 def of_dtensors(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """DTensors say all that a plan does."""
+    """Call with DTensors, which contain the sharding, so that no plan is needed."""
     mesh = DeviceMesh.from_group(keywords["group"], "cpu")
     whole = {"run_check": False, "shape": inputs.q.shape, "stride": inputs.q.stride()}
     tensors = [DTensor.from_local(x, mesh, [Shard(2)], **whole) for x in operands]
@@ -174,7 +176,7 @@ def of_dtensors(function: Any, operands: Any, keywords: dict[str, Any], inputs: 
 def in_context_parallel(
     function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
 ) -> tuple[Any, Any]:
-    """PyTorch's context shards tensors in place, as `head_tail` does."""
+    """Call in PyTorch's context, which shards tensors in place with `head_tail`."""
     mesh = DeviceMesh.from_group(keywords["group"], "cpu")
     whole = [x.clone() for x in (inputs.q, inputs.k, inputs.v)]
     with context_parallel(mesh, buffers=whole, buffer_seq_dims=[2, 2, 2], no_restore_buffers={*whole}):
@@ -183,18 +185,18 @@ def in_context_parallel(
 
 
 def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """As one graph."""
+    """Call as one compiled graph."""
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
 
 
 def under_autocast(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """Operands of float32, which autocast has the kernels take in their own dtype."""
+    """Call with float32 tensors under autocast, which converts them to the dtype of the kernels."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return function(*(x.float() for x in operands), **keywords)  # type: ignore[no-any-return]
 
 
 def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """[B, S, H, D] in memory. What compilers are told of results is so of them: their strides, too."""
+    """Call with [B, S, H, D] memory order, and check that fake results have the strides of the real ones."""
     module = inspect.getmodule(function)
     operands = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in operands]
     rest = keywords["plan"].numbers, 0.3, keywords["group"].group_name
@@ -207,14 +209,14 @@ def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Input
 
 
 def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """Computed again in backward."""
+    """Call under checkpointing, so that backward recomputes forward."""
     return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def after_a_failure(
     function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
 ) -> tuple[Any, Any]:
-    """Calls in which kernels fail while keys travel: all ranks hear of it, and their group serves the next call."""
+    """Let kernels fail while keys travel. All ranks raise, and their group serves the next call."""
     call = sys.modules[f"{inspect.getmodule(function).__name__}.runtime"].Call  # type: ignore[union-attr]
     for name in ("forward", "backward"):
         with (
@@ -235,7 +237,7 @@ THROUGH = {
     "checkpoint": checkpointed,
     "failure": after_a_failure,
 }
-"""What may stand between a model and the function."""
+"""Code between a model and the function, by name."""
 MISTAKES = {
     "heads": lambda tensors: {**tensors, "q": tensors["q"][:, :2]},
     "dtype": lambda tensors: {n: x.half() for n, x in tensors.items()},
@@ -245,32 +247,32 @@ MISTAKES = {
     "dimensions": lambda tensors: {n: x[0, 0] for n, x in tensors.items()},
     "gone": lambda tensors: os._exit(1),
 }
-"""What the second of three ranks does to its tensors."""
+"""Changes that the second of three ranks makes to its tensors."""
 
 
 def another_pass(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """It goes back where the others go forward once more."""
+    """The second rank calls backward, the others call forward again."""
     out = call(**{n: x.requires_grad_() for n, x in tensors.items()})
     torch.autograd.grad(out.sum(), tensors["q"]) if dist.get_rank() == 1 else call(**tensors)
 
 
 def gone_behind(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """It is gone ahead of the backward pass."""
+    """The second rank exits before the backward pass."""
     out = call(**{n: x.requires_grad_() for n, x in tensors.items()})
     os._exit(1) if dist.get_rank() == 1 else torch.autograd.grad(out.sum(), tensors["q"])
 
 
 def other_rows(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """It has fewer rows to bring together."""
+    """The second rank passes fewer rows to `unshard`."""
     layout.unshard(tensors["q"][:, :, dist.get_rank() % 2 :], 2)
 
 
 DEEDS = {"pass": another_pass, "gone behind": gone_behind, "unshard": other_rows}
-"""What else the second of three ranks does, and the others."""
+"""Other mistakes of the second of three ranks, with the calls of the other ranks."""
 
 
 def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
-    """What this rank raises where one of three calls with other tensors, or is gone."""
+    """Return the error of this rank if the second of three ranks makes a mistake or exits."""
     name = job.get("of", "causal")
     package = importlib.import_module(f"{name}_context_parallel")
     see_each_other(package, job)

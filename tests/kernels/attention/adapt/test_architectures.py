@@ -1,4 +1,4 @@
-"""The table of docs/transformers.md: through an adapter, models give eager's results, or the adapter refuses."""
+"""The table of docs/transformers.md: with an adapter, models give the results of eager, or the adapter refuses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[4] / "docs" / "transformers.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The adapters of all specs."""
+    """A folder with the adapters of all specs."""
     made = tmp_path_factory.mktemp("adapters")
     for name in SPECS:
         for inner, files in adapter(loads_variants(spec(name), "own.yaml")).folders.items():
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """The cells of the table in the documentation, by architecture and spec."""
+    """Return the cells of the table in the docs, by architecture and spec."""
     rows = re.findall(r"^\| (.*) \|.*\|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     table = [row.split(" | ") for row in rows if row.split(" | ")[0] in ARCHITECTURES]
     return {name: dict(zip(SPECS, cells, strict=True)) for name, *cells in table}
@@ -55,7 +55,7 @@ def test_the_command_prints_the_layers_that_a_spec_fits(
 
 
 def compared(folder: Path, *architectures: str) -> dict[str, dict[str, str]]:
-    """What the documentation says, where the results are something else."""
+    """Return the rows of the table that differ from the results."""
     found = {}
     for name in architectures:
         cells = {s: said.partition(":")[0] for s, said in outcomes(folder, name).items()}
@@ -84,11 +84,11 @@ HARD = {
     "other positions": ("GPT-NeoX", ("causal", "full"), True),
     "learned positions": ("OPT", ("causal", "full"), True),
 }
-"""By name: an architecture, the specs that fit it, and True for padding before the second sequence."""
+"""Cases: an architecture, the specs that fit it, and True for padding before the second sequence."""
 
 
 def after_a_cache(folder: Path) -> dict[str, float]:
-    """The difference to eager where the second call has several queries behind those of a cache."""
+    """Return the difference from eager if the second call has several queries after cached ones."""
     sys.path.insert(0, str(folder))
     interpreter.mend()
     return {
@@ -135,11 +135,11 @@ REQUESTS = {
     ),
     "all keys": ({"is_causal": False}, "bidirectional_mask_function"),
 }
-"""By name: arguments of a Llama, and words of the error by the causal spec."""
+"""Cases: arguments of a Llama, and words of the error with the causal spec."""
 
 
 def requests(folder: Path) -> dict[str, str]:
-    """The errors of a Llama by the causal spec."""
+    """Return the errors of a Llama with the causal spec."""
     sys.path.insert(0, str(folder))
     interpreter.mend()
     importlib.import_module("table_causal_transformers")

@@ -1,4 +1,4 @@
-"""Positions in the specs for caches: a bound is promised of them, by which their sums are proved to fit 32 bits."""
+"""Positions in cache specs have a declared bound, so that sums of them are proved to fit 32 bits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kgen.kernels.attention.adapt.derived import FURTHEST, PLACES, Variant
+from kgen.kernels.attention.adapt.part import PartSpec
 from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Extent
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def verdicts(text: str) -> set[Verdict]:
-    """The verdicts on sums of 32 bits in the first shape of each kernel."""
+    """Return the verdicts on 32-bit sums for the first tile shape of each kernel."""
     extent = Extent(lambda shapes: shapes[:1])
     return {
         decide(one, 10).verdict
@@ -31,5 +32,12 @@ def verdicts(text: str) -> set[Verdict]:
 def test_sums_of_positions_fit_32_bits(name: str) -> None:
     text = Variant(load(ROOT / f"specs/{name}.yaml")).cached()
     assert all(f"{place}: {{shape: [B], dtype: int32, within: {FURTHEST}}}" in text for place in PLACES)
+    assert verdicts(text) == {Verdict.PROVED}
+    assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))
+
+
+def test_sums_of_positions_of_a_part_fit_32_bits() -> None:
+    text = PartSpec(Variant(load(ROOT / "specs/sliding_window.yaml"))).text()
+    assert f"q_start: {{type: int, runtime: true, within: {FURTHEST}}}" in text.replace("\n    ", " ")
     assert verdicts(text) == {Verdict.PROVED}
     assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))

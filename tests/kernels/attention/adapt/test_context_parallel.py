@@ -1,5 +1,4 @@
-"""Sequences over several ranks: emitted packages in processes of their own, by gloo and Triton's interpreter, against
-float64."""
+"""Context parallelism: emitted packages in several processes, with gloo and Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ SPECS = {
     "documents": "buffers: {doc: {shape: [B, SQ], dtype: int32, sorted: true}}\n"
     "mask_mod: doc[b, q_idx] == doc[b, kv_idx]",
     "longformer": "params: {window: 9}\nmask_mod: abs(q_idx - kv_idx) <= window or kv_idx < 5",
-    # What the files beside the package's call things is free.
+    # Names that the other files of the package use are valid buffer names.
     "learned": "buffers: {called: {shape: [HQ], dtype: fp32, grad: true}}\n"
     "score_mod: score + called[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
     "number": "buffers: {gain: {shape: [], dtype: any, grad: true}, reach: {shape: [], dtype: int32}}\n"
@@ -75,7 +74,12 @@ CALLS = [
     ("causal", 2, {"sq": 50, "sk": 50}, {"through": "checkpoint"}),
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": True}),
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": False}),
-    ("causal", 2, {"batch": 1}, {"sharding": "head_tail", "gathered": True}),  # gradients leave as they are
+    (
+        "causal",
+        2,
+        {"batch": 1},
+        {"sharding": "head_tail", "gathered": True},
+    ),  # gradients keep their memory order
     ("causal", 2, {}, {"through": "turned", "sharding": "head_tail", "gathered": True}),
     ("causal", 3, {}, {"through": "turned", "sharding": "contiguous", "gathered": False}),
     (
@@ -100,7 +104,7 @@ CALLS = [
     ("number", 2, {}, {"gathered": False}),
 ]
 SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34, 36, 37}
-"""Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
+"""Indices of the cases that run at every change: gathered keys and steps, on two and three ranks."""
 WRONG = [
     ("heads", True),
     ("dtype", True),
@@ -118,7 +122,7 @@ WRONG = [
 
 
 def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> list[list[Any]]:
-    """What each rank wrote of its calls."""
+    """Return the lines that each rank wrote about its calls."""
     (folder / "jobs.json").write_text(json.dumps(list(jobs)))
     world = max(job["ranks"] for job in jobs)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -146,7 +150,9 @@ def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> li
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Any]:
-    """All calls that were asked for in one go: processes take longer to start than kernels to run."""
+    """The results of all selected cases, from one start of the processes, because starting takes longer than the
+    kernels.
+    """
     folder = tmp_path_factory.mktemp("ranks")
     asked = {
         item.callspec.params["number"]
@@ -159,7 +165,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             continue
         path = folder / f"small_{name}.yaml"
         if not path.exists():
-            dtype = {"several": "[fp32, fp16]", "bf16": "bf16"}.get(name, "fp32")  # with a file for each
+            dtype = {"several": "[fp32, fp16]", "bf16": "bf16"}.get(
+                name, "fp32"
+            )  # "several" has one file per dtype
             path.write_text(SMALL.format(name=f"small_{name}", dtype=dtype, rest=SPECS[name]))
             write(folder, path)
         case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case
@@ -168,7 +176,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 
 
 def write(folder: Path, path: Path) -> None:
-    """The package of a spec."""
+    """Write the package of a spec."""
     made = adapter(load(path))
     for place, files in made.folders.items():
         (folder / place).mkdir(parents=True, exist_ok=True)
@@ -199,14 +207,14 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
 
 @pytest.mark.parametrize("last", ["gone", "gone behind"])
 def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
-    """All of them, and soon; the last mistake is to be gone, ahead of a call or between its passes."""
+    """All ranks raise within seconds. In the last mistakes, a rank exits before a call or between its passes."""
     write(tmp_path, ROOT / "specs/causal.yaml")
     path = tmp_path / "small_window.yaml"
     path.write_text(SMALL.format(name="small_window", dtype="bf16", rest=SPECS["window"]))
     write(tmp_path, path)
     wrong = WRONG if last == "gone" else []
     jobs = [{"ranks": 3, "mistake": mistake, "planned": planned} for mistake, planned in wrong]
-    # Those that have computed with their own keys before they hear of it.
+    # These ranks compute with their own keys before they notice the mistake.
     brief = {"ranks": 3, "of": "small_window", "columns": 16, "peers": True, "brief": True}
     late = ["heads", "dtype", "pass"] if last == "gone" else []
     jobs += [{**brief, "mistake": mistake} for mistake in late]
@@ -232,7 +240,9 @@ def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
 
 STOCK = sorted(path for path in (ROOT / "specs").glob("*.yaml") if "kernel: attention" in path.read_text())
 NOT_HERE = {"decode_paged", "softcap_fast"}
-"""One has its keys in pages, which no rank has a part of; one has an instruction that the interpreter does not know."""
+"""`decode_paged` has keys in pages, which cannot be sharded. `softcap_fast` has an instruction that the interpreter
+lacks.
+"""
 
 
 @pytest.mark.thorough
@@ -273,14 +283,14 @@ PLANTED = {
     "keys-for-values": ("exchange.py", "k, v = there = [", "v, k = there = ["),
     "own-gradients": ("key_gradients.py", "self.peers.view(other, offset", "self.peers.view(self.rank, offset"),
 }  # fmt: skip
-"""Mistakes in what runs beside the kernels."""
+"""Mistakes planted in the code around the kernels."""
 PEERS = {"another-place", "another's-buffer"}
 GATHERED = {"as-it-is-not", *PEERS}
-"""Those of one sequence whose keys are gathered, and of ranks that see each other's memory."""
+"""Mistakes that show in one sequence with gathered keys, and with peer memory."""
 BY_STEPS = {"values-for-keys", "keys-for-values", "own-gradients"}
-"""Those of a window, of ranks that see each other's memory."""
+"""Mistakes that show with a window and peer memory."""
 BRIEF = {"keys-for-values"}
-"""Those of keys that kernels read where they are."""
+"""Mistakes that show if kernels read remote keys directly."""
 
 
 @pytest.mark.thorough
@@ -310,7 +320,7 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_the_example_has_the_losses_of_one_rank(tmp_path: Path) -> None:
-    """FSDP2 and checkpointing, with windows and sinks."""
+    """With FSDP2 and checkpointing, windows and sinks."""
     write(tmp_path, ROOT / "specs/gpt_oss.yaml")
     example = ROOT / "examples/context_parallel.py"
     losses = []

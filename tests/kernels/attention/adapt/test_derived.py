@@ -1,4 +1,4 @@
-"""Specs that adapters make of others: what they say, and that their kernels are right."""
+"""Specs that adapters derive from others: their text, and their kernels in the interpreter."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_stock_specs_have_specs_for_caches(path: Path) -> None:
 
 
 def test_what_is_verified_is_what_is_made() -> None:
-    """A corner spec is one for a cache, so that its kernels are verified as those of all corner specs are."""
+    """A corner spec is a derived cache spec, so that its kernels are verified like other corner specs."""
     mods = "params: {cap: 5.0, window: 8}\nscore_mod: cap * tanh(score / cap)\ngqa: 2\n"
     made = variant(mods + "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window").cached()
     assert (SPECS.parent / "tests" / "specs" / "own_cached.yaml").read_text() == made

@@ -1,4 +1,4 @@
-"""Repositories for the kernel hub: their own tests, and models that take them through flash-attn's functions."""
+"""Repositories for the kernel hub: their own tests, and models that call them through flash-attn's functions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_a_repository_starts_with_passes(name: str, tmp_path: Path) -> None
     test.write_text(test.read_text().replace("LENGTH = 256", "LENGTH = 64"))
     run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stdout
-    if name == "learned":  # and notices what is wrong
+    if name == "learned":  # the tests must detect an error
         path = root / "torch-ext" / "own" / "own" / "triton.py"
         right = "l_safe = tl.where(l_i == 0.0, 1.0, l_i)"
         assert right in path.read_text()
@@ -119,7 +119,7 @@ def test_a_model_takes_a_repository(mask: str, tmp_path: Path) -> None:
 
 
 def _compared(folder: Path, window: int | None) -> list[float]:
-    """Relative errors of what a model gives through flash-attn's functions: whole, padded, generated."""
+    """Return the relative errors of a model with flash-attn's functions: whole, padded and generated sequences."""
     import transformers
     from transformers.integrations import hub_kernels
 
@@ -159,7 +159,7 @@ def _compared(folder: Path, window: int | None) -> list[float]:
 
 
 def imported(folder: Path) -> ModuleType:
-    """The package, whose kernels run in this process."""
+    """Import the package, so that its kernels run in this process."""
     from kgen.verify import interpreter
 
     torch.set_num_threads(1)
@@ -169,7 +169,7 @@ def imported(folder: Path) -> ModuleType:
 
 
 def test_the_card_shows_what_users_wrote_as_text() -> None:
-    """A summary is a paragraph without markup, and no line of the spec ends the block that quotes it."""
+    """A summary is one paragraph without markup. No line of the spec ends the block that quotes it."""
     summary = "<script>x</script> # [a](javascript:b) ![c](http://d/e.png) `f` **g** &lt; | ``` ---"
     text = f"kernel: attention\nname: own\nsummary: '{summary}'\ndtype: bf16\nhead_dim: 64\n# ``` <b>\n"
     card = adapter([loads(text, "own.yaml")]).started["own_hub/README.md"]

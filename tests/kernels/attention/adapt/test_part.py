@@ -1,4 +1,4 @@
-"""Kernels of parts: calls of the backward pass that share delta and a sum of dq, against float64."""
+"""Kernels for parts: calls of the backward pass that share delta and a sum of dq, against float64."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MISTAKES = {
     "counters as they were": ("q.new_empty if shared is None else q.new_zeros", "q.new_empty"),
     "dq without its scale": ("HQ, SQ, scale, num_warps=4)", "HQ, SQ, 1.0, num_warps=4)"),
 }
-"""What emitted text has, and what is wrong in its place."""
+"""Mistakes: a piece of the emitted text, and its wrong replacement."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -45,7 +45,7 @@ def test_calls_of_some_keys_each_share_dq(mistake: str, tmp_path: Path) -> None:
 
 
 def differs(path: Path) -> list[str]:
-    """Which gradients are not those of all keys at once."""
+    """Return the gradients that differ from the gradients of all keys at once."""
     from kgen.verify import interpreter
     from kgen.verify.gluon.interpreter import imported
 
@@ -55,7 +55,7 @@ def differs(path: Path) -> list[str]:
     module = imported(path, "kgen_test_part")
     module._in_one_kernel = lambda *_: True
     made = module.Tensor.new_empty
-    # What is not written is anything.
+    # Fill uninitialized memory with an arbitrary number.
     module.Tensor.new_empty = lambda x, *size, **more: made(x, *size, **more).fill_(7)
     q, dout = (torch.randn(2, 4, 150, 128, dtype=torch.float16) for _ in range(2))
     k, v = (torch.randn(2, 2, 230, 128, dtype=torch.float16) for _ in range(2))
@@ -86,7 +86,7 @@ def differs(path: Path) -> list[str]:
 def by_hand(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, start: int, scale: float, dout: Tensor, dlse: Tensor
 ) -> dict[str, Any]:
-    """Of queries from `start` on, in float64. lse is base-2, and dlse is of that."""
+    """Return the gradients in float64 for queries from `start` on. lse and dlse are base 2."""
     leaves = [x.double().requires_grad_() for x in (q, k, v, sinks)]
     q, k, v, sinks = leaves
     scores = scale * q @ k.repeat_interleave(2, 1).mT
@@ -102,7 +102,7 @@ def by_hand(
 
 def test_parts_of_a_pass_that_is_not_there_are_refused() -> None:
     text = SPEC + "passes: [forward]\nbackward_in_parts: true\n"
-    with pytest.raises(KgenError, match="there is no backward pass to take in parts"):
+    with pytest.raises(KgenError, match="`backward_in_parts` needs the backward pass"):
         loads(text, "attended.yaml")
 
 

@@ -1,4 +1,4 @@
-"""The masks of transformers that are a spec's own, in any spelling."""
+"""Masks of transformers that match the mask of a spec, in any spelling."""
 
 from __future__ import annotations
 

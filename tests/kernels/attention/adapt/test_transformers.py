@@ -1,4 +1,4 @@
-"""Models of transformers through an emitted adapter: eager's logits, gradients and generated tokens."""
+"""transformers models with an emitted adapter: logits, gradients and generated tokens equal those of eager."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         f"sinks: true\nparams: {{window: 8}}\n{WINDOW}",
     ),
 }
-"""By name: the config of a model, what it has beside SIZES, and the attention of its layers."""
+"""Models by name: a config, its values in addition to SIZES, and the attention of its layers."""
 
 
 def spec(name: str, mods: str) -> str:
@@ -78,7 +78,7 @@ def written(text: str, folder: Path) -> None:
 
 
 def imported(folder: Path, name: str) -> Any:
-    """The adapter, whose kernels run in this process."""
+    """Import the adapter, so that its kernels run in this process."""
     from kgen.verify import interpreter
 
     torch.set_num_threads(1)
@@ -95,13 +95,13 @@ def model_of(name: str, **more: Any) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(
         getattr(transformers, config)(**{**SIZES, **own, **more}), attn_implementation="eager"
     ).float()
-    for parameter in model.parameters():  # so large that attention makes a difference
+    for parameter in model.parameters():  # so large that attention affects the results
         torch.nn.init.normal_(parameter, std=0.4)
     return model
 
 
 def tokens() -> tuple[Tensor, Tensor]:
-    """Two sequences, and which of their tokens are no padding: the second begins with some."""
+    """Return two sequences and the mask of their tokens. The second begins with padding."""
     torch.manual_seed(1)
     ids = torch.randint(1, 64, (2, 21))
     there = torch.ones_like(ids)
@@ -110,13 +110,13 @@ def tokens() -> tuple[Tensor, Tensor]:
 
 
 def results(model: Any, implementation: str) -> dict[str, Tensor]:
-    """What training and generation give."""
+    """Return the results of training and generation."""
     ids, there = tokens()
     model.set_attn_implementation(implementation)
     found = {}
     for name, mask in (("", None), ("padded ", there)):
         model.train().zero_grad()
-        # What padding foretells is nothing: that of the first token neither.
+        # Padding predicts nothing, so the first token after padding is no label.
         labels = ids if mask is None else ids.masked_fill((mask.cumsum(1) < 2), -100)
         out = model(ids, attention_mask=mask, labels=labels)
         out.loss.backward()
@@ -142,7 +142,7 @@ def results(model: Any, implementation: str) -> dict[str, Tensor]:
 
 
 def compared(folder: Path, name: str) -> dict[str, float]:
-    """The difference to eager of all that is computed, relative to its largest number; tokens are equal or not."""
+    """Return the difference from eager of each result, relative to its largest element. For tokens, 0 means equal."""
     imported(folder, name)
     model = model_of(name)
     ours, eager = results(model, f"my_{name}"), results(model, "eager")
@@ -179,7 +179,10 @@ def test_a_model_of_float32_trains_under_autocast(name: str, tmp_path: Path) -> 
 
 
 def autocast(folder: Path, name: str) -> dict[str, float]:
-    """The difference to PyTorch's own attention, relative to the norm; gradients have the dtype of the parameters."""
+    """Return the differences from PyTorch's attention, relative to the norm.
+
+    Gradients must have the dtype of their parameters.
+    """
     imported(folder, name)
     model, (ids, there) = model_of(name), tokens()
     found = []
@@ -211,7 +214,7 @@ def test_a_training_loop_in_mixed_precision_has_the_losses_of_eager(name: str, t
 
 
 def trained(folder: Path, name: str) -> tuple[list[float], list[float]]:
-    """The losses by the adapter and by eager, in a loop as that of `Trainer(bf16=True)`.
+    """Return the losses with the adapter and with eager, in a loop like `Trainer(bf16=True)`.
 
     Each step accumulates two batches, recomputes activations, clips gradients and steps AdamW.
     """
@@ -247,7 +250,7 @@ def test_with_a_static_cache_steps_are_compiled_as_a_whole(name: str, tmp_path: 
 
 
 def compiled(folder: Path, name: str) -> float:
-    """How far scores of a generation are from eager's where torch.compile has each step in one graph, as on a GPU."""
+    """Return the difference of generation scores from eager if torch.compile makes one graph per step, as on a GPU."""
     from transformers import CompileConfig
 
     imported(folder, name)
@@ -309,7 +312,7 @@ def test_a_wrong_adapter_is_found(mistake: str, tmp_path: Path) -> None:
 
 
 PLAIN = torch.empty(1, 4099, 1, 0, dtype=torch.int32)
-"""The mask that `places` makes for the first kernels where nothing is padding."""
+"""The mask that `places` makes for the first kernels if there is no padding."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dropout": ("gemma2", {"dropout": 0.1}, "no dropout"),
     "weights": ("gemma2", {"output_attentions": True}, "no weights to give"),
@@ -406,7 +409,7 @@ def _masks(folder: Path) -> tuple[str, str, str, str, bool]:
 
 
 def test_a_mask_of_the_spec_replaces_that_of_the_model_on_demand(tmp_path: Path) -> None:
-    """A model that is not causal, by a causal spec."""
+    """The model is not causal, the spec is."""
     written(spec("llama", MODELS["llama"][2]), tmp_path)
     assert interpreted(_replaced, tmp_path)
 
@@ -424,7 +427,7 @@ def _replaced(folder: Path) -> bool:
 
 
 def test_buffers_are_given_once_or_by_a_function(tmp_path: Path) -> None:
-    """Such an adapter waits to be told; a function is asked at every call."""
+    """An adapter with buffers registers only when it gets them. A function of buffers is called in every forward."""
     mods = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\nscore_mod: score + slopes[h] * (kv_idx - q_idx)"
     written(spec("alibi", mods), tmp_path)
     assert interpreted(_alibi, tmp_path)
@@ -453,7 +456,7 @@ def _alibi(folder: Path) -> bool:
 
 
 def test_a_script_of_ten_lines_trains_and_generates(tmp_path: Path) -> None:
-    """What docs/adapters.md says, in an empty folder."""
+    """Run the script of docs/adapters.md in an empty folder."""
     script = re.search(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert script is not None
     (tmp_path / "train.py").write_text(script[1])

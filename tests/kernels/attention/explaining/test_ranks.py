@@ -1,4 +1,4 @@
-"""`kgen explain --ranks`: what each link carries adds up to what ranks receive."""
+"""`kgen explain --ranks`: the bytes of all links add up to the bytes that ranks receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for people: what they stand for, and what is no plan."""
+"""Plans for users: the calls that they are valid for, and invalid plans."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def alone(tmp_path: Path) -> Any:
 
 
 def test_a_plan_is_of_one_mask_and_of_the_numbers_and_sizes_that_this_reads(alone: Any) -> None:
-    """Numbers that it does not read, and sequences where it does not tell them apart, are any."""
+    """A plan fits any values of the numbers that the mask does not read. It fits any batch if the mask does not read
+    it.
+    """
     q, k = torch.zeros(3, 4, 60, 16), torch.zeros(3, 2, 60, 16)
 
     def call(layout: Layout, kernels: Kernels = CAUSAL) -> None:
@@ -119,7 +121,7 @@ def test_what_is_no_group_is_said(group: Any) -> None:
 
 
 def test_tensors_of_other_lengths_are_not_sharded() -> None:
-    """But for rows behind the last packed sequence."""
+    """Rows after the last packed sequence are allowed."""
     layout = _layout(ranks=2)
     for rows in (59, 61):
         with pytest.raises(ValueError, match="expected 60 rows along dimension 2"):

@@ -30,7 +30,7 @@ def adds_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
     from kgen.verify import interpreter
 
     interpreter.mend()
-    merging.SMALL = 2**21 if small else 0  # with kernels of Triton alone
+    merging.SMALL = 2**21 if small else 0  # if 0, only the Triton kernels run
     for seed in range(4):
         rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -145,7 +145,7 @@ def apart() -> None:
 
 
 def test_a_part_of_all_rows_in_another_memory_order_is_copied() -> None:
-    """What is returned has the order of `like`, whatever a kernel stored."""
+    """The result has the memory order of `like`, whatever order a kernel stored."""
     interpreted(copies_what_lies_otherwise)
 
 

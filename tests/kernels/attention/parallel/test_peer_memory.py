@@ -1,4 +1,4 @@
-"""Whether ranks read each other's memory is found out once, on all of them alike."""
+"""Ranks determine once, and all alike, if they can read each other's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.ProcessGroup]:
-    """Of one rank, whose GPU is made up."""
+    """A group of one rank with a simulated GPU."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
@@ -34,7 +34,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.Proc
 
 @pytest.fixture
 def seen(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> dist.ProcessGroup:
-    """Its GPU has symmetric memory."""
+    """The group, with symmetric memory on its GPU."""
     options = SimpleNamespace(_timeout=SimpleNamespace(total_seconds=lambda: 3.5))
     backend = SimpleNamespace(options=options)
     monkeypatch.setattr(dist.ProcessGroup, "_get_backend", lambda group, device: backend)
@@ -44,7 +44,7 @@ def seen(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> dist.Proc
 
 
 def calls() -> tuple[list[int], Any]:
-    """How often ranks agreed."""
+    """Return a list that counts the agreements, and the function that agrees."""
     found: list[int] = []
     return found, lambda: found.append(1)
 
@@ -85,7 +85,7 @@ def test_ranks_of_several_hosts_say_nothing(seen: dist.ProcessGroup, monkeypatch
 def test_gpus_must_see_each_other(
     other: int, visible: bool, seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of processes that name them alike, nobody knows."""
+    """If several processes use the same device number, peer access is unknown."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: visible)
     monkeypatch.setattr(
@@ -105,7 +105,7 @@ def test_a_buffer_grows_and_graphs_keep_theirs(seen: dist.ProcessGroup) -> None:
     assert peers_of(seen, GPU, 60, agree) is first
     second = peers_of(seen, GPU, 104, agree)
     assert isinstance(second, Peers)
-    assert second.size == 125  # not by a little each time
+    assert second.size == 125  # buffers grow by more than the request
     second.captured = True
     third = peers_of(seen, GPU, 1000, agree)
     assert isinstance(third, Peers)
@@ -125,19 +125,19 @@ def test_a_graph_ahead_of_a_first_call_is_said(
 def test_brief_transfers_are_in_the_stream_that_computes(
     group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They come in the order of calls, and wait for no other stream."""
+    """Brief transfers run in the order of calls and wait for no other stream."""
     done: list[Any] = []
     here = SimpleNamespace(wait_stream=lambda other: done.append(other))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
     handle = SimpleNamespace(barrier=lambda channel, milliseconds: done.append((channel, milliseconds)))
-    copying: Any = "copying"  # has no events, and cannot be waited in
+    copying: Any = "copying"  # a string, so that any use of the stream fails
     found = Peers(handle, torch.empty(8), 8, 3500, copying)
     assert found.begin(brief=True)
     x = torch.zeros(3)
     for point in (found.open(), found.copy([(x, torch.ones(3))]), found.close()):
         point.wait()
     found.free()
-    assert done == ["copying", (0, 3500), (1, 3500)]  # behind what an earlier call did beside
+    assert done == ["copying", (0, 3500), (1, 3500)]  # waits first for the copies of an earlier call
     assert x.tolist() == [1, 1, 1]
 
 

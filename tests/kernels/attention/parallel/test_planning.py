@@ -1,4 +1,4 @@
-"""Plans of who attends to what: every pair that a mask allows once, and no byte more than its ranges say."""
+"""Plans of work: every pair that a mask allows occurs once, and no key is sent that no range contains."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CAUSAL = Mask(lambda q_last, **_: [(0, q_last + 1)], lambda kv_start, **_: [(kv_
 
 
 def window(width: int, first: int = 0) -> Mask:
-    """A window, and some first keys that all see."""
+    """Return a mask with a window and `first` keys that all queries see."""
 
     def keys(q_start: int, q_last: int, **_: object) -> list[tuple[int, int]]:
         return [(0, first), (q_start - width + 1, q_last + 1)]
@@ -61,7 +61,7 @@ def documents(ids: list[int]) -> Mask:
 
 
 def allowed(mask: Mask, length: int) -> np.ndarray:
-    """Of each query the keys that its own ranges have."""
+    """Return the pairs in the range of each single query."""
     pairs = np.zeros((length, length), dtype=int)
     for q in range(length):
         for lo, hi in merged(mask.keys_of(q, q + 1), 0, length):
@@ -70,7 +70,7 @@ def allowed(mask: Mask, length: int) -> np.ndarray:
 
 
 def attended(plan: Plan) -> np.ndarray:
-    """How often each pair is in the plan."""
+    """Return the number of times that each pair is in the plan."""
     pairs = np.zeros((plan.q.length, plan.kv.length), dtype=int)
     for pair in plan.pairs:
         pairs[slice(*pair.q), slice(*pair.kv)] += 1
@@ -95,11 +95,11 @@ def test_every_pair_that_is_allowed_is_attended_to_once(
     pairs = attended(plan)
     assert pairs.max(initial=0) <= 1
     assert (pairs >= allowed(mask, length)).all()
-    for pair in plan.pairs:  # of rows that these ranks have, each in one piece
+    for pair in plan.pairs:  # the ranks have these rows in one piece
         assert plan.q.rows(pair.q_rank, *pair.q)
         assert plan.kv.rows(pair.kv_rank, *pair.kv)
     assert decoded(encoded(plan)) == plan
-    for source, target in itertools.permutations(range(ranks), 2):  # what is sent is what is attended to
+    for source, target in itertools.permutations(range(ranks), 2):  # exactly the attended keys are sent
         there = merged([*plan.sent(source, target), *plan.shared_by(source)])
         wanted = merged(p.kv for p in plan.pairs_of(target, source))
         assert not without(wanted, there)
@@ -156,7 +156,7 @@ def test_every_position_is_on_one_rank(length: int, ranks: int, name: str) -> No
     found = [x for part in sharding.parts for lo, hi in part for x in range(lo, hi)]
     assert sorted(found) == list(range(length))
     local = [sharding.local(rank) for rank in range(ranks)]
-    if name == "contiguous":  # as DTensors have them
+    if name == "contiguous":  # as in DTensors
         assert [n for n in local if n] == [len(x) for x in torch.arange(length).chunk(ranks) if len(x)]
     else:
         assert max(local) - min(local) <= 2
@@ -170,7 +170,7 @@ def test_a_window_is_sent_to_the_neighbour_and_nothing_else() -> None:
     assert {pair: hi - lo for pair, [(lo, hi)] in links.items()} == {
         (r, r + 1): 1023 for r in range(ranks - 1)
     }
-    # Of their queries only those within its reach take part.
+    # Only the queries within reach of the remote keys take part.
     assert {p.q[1] - p.q[0] for p in plan.pairs if p.q_rank != p.kv_rank} == {1023}
 
 
@@ -213,14 +213,14 @@ def test_own_keys_are_attended_to_beside_each_transfer() -> None:
     head, tail, tail_alone = ((0, 100), (0, 100)), ((300, 400), (0, 300)), ((300, 400), (300, 400))
     assert causal.calls(0, back=False) == Calls([head], [((300, 400), (0, 400))], [])
     assert causal.calls(0, back=True) == Calls([head], [tail], [tail_alone])
-    # Runs that lie side by side are one.
+    # Adjacent runs are merged.
     assert causal.calls(1, back=False) == Calls([((200, 300), (200, 300))], [((100, 300), (0, 200))], [])
     assert causal.calls(1, back=True) == Calls(
         [((150, 300), (150, 200))], [((100, 300), (0, 150))], [((200, 300), (200, 300))]
     )
     assert pieces(100, 2180) == [(100, 612), (612, 1124), (1124, 1636), (1636, 2180)]
     assert pieces(5, 8) == [(5, 6), (6, 7), (7, 8)]
-    # What is left of them lies beside others' keys, wherever these are.
+    # The rest of the own keys is merged with adjacent remote keys.
     full = planned(contiguous(400, 2), contiguous(400, 2), FULL)
     assert full.calls(0, back=False) == Calls([((0, 200), (0, 100))], [((0, 200), (100, 400))], [])
     assert full.calls(1, back=False) == Calls([((200, 400), (300, 400))], [((200, 400), (0, 300))], [])
@@ -230,7 +230,9 @@ def test_packed_sequences_have_ranges_of_their_own() -> None:
     starts = [0, 40, 60, 61, 61, 91], [0, 40, 73, 93, 93, 94]
     mask = Mask(lambda SQ, SK, q_last, **_: [(0, min(q_last + SK - SQ + 1, SK))], None, {}, starts=starts)
     assert merged(mask.keys_of(0, 10)) == [(0, 10)]
-    assert merged(mask.keys_of(39, 41)) == [(0, 54)]  # all of the first, of the second 33 - 20 + 1 keys
+    assert merged(mask.keys_of(39, 41)) == [
+        (0, 54)
+    ]  # all keys of the first sequence, and 33 - 20 + 1 of the second
     assert merged(mask.keys_of(61, 91)) == [(93, 94)]
     assert next(mask.queries_of(5, 6))[1] > 91
     plan = planned(runs([50, 41]), runs([50, 44]), mask)

@@ -1,4 +1,4 @@
-"""The page of the protocol names everything that ranks send each other and wait for, and nothing that is not there."""
+"""The protocol page names exactly the operations by which ranks send and wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMED = set(re.findall(r"`([\w.]+)`", PAGE))
 
 
 def functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods with their names; a class for its `__init__`."""
+    """Yield functions and methods with their names. A class name means its `__init__`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield from functions(child, f"{child.name}.")
@@ -33,7 +33,7 @@ def functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.Functi
 
 
 def operations(function: ast.FunctionDef) -> set[str]:
-    """The operations of `torch.distributed`, of peer memory and of streams that a function calls."""
+    """Return the operations of `torch.distributed`, peer memory and streams that a function calls."""
     called = [one.func for one in ast.walk(function) if isinstance(one, ast.Call)]
     return {one.attr for one in called if isinstance(one, ast.Attribute)} & (SENDING | WAITING)
 

@@ -1,4 +1,4 @@
-"""Calls of the backward pass with the same queries: what they share, and what they do not."""
+"""Calls of the backward pass with the same queries: the values that they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kgen.kernels.attention.parallel.runtime import Call, Kernels, backward
 from kgen.kernels.attention.parallel.sharding import Sharding
 
 KEYS = [(0, 10), (10, 24), (24, 40)]
-"""Of calls, of which the second does not share."""
+"""Key ranges of the calls. The second call does not share."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,10 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 class Module:
-    """Kernels of a causal mask with sinks, by hand: calls add to one sum of dq but for some keys, where they cannot."""
+    """Plain PyTorch version of the kernels for a causal mask with sinks.
+
+    Calls add to one sum of dq, except for the keys that cannot share it.
+    """
 
     def __init__(self, shares: bool) -> None:
         self.asked: list[tuple[int, int, bool]] = []
@@ -69,12 +72,12 @@ class Module:
 
 
 def summed(out: Tensor, parts: list[Tensor], lse: None, lses: list[Tensor]) -> None:
-    """As the kernel of sums does it."""
+    """Add the parts, as the kernel of sums does."""
     out.copy_(torch.stack(parts).sum(0))
 
 
 def test_what_is_not_shared_stays_where_it_was_stored() -> None:
-    """As on GPUs whose kernels share nothing, whatever their file has for others."""
+    """On such a GPU kernels share nothing, although the file has shared kernels for others."""
     x, lse = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40)
     one = Sharding((((0, 40),),))
     total = partial_sums.Sum(x.shape, x, 2)
@@ -113,5 +116,5 @@ def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.Monke
         assert torch.allclose(got.to(want.dtype), want, rtol=0, atol=1e-6)
     if shares:  # with all queries of the run
         assert module.asked == [(40, hi - lo, True) for lo, hi in KEYS]
-    else:  # with those that see its keys; rows that sinks join apart
+    else:  # with the queries that see the keys; rows with sinks are separate
         assert {(rows, shared) for rows, _, shared in module.asked} == {(40, False), (30, False), (16, False)}

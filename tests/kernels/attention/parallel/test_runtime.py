@@ -1,4 +1,4 @@
-"""What ranks tell each other by, and that groups of ranks end when PyTorch ends them."""
+"""The channel over which ranks agree, and its end with the process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def alone(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_a_group_is_not_kept_alive() -> None:
-    """Its threads would end the process by an abort, where they drop a tensor while Python ends."""
+    """Otherwise its threads abort the process when they drop a tensor during Python's shutdown."""
     group = dist.distributed_c10d._get_default_group()
     assert talk(group, CPU) is group
     there = weakref.ref(group)
@@ -39,7 +39,7 @@ def test_a_group_is_not_kept_alive() -> None:
 @pytest.mark.parametrize("alone", [None, "gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"], indirect=True)
 def test_rankstalk_over_what_their_group_has_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     group = dist.distributed_c10d._get_default_group()
-    monkeypatch.setattr(dist, "all_reduce", None)  # of a device that is not there
+    monkeypatch.setattr(dist, "all_reduce", None)  # the device is missing
     assert Words(group, CPU, (3, 2, 2), {"the plan": None}).heard() == [(3, 2)]
     assert talk(group, CPU) is group
 

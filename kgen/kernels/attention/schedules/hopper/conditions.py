@@ -1,8 +1,8 @@
-"""What kernels for Hopper ask of a plan, each condition with what is said where it does not hold.
+"""Conditions of the Hopper kernels, each with the sentence that states why it fails.
 
-They are made for tiles of 64, 128 or 256 columns of 16 bits that TMA loads whole. What TMA cannot load or must not
-keeps the portable kernels: rows that only the mask hides may hold NaN. Those that are the keys past an end are
-taken: one tile has some, which are made zeros in shared memory.
+The kernels need tiles of 64, 128 or 256 columns of 16 bits, and TMA loads whole tiles. Rows that only the mask
+removes may contain NaN, so TMA must not load them. Keys past an end are an exception: only one tile has such keys,
+and a consumer replaces them with zeros in shared memory.
 """
 
 from __future__ import annotations
@@ -19,78 +19,78 @@ from kgen.kernels.attention.spec import ANY
 
 WIDTHS = (64, 128)
 WIDE = 256
-"""Columns of heads of whose dk and dv a consumer has registers for one."""
+"""Columns of the widest heads: a consumer has registers for either dk or dv."""
 ROPE_DIMS = 64
-"""Columns that keys may have more than values of 128."""
+"""Columns that keys may have in addition to 128, with values of 128 columns."""
 LEAST_PAGE = 16
-"""Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
+"""Rows of the smallest pages: TMA loads a tile page by page, and pages of 8 rows would need 16 loads."""
 
 HEADS = Var("b", Type.INT), Var("h", Type.INT)
 PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of an element of what is read for each pair of positions."""
+"""Bytes of an element of the buffer that scores read for each pair of positions."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What has to hold of a plan and one of its loops, and the words for that it does not."""
+    """A test of a plan and one of its loops, and the sentence for plans that fail it."""
 
     holds: Callable[[AttentionPlan, TileLoop], bool]
     otherwise: str
 
     def words(self, plan: AttentionPlan) -> str:
-        """Why there are no kernels."""
+        """Return the sentence, with the numbers of a plan."""
         return self.otherwise.format(qk=plan.spec.head_dim.qk, v=plan.spec.head_dim.v, dtype=plan.spec.dtype)
 
 
 OF_ALL = (
-    Condition(lambda plan, loop: "forward" in plan.spec.passes, "the spec decodes alone"),
+    Condition(lambda plan, loop: "forward" in plan.spec.passes, "the spec has no forward pass"),
     Condition(
         lambda plan, loop: plan.spec.dtype in ("bf16", "fp16"),
         "its products are of 16 bits, and not of {dtype}",
     ),
     Condition(
         lambda plan, loop: width_of(plan) is not None,
-        "keys of {qk} and values of {v} columns fit none of its tiles (64, 128, 256; 192 with values of 128)",
+        "no Hopper tile fits keys of {qk} and values of {v} columns (64, 128, 256; 192 with values of 128)",
     ),
     Condition(
         lambda plan, loop: plan.q.live == plan.q.bound,
-        "the mask hides queries by their position alone, and TMA would load what they hold",
+        "the mask removes queries by their position alone, and TMA would load their rows",
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or _ends_the_keys(plan),
-        "the mask hides keys by their position alone that are not those past an end, and TMA would load what they hold",
+        "the mask removes keys by their position alone, not only past an end, and TMA would load their rows",
     ),
     Condition(
         lambda plan, loop: loop.listed or len(loop.spans) == 1,
         "the mask leaves several ranges of keys",
     ),
     Condition(
-        # A list has a row for each 128 queries, as many as two consumers have.
+        # A list has a row for each 128 queries, and two consumers have 128 queries.
         lambda plan, loop: not loop.listed or (width_of(plan) or 0) >= max(WIDTHS),
-        "blocks of the block mask are larger than its tiles for heads of {v} columns",
+        "the blocks of the block mask are larger than the tiles for heads of {v} columns",
     ),
     Condition(
         lambda plan, loop: not (loop.listed and (plan.spec.varlen or plan.spec.paged_kv is not None)),
-        "the block mask lists blocks of packed sequences or of pages",
+        "Hopper kernels do not support block masks of packed sequences or of pages",
     ),
     Condition(
         lambda plan, loop: plan.spec.paged_kv is None or plan.spec.paged_kv.page_size >= LEAST_PAGE,
-        f"pages of fewer than {LEAST_PAGE} keys are too many for a tile",
+        f"a tile would need too many pages of fewer than {LEAST_PAGE} keys",
     ),
     Condition(
         lambda plan, loop: not (has_rope_dims(plan) and plan.spec.paged_kv is not None),
-        "pages hold keys that are wider than values",
+        "Hopper kernels do not support pages with keys that are wider than values",
     ),
     Condition(
-        # They would be in two tiles of K.
+        # Keys past an end would be in two tiles of K.
         lambda plan, loop: (
             not (has_rope_dims(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound)
         ),
-        "a function of scores would see keys past an end, of keys that are wider than values",
+        "the keys are wider than values, and a function of scores would read keys past an end",
     ),
     Condition(
         lambda plan, loop: not ((has_rope_dims(plan) or width_of(plan) == WIDE) and _reads_pairs(plan, loop)),
-        "what the score reads for each pair has no room in shared memory beside heads of {qk} columns",
+        "heads of {qk} columns leave no shared memory for the buffer that the score reads for each pair",
     ),
     Condition(
         lambda plan, loop: (
@@ -99,7 +99,7 @@ OF_ALL = (
         "what the score reads for each pair is not one read of fp32 or 16 bits at [..., q_idx, kv_idx]",
     ),
 )
-"""Of every kernel."""
+"""Conditions of every kernel."""
 
 OF_NARROW_FORWARD = (
     Condition(
@@ -109,10 +109,10 @@ OF_NARROW_FORWARD = (
     ),
     Condition(
         lambda plan, loop: plan.problem.score != "reads",
-        "heads of {v} columns leave no room for what the score reads",
+        "heads of {v} columns leave no room for the buffers that the score reads",
     ),
 )
-"""Of forward for heads of 64."""
+"""Conditions of forward for heads of 64 columns."""
 
 OF_BACKWARD = (
     Condition(
@@ -121,27 +121,30 @@ OF_BACKWARD = (
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or width_of(plan) != min(WIDTHS),
-        "heads of {v} columns have their keys in registers, where those past an end cannot be cleared",
+        "heads of {v} columns have their keys in registers, where keys past an end cannot be cleared",
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or not has_rope_dims(plan),
-        "keys past an end are in two tiles of keys that are wider than values",
+        "the keys are wider than values, so keys past an end would have to be cleared in two tiles",
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or _clears_for_all(plan),
-        "query heads that share keys have ends of their own",
+        "query heads share keys, and each has its own end of the keys",
     ),
     Condition(
-        # Of gradients of buffers the kernel of dq keeps one for each row.
+        # The kernel of dq keeps one sum for each row.
         lambda plan, loop: _sums_by_row(plan),
         "a gradient of a buffer is no sum over keys alone",
     ),
 )
-"""Of dq, and of dk and dv."""
+"""Conditions of the kernels of dq, and of dk and dv."""
 
 
 def without_kernels(plan: AttentionPlan) -> dict[str, str]:
-    """Passes that have no kernels for Hopper, and why; none without those of forward's conditions."""
+    """Return the passes that have no Hopper kernels, with the reasons.
+
+    If the conditions of all kernels fail for forward, no pass has Hopper kernels.
+    """
     forward = _first(OF_ALL, plan, [plan.forward])
     narrow = forward is None and (width_of(plan) or 0) < max(WIDTHS)
     backward = forward
@@ -159,12 +162,15 @@ def _first(conditions: Iterable[Condition], plan: AttentionPlan, loops: list[Til
 
 
 def has_rope_dims(plan: AttentionPlan) -> bool:
-    """Whether keys have columns past those of values."""
+    """True if keys are wider than values."""
     return plan.spec.head_dim.qk > plan.spec.head_dim.v
 
 
 def width_of(plan: AttentionPlan) -> int | None:
-    """The columns of a tile. Heads that do not fill it have rows that begin at multiples of 16 bytes, as TMA wants."""
+    """Return the columns of a tile, or None if no tile fits.
+
+    Narrower heads need rows at multiples of 16 bytes, which TMA requires.
+    """
     qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
     if (qk, v) == (max(WIDTHS) + ROPE_DIMS, max(WIDTHS)):
         return v
@@ -173,8 +179,11 @@ def width_of(plan: AttentionPlan) -> int | None:
 
 
 def pair_of(plan: AttentionPlan) -> Binding | None:
-    """What scores read for each pair of positions, if that is the one such read and TMA can have tiles of it: its last
-    indices are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
+    """Return the read of a buffer for each pair of positions, or None.
+
+    It must be the only such read, and TMA must be able to load tiles of the buffer. So its last indices are q_idx and
+    kv_idx, and the indices before them are the same for a whole tile.
+    """
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
     if len(found) != 1 or spec.varlen or plan.forward.listed or plan.kv.live != plan.kv.bound:
@@ -191,7 +200,7 @@ def pair_of(plan: AttentionPlan) -> Binding | None:
 
 
 def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:
-    """Whether scores read a buffer for each pair of positions."""
+    """True if scores read a buffer for each pair of positions."""
     scored = any(
         b.place == TILE and reads(b.node) and not b.roots <= {"mask", "inner_live"}
         for b in loop.program.bindings
@@ -206,7 +215,7 @@ def _sums_by_row(plan: AttentionPlan) -> bool:
 
 
 def _clears_for_all(plan: AttentionPlan) -> bool:
-    """Whether all kernels have the ends of the keys by one name, and all heads that share keys have one end."""
+    """True if all kernels name the ends of the keys alike, and heads that share keys have one end."""
     ends = [c.args[1] for c in conjuncts(plan.kv.live) if isinstance(c, Call)]
     known = all(
         not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
@@ -215,13 +224,15 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:
-    """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
-    query is then past the last key of a range."""
+    """True if each condition on keys alone is an end of the keys, `kv_idx < end`.
+
+    Such keys are then past the last key of a range.
+    """
     ends = all(
         isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
         for c in conjuncts(plan.kv.live)
     )
-    # In a list the last key is anywhere.
+    # In the list of a block mask, the last key can be in any block.
     return ends and plan.problem.mask not in ("scan", "listed")
 
 

@@ -1,4 +1,4 @@
-"""The kernels for Hopper in words."""
+"""Explain the Hopper kernels for `kgen explain`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CHIP = "sm_90"
 
 
 def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
-    """The kernels of each pass, or the condition that does not hold."""
+    """Return the kernels of each pass, or the condition that fails."""
     missing, hopper = without_kernels(plan), plan_hopper(plan)
     passes = [name for name in plan.spec.passes if name != "decode"]
     return Explained(
         chip=CHIP,
         passes={name: _words(missing.get(name)) for name in passes},
-        language=f"Kernels in Gluon are made for {CHIP} alone.",
+        language=f"Kernels in Gluon run only on {CHIP}.",
         tiles=[*_tiles(hopper)] if hopper is not None else (),
         remarks=[*_remarks(hopper)] if hopper is not None else (),
         facts={"hopper": _facts(passes, missing, hopper)},
@@ -32,7 +32,7 @@ def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
 def _words(missing: str | None) -> Words:
     if missing is not None:
         return quoting(f"portable. No kernels for Hopper: {missing}.")
-    return words("kernels of its own, in Gluon, where TMA can load the tensors; portable ones else")
+    return words("its own kernels in Gluon, if TMA can load the tensors; otherwise portable kernels")
 
 
 def _tiles(hopper: HopperPlan) -> Iterator[tuple[str, str, str]]:
@@ -46,22 +46,22 @@ def _tiles(hopper: HopperPlan) -> Iterator[tuple[str, str, str]]:
     for kernel, tile in found.items():
         if tile is not None:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
-            least = f", of {hopper.least_keys} keys or more" if tile is hopper.fused else ""
+            least = f", from {hopper.least_keys} keys on" if tile is hopper.fused else ""
             yield kernel, f"{CHIP}, Gluon", f"{sizes}, each program takes tiles {order}{least}"
 
 
 def _remarks(hopper: HopperPlan) -> Iterator[str]:
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
-    yield f"Where TMA can load the tensors, {CHIP} has kernels of its own: one warpgroup loads, {compute} compute."
+    yield f"If TMA can load the tensors, {CHIP} runs its own kernels: one warpgroup loads, {compute} compute."
     idioms = hopper.idioms.values()
     if any(found.bias for found in idioms):
-        yield "The bias grows by the same from key to key: it is where their products of queries and keys begin."
+        yield "The bias is linear in the key, so the products of queries and keys begin with it."
     if any(found.documents for found in idioms):
-        yield "Documents are sorted: their tiles of keys begin with the document of the first query."
+        yield "Documents are sorted, so the tiles of keys begin with the document of the first query."
 
 
 def _facts(passes: Sequence[str], missing: Mapping[str, str], found: HopperPlan | None) -> dict[str, Any]:
-    """For each pass except decode: true and its tiles, or the reason why there are no kernels for Hopper."""
+    """Return facts for programs: passes with Hopper kernels or the reason for none, and tiles."""
     tiles: dict[str, HopperTile | None] = {}
     if found is not None:
         tiles = {"forward": found.forward, "dq": found.dq, "dkdv": found.dkdv, "fused_backward": found.fused}

@@ -1,12 +1,15 @@
-"""Which passes have kernels for Hopper alone, and with what tiles: warp-specialised, TMA and asynchronous products.
+"""Plan the Hopper kernels: which passes have them, and their tiles.
 
-The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
-registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
-half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Of heads of 256
-each consumer of dk and dv has one of them, and what one computes and the other wants goes through shared memory.
-So it is of keys of 192 columns with values of 128 (latent attention), whose last 64 are tiles of their own, and a
-second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What they ask of a plan is in
-`conditions.py`.
+The kernels are warp-specialized and use TMA and asynchronous products. `conditions.py` has their requirements.
+
+- Heads of 128 columns: two consumers of 64 rows each. A thread has 64 registers of accumulators and 64 of scores.
+  Both consumers read the same tiles from shared memory.
+- Heads of 64: the accumulators are half as large. So forward has three consumers, and the kernel of dk and dv keeps K
+  and V in registers.
+- Heads of 256: one consumer computes dk and the other dv. They exchange tiles through shared memory.
+- MLA (192/128): dk and dv are split in the same way. The 64 rope columns are tiles of their own, with a second
+  product.
+- Narrower heads use tiles of the next width, filled up with zeros.
 """
 
 from __future__ import annotations
@@ -32,22 +35,26 @@ from kgen.kernels.attention.schedules.hopper.conditions import (
 )
 
 HALF = 64
-"""Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
+"""Rows of a tile per consumer: the rows of one `wgmma`."""
 
 
 PAIR_ROOM = 2**16
-"""Bytes of shared memory for its tiles."""
+"""Bytes of shared memory for the tiles of the buffer that scores read for each pair."""
 
 ROOM, MOST = 64, 80
-"""Powers of two of bounded logits are 2^64 at most, which leaves room in bf16 and fp32 for sums of 2^20 of them with
-values of up to 2^40. With bounds of up to 80 those of a row's first tile are 2^-98 at least."""
+"""Limits of exponents for bounded logits.
+
+`ROOM`: powers of two are at most 2^64. In bf16 and fp32, sums of 2^20 of them fit, with values of up to 2^40.
+`MOST`: with a bound of at most 80, the powers of a row's first tile are at least 2^-98.
+"""
 
 
 @dataclass(frozen=True)
 class HopperTile:
-    """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V together, or Q and dO),
-    and registers a thread of every consumer but the first and of the producer; the first has what they leave
-    of 504, or of 512 with three consumers."""
+    """Queries and keys of a tile, slots of the rings, and registers per thread.
+
+    `SLOTS` counts tiles in shared memory: K and V together, or Q and dO. `consumer_registers` are those of each
+    consumer except the first. The first has the rest of 504 registers, or of 512 with three consumers."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -55,101 +62,113 @@ class HopperTile:
     consumer_registers: int = 240
     producer_registers: int = 24
     fewer_values: int = 0
-    """Of forward: how many tiles of V there are less than of K, which is wanted first."""
+    """Forward: the number by which slots of V are fewer than slots of K, which is needed earlier."""
     least: int | None = None
-    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that is, or up to
-    one more. None where the maximum is followed."""
+    """Forward with bounded logits: a row subtracts the maximum of its first tile, but at least this number.
+
+    The number is rounded up by less than one. None if the kernel follows the running maximum."""
     consumers: int = 2
-    """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
-    a time: they take the keys of a tile in two halves."""
+    """Forward: the number of consumers, with 64 queries each.
+
+    With three, one computes while the others wait. None has registers for two tiles, so each processes the keys of a
+    tile in two halves."""
     out_fills_registers: bool = False
-    """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
+    """Forward: True if out needs 128 registers per thread, which leaves none for Q."""
     out_in_halves: bool = False
-    """Of forward: whether there is room for half of the columns of out at a time."""
+    """Forward: True if shared memory has room for only half of the columns of out at a time."""
     halves: bool = False
-    """Of dk and dv: whether queries of a tile are taken in two halves, the second's scores in flight while the
-    first's softmax runs; K and V are in registers."""
+    """dk and dv: True if a consumer processes the queries of a tile in two halves, with K and V in registers.
+
+    The scores of the second half are in flight during the softmax of the first."""
 
     @property
     def chained(self) -> bool:
-        """Of forward: whether the values of a tile meet P while the next one's softmax runs."""
+        """Forward: True if the product of P and V of a tile runs during the softmax of the next tile."""
         return self.consumers == 2
 
     @property
     def bounded(self) -> bool:
-        """Of forward: whether the maximum of a row's first tile is taken from all of its logits."""
+        """Forward: True if a row subtracts the maximum of its first tile from all of its logits."""
         return self.least is not None
 
     @property
     def seldom_rescaled(self) -> bool:
-        """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
-        accumulated is multiplied only by warps that have a row where it moved."""
+        """Forward: True if the running maximum may stay up to 8 below the maximum of a row's logits.
+
+        A warp then rescales its accumulators only if the running maximum of one of its rows changed.
+        """
         return self.chained and not self.bounded
 
     @property
     def queries_in_registers(self) -> bool:
-        """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
-        And Q leaves its slot at once, to the next."""
+        """Forward: True if consumers keep Q in registers.
+
+        A product of 64 x 64 reads two operands from shared memory no faster than it multiplies them. The slot of Q
+        is then free at once for the next tile of queries.
+        """
         return not self.out_fills_registers and (self.BLOCK_N == HALF or not self.chained)
 
 
 NARROW_FORWARD = HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
-"""Of heads of 64."""
+"""The tile of forward for heads of 64 columns."""
 
 
 @dataclass(frozen=True)
 class HopperPlan:
-    """The kernels for Hopper of one plan: each where it was faster than the portable kernel. That of dq is only
-    there beside the others."""
+    """The Hopper kernels of one plan. A kernel is None if the portable kernel was faster.
+
+    A plan with the kernel of dq also has the kernel of dk and dv."""
 
     forward: HopperTile | None
     dq: HopperTile | None
     dkdv: HopperTile | None
     fused: HopperTile | None
-    """Of dq, dk and dv in one kernel, beside those of dq and of dk and dv, which have one order of summation."""
-    # The producer takes the next number after the last loads of its tile. Taken earlier, it leaves
-    # the last tiles to few programs: 3 to 10 % slower for causal masks.
+    """One kernel for dq, dk and dv. The separate kernels remain, because their order of summation is fixed."""
+    # The producer takes the next number after the last loads of its tile. If it did so earlier,
+    # few programs would get the last tiles: 3 to 10 % slower for causal masks.
     dynamic: bool
-    """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
-    # TMA loads these keys, and they may be NaN. Rows of V are cleared in shared memory, because 0 *
-    # NaN is NaN.
+    """True if programs take tiles from a counter, because some tiles or sequences take longer than others."""
+    # TMA loads these keys, and they may be NaN. Rows of V are cleared in shared memory, because
+    # 0 * NaN is NaN.
     hidden_keys: bool
-    """Whether keys past an end that only the mask knows may be in a tile."""
+    """True if a tile may contain hidden keys: keys past an end that only the mask defines."""
     hidden_scores: bool
-    """True if the scores of such keys have to be numbers: scores that share a reciprocal would share a NaN."""
+    """True if the scores of hidden keys must be numbers: scores that share a reciprocal would share a NaN."""
     pair: Binding | None
-    """Of forward: what it reads for each pair of a query and a key."""
+    """Forward: the read of a buffer for each pair of a query and a key."""
     page_rows: int | None
-    """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
+    """Forward with paged keys: the keys that TMA loads at a time, a whole page or a whole tile."""
     width: int
-    """Columns of a tile of V, and of Q and K but for their rope dims: TMA makes zeros of those that heads lack."""
+    """Columns of a tile of V, and of Q and K without rope columns. TMA fills missing columns with zeros."""
     rope: int
-    """Columns of Q and K past those of V: the rope dims of multi-head latent attention."""
+    """Rope columns: the columns of Q and K beyond the width of V, in latent attention (MLA)."""
     idioms: Mapping[str, Idioms]
-    """Of the loops over keys, of forward and of dq."""
+    """Idioms of the loops over keys, by kernel: forward and dq."""
     rest_slope: Node | None
-    """In dk and dv, the slope of the term that the log-sum-exp gets back, if that is linear in the query."""
+    """dk and dv: the slope of `row_rest`, if it is linear in the query."""
     heads: int
-    """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
+    """Minimum number of heads that forward processes at a time.
+
+    Many heads with short ranges share L2, and heavy tiles begin earlier."""
 
     @property
     def dq_rings_apart(self) -> bool:
-        """True if dq has K and V in rings of their own: for such wide heads there is room for one tile of V."""
+        """True if dq has separate rings for K and V: with such wide heads, one tile of V fits."""
         return self.width == WIDE
 
     @property
     def split_dkdv(self) -> bool:
-        """Whether one consumer has dv, and the other dk."""
+        """True if one consumer computes dv, and the other dk."""
         return self.width == WIDE or self.rope > 0
 
     @property
     def least_keys(self) -> int:
-        """From how many keys on one backward kernel was ahead of two that run side by side."""
+        """Number of keys from which one backward kernel was faster than two concurrent kernels."""
         return 2560 if self.dynamic else 1024
 
 
 def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
-    """The kernels for Hopper; None where there are none."""
+    """Return the Hopper kernels of a plan, or None if no pass has any."""
     missing = without_kernels(plan)
     backward = plan.backward and "backward" not in missing
     if "forward" in missing and not backward:
@@ -187,31 +206,34 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
 
 
 def _shares_reciprocals(loop: TileLoop) -> bool:
-    """True if scores have a tanh: several of them share one reciprocal."""
+    """True if scores contain a tanh: several scores then share one reciprocal."""
     results = (node for name in ("core", "bias") if (node := loop.program.results.get(name)) is not None)
     made = (b.node for b in loop.program.in_loop(without=("mask", "inner_live")))
     return any(isinstance(n, Call) and n.fn == "tanh" for node in (*results, *made) for n in walk(node))
 
 
 def _idioms(plan: AttentionPlan, loop: TileLoop, begins_anywhere: bool) -> Idioms:
-    """The product begins with a bias where scores are multiplied by a positive number alone; documents are searched for
-    where tiles of keys may begin at any key."""
+    """Return the idioms of a loop.
+
+    A product begins with a linear bias only if scores are multiplied by a positive number and by nothing else. A search
+    for documents needs tiles that may begin at any key.
+    """
     scaled = plan.form.core == QK and plan.form.positive
     return Idioms(linear_bias(loop) if scaled else None, documents(loop) if begins_anywhere else None)
 
 
 def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     mask = plan.problem.mask
-    # Ends of a range are masked, so short ranges want short tiles.
+    # The tiles at the ends of a range are masked, so short ranges are faster with short tiles.
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
-        keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
+        keys, slots, fewer = 64, 3, 0  # the buffer that is read for each pair has the room of two more slots
     fills, roped = width_of(plan) == WIDE, has_rope_dims(plan)
     if roped:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
     if fills:
         keys, slots, fewer = 64, 2, 0
-    # Searching takes the producer's registers.
+    # A search needs registers of the producer.
     registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
     return HopperTile(
@@ -227,7 +249,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
 
 
 def _most(plan: AttentionPlan) -> float | None:
-    """What a tanh is multiplied by to give the logits, in base 2: they are between -most and most."""
+    """Return the factor of a soft cap's tanh in base 2, or None. Logits are between -factor and factor."""
     spec, form = plan.spec, plan.form
     capped = isinstance(form.core, Call) and form.core.fn == "tanh" and form.max_of_core
     if not capped or spec.dtype != "bf16" or spec.sinks:
@@ -259,8 +281,10 @@ def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
 
 
 def _light(loop: TileLoop | None) -> bool:
-    """Whether what multiplies dP wants one value of a pair beside P, at most, as a soft cap its tanh: of 64 queries
-    there are no registers for more beside dk and dv."""
+    """True if the factor of dP needs at most one value per pair in addition to P, such as a soft cap's tanh.
+
+    With 64 queries, dk and dv leave no registers for more.
+    """
     if loop is None or is_one(loop.dscore):
         return loop is not None
     of_pairs = {QK.name, *(b.name for b in loop.program.bindings if b.place == TILE)}
@@ -268,8 +292,11 @@ def _light(loop: TileLoop | None) -> bool:
 
 
 def _fused(plan: AttentionPlan) -> bool:
-    """Whether one kernel is for all three gradients: it has no rows to sum over keys, and what multiplies dq at the
-    end is the scale alone. Not of documents, short as they are: two kernels were ahead, or level."""
+    """True if one kernel computes all three gradients.
+
+    It cannot sum rows over keys, and it multiplies dq only by the scale at the end. Packed sequences and documents
+    are short, so two kernels were as fast or faster.
+    """
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
     registers = width_of(plan) != WIDE and not has_rope_dims(plan)

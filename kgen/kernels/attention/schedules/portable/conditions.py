@@ -6,5 +6,5 @@ from kgen.kernels.attention.spec import AttentionSpec
 
 
 def takes_many_queries(spec: AttentionSpec) -> bool:
-    """True if calls of any number of queries may take the portable forward kernel: it reads no pages."""
+    """True if the portable forward kernel supports the spec. It reads no pages."""
     return "forward" in spec.passes and spec.paged_kv is None

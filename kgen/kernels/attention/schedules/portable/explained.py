@@ -1,4 +1,4 @@
-"""The portable kernels in words."""
+"""Explain the portable kernels for `kgen explain`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.spec.load import Loaded
 
 
 def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
-    """Loops and tiles, which every chip has."""
+    """Return loops and tiles of the kernels of every chip."""
     of_backward = {"dq": plan.tiles.dq, "dkdv": plan.tiles.dkdv} if plan.backward else {}
     tables = {"forward": plan.tiles.forward} | of_backward
     of_gradients = {"pairs": plan.tiles.pair} if plan.pairs else {}

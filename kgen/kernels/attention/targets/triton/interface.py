@@ -201,13 +201,12 @@ class Interface:
 
     def scalar_checks(self, names: Iterable[str]) -> list[Check]:
         """The checks of run-time params."""
-        # Tile ranges add it to positions in 32 bits.
+        bounds = {n: self.runtime[n].most_spelled for n in names if self.runtime[n].type == "int"}
         return [
             Check(
-                f"abs({name}) > 2**30", f"{self.called(name)} must lie within 2**30 of zero, got {{{name}}}"
+                f"abs({name}) > {most}", f"{self.called(name)} must lie within {most} of zero, got {{{name}}}"
             )
-            for name in names
-            if self.runtime[name].type == "int"
+            for name, most in bounds.items()
         ]
 
     def casts(self, names: Iterable[str]) -> list[str]:

@@ -247,8 +247,12 @@ class _Files:
             found.append(_check("p->SQ != p->SK", words, "p->SQ", "p->SK"))
         for param in self.tensors.params:
             if not param.real:
-                at, limit = f"a->{param.member}", "INT64_C(1) << 30"
-                words = f"{param.label} must lie within 2**30 of zero, got %lld"
+                at, bound = f"a->{param.member}", spec.params[param.name]
+                one_bit = bound.most.bit_count() == 1
+                limit = (
+                    f"INT64_C(1) << {bound.most.bit_length() - 1}" if one_bit else f"INT64_C({bound.most})"
+                )
+                words = f"{param.label} must lie within {bound.most_spelled} of zero, got %lld"
                 found.append(_check(f"{at} > {limit} || {at} < -({limit})", words, at))
         return found
 

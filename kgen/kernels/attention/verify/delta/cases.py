@@ -96,8 +96,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
         want[..., None],
         eager[..., None],
         allowed,
-        natural=natural,
-        dtype=torch.float32,
+        compare.Traits(natural=natural, dtype=torch.float32),
     )
     return [found, *broken]
 

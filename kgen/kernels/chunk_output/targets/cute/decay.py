@@ -20,18 +20,18 @@ class Decay:
     """The decay in a kernel."""
 
     gamma: list[Statement]
-    """Reads the gate of the head."""
+    """The statement that reads the gate of the head, g_gamma."""
     of_row: Code
     """The exponent at `row`."""
     of_column: Code
     """The exponent at `col`."""
     to_base_2: Code | None
-    """The factor from an exponent to one of 2; None for 1."""
+    """The factor that converts an exponent to base 2, log2(e); None for base 2."""
     head_needed: bool
     """True if exponents depend on the head."""
 
     def weighted(self, product: str) -> Code:
-        """An element `e` of the product of queries and keys, weighted."""
+        """Multiply element `e` of q @ k^T by its decay."""
         difference: Code = row("sub", op("c_row[e // 2 % 2]"), "c_col")
         if self.to_base_2 is not None:
             difference = row("mul", difference, "LOG2E")
@@ -39,7 +39,7 @@ class Decay:
 
 
 def decay(plan: ChunkOutputPlan) -> Decay | None:
-    """The decay of a plan."""
+    """Return the decay of a plan."""
     exponent = plan.exponent
     if exponent is None:
         return None

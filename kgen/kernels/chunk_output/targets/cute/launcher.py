@@ -1,4 +1,4 @@
-"""The launcher of chunk_output in CuTe DSL, and the numbers that it hands to `_launch`."""
+"""The launcher of chunk_output in CuTe DSL, and the array of numbers that it passes to `_launch`."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 ELEMENTS = {"fp32": "Float32", "bf16": "BFloat16", "fp16": "Float16"}
 MOVED = ("q", "k", "v", "h", "o")
-"""The tensors that TMA moves. Stores without TMA move 16 bytes at a time, too."""
+"""The tensors with 16-byte alignment, because TMA moves them. Stores of o without TMA also move 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of a launch, whose address and first strides are among its numbers."""
+    """A tensor of a launch. The array of numbers has its address and leading strides."""
 
     name: str
     element: str
     vector: int
-    """The elements of which address and strides are multiples."""
+    """Address and strides are multiples of this number of elements."""
     shape: list[str]
-    """The dims in the order of the kernel."""
+    """The sizes of the dims, in the order of the kernel."""
     behind: list[str]
-    """The distance from the address to the stride of each dim; 0 if its elements are adjacent."""
+    """By dim, the offset from the address to the stride in the array; 0 for stride 1."""
     strides: int
-    """The number of strides behind the address: those of the caller's first dims."""
+    """The number of strides after the address: those of the leading dims of the caller's tensor."""
     at: int
-    """The place of the address among all numbers."""
+    """The index of the address in the array."""
 
 
 @dataclass(frozen=True)
 class LaunchNumbers:
-    """The sizes and tensors of a launch, which are one argument."""
+    """The sizes and tensors of a launch, which `_launch` gets as one array of int64."""
 
     names: list[str]
-    """The sizes, as `_launch` calls them."""
+    """The names of the sizes in `_launch`."""
     given: list[str]
-    """The same as the operator has them."""
+    """The sizes as expressions in the operator."""
     tensors: list[Tensor]
 
     @property
     def passed(self) -> list[str]:
-        """The tensors, as the operator passes them."""
+        """The tensors that the operator passes, copied if TMA cannot load them."""
         read = [name for name in MOVED if name != "o"]
         return [f"_for_tma({x.name})" if x.name in read else x.name for x in self.tensors]
 
@@ -74,7 +74,7 @@ class LaunchNumbers:
 
     @property
     def count(self) -> int:
-        """The number of all numbers."""
+        """The length of the array."""
         return self.n_sizes + sum(1 + strides for strides in self.strides)
 
 
@@ -99,7 +99,7 @@ class Checked:
 
     @property
     def dims(self) -> int:
-        """The number of its dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
 
@@ -117,7 +117,7 @@ class Launcher(Template):
     k: int
     varlen: bool
     variant: list[str]
-    """Constants that kernels are compiled for, beside the type of indices and the numbers of heads."""
+    """Constants of the compiled kernel, in addition to the index type and the numbers of heads."""
     index_type: str
     default_heads: int
     default_group: int
@@ -136,7 +136,7 @@ class Launcher(Template):
 
 
 def launcher(plan: ChunkOutputPlan) -> Launcher:
-    """The launcher of a plan."""
+    """Return the launcher of a plan."""
     spec = plan.spec
     operands = [*inputs(plan), *packing(spec)]
     return Launcher(
@@ -169,7 +169,7 @@ def docstring(plan: ChunkOutputPlan) -> Docstring:
 
 
 def launch_numbers(plan: ChunkOutputPlan) -> LaunchNumbers:
-    """The sizes and tensors of a launch."""
+    """Return the sizes and tensors of a launch."""
     spec = plan.spec
     sizes = {"batches": "B", "tokens": "T", "n_chunks": "B * NT", "ctas": "ctas"}
     if spec.varlen:
@@ -193,7 +193,7 @@ def launch_numbers(plan: ChunkOutputPlan) -> LaunchNumbers:
 
 
 def _layouts(plan: ChunkOutputPlan) -> dict[str, tuple[list[str], list[int]]]:
-    """The layouts that kernels see, by name: dims, and the distance from the address to the stride of each.
+    """Return the layouts in kernels by name: the dims, and for each the offset from the address to its stride.
 
     The strides of the caller's first dims follow the address in their order.
     """

@@ -1,4 +1,4 @@
-"""What a spec of chunk_output may say of the CuTe DSL target."""
+"""Options of the CuTe DSL target in specs of chunk_output."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class CuteOptions(SpecModel):
         "sm_90a",
         "sm_100a",
     )
-    """The architectures: `cute_sm90.py` for sm_90a, `cute_sm100.py` for sm_100a. Forward only."""
+    """The architectures: sm_90a emits `cute_sm90.py`, sm_100a emits `cute_sm100.py`. Forward only."""

@@ -24,23 +24,26 @@ from kgen.targets.template import Template
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
 RANKS = {"sm_90a": 2, "sm_100a": 0}
-"""Triton's is 1. On an H200 the kernel for sm_90a is faster; that for sm_100a has not run (docs/performance)."""
+"""Ranks of the files; Triton has 1.
+
+On an H200 the sm_90a kernel is faster (docs/performance/chunk_output.md). The sm_100a kernel has not run.
+"""
 
 WARPGROUPS = 2
-"""The warpgroups that multiply on sm_90a, each for another value head."""
+"""Consumer warpgroups on sm_90a. Each computes a different value head."""
 STAGES = 2
-"""The stages of queries and keys, and of states and values.
+"""Stages of q and k, and of h and v.
 
-On an H200 two reach 95 % of a copy's rate, and three change nothing.
-A multiple of the warpgroups: a stage is always read by the same one then, which sees every turn of its barrier.
+With two stages, the kernel reaches 95 % of the rate of a copy on an H200; three are not faster. The number is a
+multiple of the warpgroups. So each stage has one reading warpgroup, which waits for every phase of its barrier.
 """
 COLUMNS = 512
-"""The columns of tensor memory. A multiprocessor has no more, and runs one CTA."""
+"""Columns of tensor memory: all of a multiprocessor, which runs one CTA."""
 
 
 @dataclass(frozen=True)
 class Chunks(Template):
-    """Functions of the device that find, load and store the rows of a chunk."""
+    """The device functions that find, load and store the rows of a chunk."""
 
     template: ClassVar[str] = "chunk_output/cute/_chunks.j2"
 
@@ -63,7 +66,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class State:
-    """The layout of a state as tiles of shared memory have it."""
+    """The layout of a state in shared memory."""
 
     order: str
     major: str
@@ -81,7 +84,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Common:
-    """The parts that the files of both architectures have alike."""
+    """The parts that the files of both architectures share."""
 
     words: Words
     sizes: Sizes
@@ -90,11 +93,11 @@ class Common:
     gated: bool
     """True if a gate of each token is read."""
     natural: bool
-    """True if exponents are of e."""
+    """True if the base of the decay is e."""
     hv_arrivals: str
-    """The arrivals that complete a stage of states and values: that of TMA, and those of lanes that store gates."""
+    """Arrivals that complete a stage of h and v: one for the bytes of TMA, and 32 for the lanes that store gates."""
     indices: list[str]
-    """The tensors that say where packed sequences and their chunks are."""
+    """The tensors with the offsets of packed sequences, and their chunks."""
     extras: list[str]
     """The tensors that the kernel reads without TMA."""
     v_start: Code
@@ -104,7 +107,7 @@ class Common:
 
 @dataclass(frozen=True)
 class Module(Template):
-    """A file for one architecture: the kernel, `_launch`, which makes its tensors, and the launcher."""
+    """A file for one architecture: the kernel, `_launch`, which builds its tensors, and the launcher."""
 
     language: ClassVar[str] = CUTE
 
@@ -114,7 +117,7 @@ class Module(Template):
     common: Common
     decay: Decay | None
     weight: Code
-    """Element `e` of the product of queries and keys, weighted."""
+    """Element `e` of q @ k^T, multiplied by its decay."""
     chunks: Chunks
     launcher: Launcher
 
@@ -130,7 +133,7 @@ class Sm90(Module):
 
 @dataclass(frozen=True)
 class TensorMemory:
-    """The first columns of sums in tensor memory. The sums of q @ k^T begin at column 0."""
+    """The first columns of the accumulators in tensor memory. q @ k^T begins at column 0."""
 
     qh: int
     pv: int
@@ -145,13 +148,13 @@ class Sm100(Module):
 
     tensor_memory: TensorMemory
     v_head: Statement | None
-    """Gives the head, if exponents depend on it."""
+    """The statement that computes the value head, if exponents depend on it."""
     power: Code | None
     """The decay of the row of element `e`."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """A file for each architecture that the spec asks for."""
+    """Return a file for each architecture that the spec lists."""
     plan, modules = plan_chunk_output(loaded), {"sm_90a": _sm90, "sm_100a": _sm100}
     return [
         Source(

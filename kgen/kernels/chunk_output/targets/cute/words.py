@@ -1,4 +1,4 @@
-"""The sentences of chunk_output in CuTe DSL: the formula, and what is said of each argument."""
+"""The words in docstrings of chunk_output in CuTe DSL: the formula and the arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 
 
 def formula(plan: ChunkOutputPlan) -> list[str]:
-    """The formula, a line at a time."""
+    """Return the lines of the formula."""
     every = f"in every chunk of {plan.spec.chunk_size} tokens"
     if plan.decay is None:
         return [f"o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), {every}"]
@@ -17,14 +17,14 @@ def formula(plan: ChunkOutputPlan) -> list[str]:
 
 
 def argument_words(plan: ChunkOutputPlan) -> list[str]:
-    """Sentences on each argument."""
+    """Return sentences on each argument."""
     spec = plan.spec
     k = spec.head_dim.qk
     return [*_tensors(plan), *_gates(plan), *_packing(plan), f"scale: 1 / sqrt({k}) by default."]
 
 
 def heads(plan: ChunkOutputPlan) -> str:
-    """The numbers of heads that a call has to have."""
+    """Return the condition on the numbers of heads of a call."""
     own = plan.spec.heads
     if own.qk:
         return f"H = {own.qk}, HV = {own.v}"

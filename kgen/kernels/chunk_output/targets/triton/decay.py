@@ -1,4 +1,4 @@
-"""The decay of chunk_output in Triton: the statements that give its exponents, and values over them."""
+"""The decay of chunk_output in Triton: the statements that compute exponents, and values that use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.targets.code import Code, Name, Statement, as_type, assign, atom, op, 
 from kgen.targets.triton.printer import Printer, along_row, column
 
 ROW = Place(False, ("q",))
-"""A value for each token of a chunk; what does not vary with `i` is one number for a (chunk, head)."""
+"""The place of a value per token of a chunk. Values that do not vary with `i` are scalars of a (chunk, head)."""
 
 _GATES = {
     "g": op(
@@ -32,21 +32,21 @@ class Decay:
     """The decay in a kernel."""
 
     lines: list[Statement]
-    """Read the gates, and give the exponents."""
+    """The statements that read the gates and compute the exponents."""
     exponents: Code | None
     """A vector over the tokens of the chunk; None without decay."""
     natural: bool
-    """True if exponents are of e, not of 2."""
+    """True if the base is e, False if it is 2."""
     slope: Code | None
-    """The factor from the gradient of an exponent to that of the gate; None for 1."""
+    """The factor that turns the gradient of an exponent into the gradient of the gate; None for 1."""
 
     @property
     def power(self) -> Code | None:
-        """The decay of each token since the start of the chunk; None without decay."""
+        """The decay from the start of the chunk to each token; None without decay."""
         return None if self.exponents is None else op("{tl}.exp2({0})", self._in_base_2(self.exponents))
 
     def weighted(self, products: str, *, transposed: bool = False) -> Code:
-        """Products of queries and keys with their decay, and zero for a pair that does not count."""
+        """Multiply products of queries and keys by their decay. Pairs that do not count are zero."""
         if self.exponents is None:
             return op("{tl}.where(pair, {0}, 0.0)", products)
         queries, keys = column(self.exponents), along_row(self.exponents)
@@ -57,12 +57,12 @@ class Decay:
         return op(form, products, difference, binds=MUL)
 
     def _in_base_2(self, exponent: Code) -> Code:
-        """An exponent of the spec's base as one of 2."""
+        """Convert an exponent of the spec's base to base 2."""
         return times("LOG2E", exponent) if self.natural else exponent
 
 
 def decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> Decay:
-    """The decay of a plan. The functions that its statements call are added to `helpers`."""
+    """Return the decay of a plan. Add the functions that its statements call to `helpers`."""
     roots: dict[str, tuple[Node, Place]] = {}
     if plan.exponent is not None and not plan.plain_gate:
         roots["c"] = (plan.exponent, ROW)
@@ -99,7 +99,7 @@ def _scaled(node: Node, factor: Const) -> Node:
 
 
 def _row(program: Program, node: Node, printer: Printer) -> Code:
-    """A value as a float32 vector over the tokens of the chunk."""
+    """Return a value as a float32 vector over the tokens of the chunk."""
     own = printer.own(node)
     if program.place(node).axes:
         return row("float", own) if node.type.integral else own

@@ -14,14 +14,14 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class ParameterLine:
-    """Parameters of a kernel that stand on a line of their own, and the arguments of its launches for them."""
+    """A line of parameters of a kernel, and the launch arguments for them."""
 
     parameters: list[str]
     arguments: list[str]
 
 
-# As constants, the strides of tokens and columns are offsets in load instructions. As arguments,
-# each row address takes two registers.
+# Constant strides of tokens and columns become offsets in load instructions. As launch arguments,
+# each row address would take two registers.
 GATES = {
     "g": ParameterLine(
         ["g_ptr", "stride_gb: tl.int64", "stride_gt: tl.constexpr", "stride_gh: tl.int64"],
@@ -44,11 +44,11 @@ SIZES = ParameterLine(
     ],
     ["T", "NT", "scale", "H=H", "HV=HV"],
 )
-"""Tiles, which are the last parameters, have no argument here."""
+"""The last parameters are the fields of tile shapes. Their launch arguments are keywords."""
 
 
 def problem(plan: ChunkOutputPlan) -> list[ParameterLine]:
-    """The parameters that all kernels have behind their tensors and strides."""
+    """Return the parameters that all kernels have after their tensors and strides."""
     lines = [GATES[gate] for gate in plan.gates]
     if plan.spec.varlen:
         lines.append(PACKING)
@@ -57,43 +57,43 @@ def problem(plan: ChunkOutputPlan) -> list[ParameterLine]:
 
 @dataclass(frozen=True)
 class RowChunk(Template):
-    """The place of a chunk in a batch of sequences of one length."""
+    """Statements that find a chunk in a batch of sequences of one length."""
 
     template: ClassVar[str] = "chunk_output/triton/_row_chunk.j2"
 
 
 @dataclass(frozen=True)
 class PackedChunk(Template):
-    """The place of a chunk among packed sequences."""
+    """Statements that find a chunk in packed sequences."""
 
     template: ClassVar[str] = "chunk_output/triton/_packed_chunk.j2"
 
 
 @dataclass(frozen=True)
 class Common:
-    """The parts that all kernels have alike."""
+    """The parts that all kernels share."""
 
     sizes: list[str]
-    """The integers that Triton compiles no versions for."""
+    """The integers on which Triton does not specialize."""
     problem: list[list[str]]
-    """The last parameters, as they stand on lines."""
+    """The last parameters, by lines."""
     state_strides: list[str]
     state_cast: str
-    """Makes a state what it is multiplied with; empty where it is that."""
+    """The cast of a state to the dtype of q; empty if they are equal."""
     chunk: Template
-    """Gives `b`, `number`, `first` and `end`: the batch, the chunk in it, its first token, the end of its tokens."""
+    """Statements that set `b` (batch), `number` (chunk in it), `first` (first token) and `end` (end of the tokens)."""
     v_first: Code
     """The first row of the chunk in v."""
 
 
 @dataclass(frozen=True)
 class Kernel(Template):
-    """A kernel: the product of a chunk's queries and keys (or of do and v), and a product with its state."""
+    """A kernel that multiplies the queries and keys of a chunk (or do and v), and multiplies with its state."""
 
     common: Common
     decay: list[Statement]
     weights: Code
-    """The product, weighted by the decay; zero for pairs that do not count."""
+    """The product, multiplied by the decay; zero for pairs that do not count."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Forward(Kernel):
     template: ClassVar[str] = "chunk_output/triton/_forward.j2"
 
     decayed: Statement | None
-    """Weighs the product with the state."""
+    """The statement that multiplies the product with the state by the decay."""
     varlen: bool
 
 
@@ -117,7 +117,7 @@ class ValueGradients(Kernel):
     """The decay of each row, times `scale`."""
     dh: Code
     dv_guard: Code | None
-    """The rows of dv that exist."""
+    """The guard of rows of dv that are in the tensor."""
     values_follow: bool
     """True if v has rows for tokens after the last sequence."""
 
@@ -133,9 +133,9 @@ class KeyGradients(Kernel):
     row_scale: Code
     """The factor of do in its product with a state."""
     dg: list[str]
-    """The gradient of the gate, where it has one."""
+    """The name of the gradient of the gate, if it has one."""
     slope: Code | None
-    """The factor from the gradient of an exponent to that of the gate; None for 1."""
+    """The factor that turns the gradient of an exponent into the gradient of the gate; None for 1."""
     varlen: bool
 
 
@@ -149,7 +149,7 @@ class Kernels:
 
 
 def kernels(plan: ChunkOutputPlan, helpers: set[str]) -> Kernels:
-    """The kernels of a plan. The functions that their statements call are added to `helpers`."""
+    """Return the kernels of a plan. Add the functions that their statements call to `helpers`."""
     spec, common = plan.spec, _common(plan)
     own, of_gradients = (decay(plan, helpers, with_slope=with_slope) for with_slope in (False, True))
     forward = _forward(spec, own, common)
@@ -194,7 +194,7 @@ def _dvdh(spec: ChunkOutputSpec, decay: Decay, common: Common) -> ValueGradients
             else "{tl}.dot({tl}.trans(do), (q * factor[:, None]).to(q.dtype))"
         ),
         dv_guard=None if padded else op("live[:, None]"),
-        # Values that are padded to chunks have no row for a token of no chunk.
+        # If values are padded to chunks, v has no rows for tokens after the last sequence.
         values_follow=spec.varlen and not padded,
     )
 

@@ -55,11 +55,11 @@ class Operands:
     """The operands of the operator."""
 
     tensors: list[str]
-    """Their names; the last operand is `scale`."""
+    """The names of the tensors; the last operand is `scale`."""
     parameters: list[str]
-    """All of them, with their types."""
+    """All operands with their types."""
     problem: list[str]
-    """The arguments that every launch passes behind tensors and strides."""
+    """The launch arguments of all kernels after tensors and strides."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Gradients(Template):
     derived: list[str]
     """The inputs that have gradients."""
     dg: list[str]
-    """The gradient of the gate, where it has one."""
+    """The name of the gradient of the gate, if it has one."""
     returned: list[str]
-    """A gradient or None for each operand."""
+    """The gradient of each operand, or None."""
     new_like: str
     """The call that allocates the gradient of `x`."""
     new_dg: str
-    """The call that allocates the shares of dg."""
+    """The call that allocates the partial sums of dg."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Launcher(Template):
 
     name: str
     launching: LaunchFunctions | None
-    """The functions of all launchers, if the file has their text."""
+    """The functions of all launchers, if the file contains their text."""
     summary: str
     docstring: Docstring
     signature: str
@@ -120,12 +120,12 @@ class Launcher(Template):
     dense_check: str
     casts: list[str]
     gate_checks: list[str]
-    """A tuple in Python for each gate: label, tensor, number of dimensions, dtype."""
+    """For each gate, a Python tuple of label, tensor, number of dimensions and dtype."""
     checks: list[Check]
 
 
 def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launcher:
-    """The launcher of a plan."""
+    """Return the launcher of a plan."""
     spec = plan.spec
     gate = TORCH_DTYPES[spec.gate_dtype]
     said, derivatives, operands = docstring(plan), _derivatives(plan), _operands(plan)
@@ -176,14 +176,14 @@ def docstring(plan: ChunkOutputPlan) -> Docstring:
 
 
 def shapes(spec: ChunkOutputSpec) -> Shapes:
-    """The shapes of values and states."""
+    """Return the shapes of values and states."""
     length = f"NT * {spec.chunk_size}" if spec.v_layout == "chunk_padded" else "T"
     state = "K, V" if spec.state_layout == "kv" else "V, K"
     return Shapes(v=f"[B, {length}, HV, V]", h=f"[B, NT, HV, {state}]")
 
 
 def head_words(spec: ChunkOutputSpec) -> str:
-    """The numbers of heads."""
+    """Describe the numbers of heads."""
     heads = spec.heads
     if heads.qk:
         return f"H is {heads.qk}, HV {heads.v}"
@@ -225,7 +225,7 @@ def _gradients(plan: ChunkOutputPlan, operands: Operands) -> Gradients:
 
 
 def _derived(plan: ChunkOutputPlan) -> list[str]:
-    """The inputs that have gradients, in their order."""
+    """Return the inputs that have gradients, in order."""
     return ["q", "k", "v", "h"] if plan.slope is None else ["q", "k", "v", "h", "g"]
 
 
@@ -239,7 +239,7 @@ def _derivatives(plan: ChunkOutputPlan) -> Derivatives:
 
 
 def _checks(plan: ChunkOutputPlan) -> list[Check]:
-    """The checks of numbers of heads, of shapes, and of strides."""
+    """Yield the checks of numbers of heads, shapes and strides."""
     return [_heads(plan.spec), *_shapes(plan), *_strides(plan), _chunks(plan.spec)]
 
 
@@ -275,7 +275,7 @@ def _shapes(plan: ChunkOutputPlan) -> list[Check]:
 
 
 def _strides(plan: ChunkOutputPlan) -> list[Check]:
-    """Kernels multiply positions by strides in 32 bits."""
+    """Return the checks that strides are small: kernels multiply positions by strides in 32 bits."""
     tokens = ["q", "k", "v"]
     elements = ["*(x.stride(3) for x in (q, k, v, h))", "h.stride(4)"]
     if "g" in plan.gates:

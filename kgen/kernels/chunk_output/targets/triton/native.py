@@ -1,4 +1,4 @@
-"""Chunk output from C: the files in `templates/chunk_output/c`, and the names of arguments of kernels."""
+"""Calls of chunk_output from C: the files in `templates/chunk_output/c`, and the names of launch arguments."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from kgen.targets.triton import tables
 
 HINT = "make tensors contiguous, or name heads to `kgen build`, as `--heads` or `--gqa`"
 FAR_TOKENS = 24
-"""Kernels multiply positions by strides in 32 bits: tokens lie closer than this power of two."""
+"""The limit of strides of tokens: kernels multiply positions by strides in 32 bits."""
 _NAMES = """
 o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT scale H HV
 BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
 """
-"""The names of arguments of kernels, apart from the inputs."""
+"""The names of launch arguments, apart from the inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class ChunkOutputHeader(Header):
     formula: Formula
     head_words: str
     chunks: str
-    """The chunks that NT counts."""
+    """A description of the chunks that NT counts."""
     K: int
     BT: int
     tensors: tuple[Argument, ...]
     """The tensors that both passes read."""
     o: Argument
     of_backward: tuple[Argument, ...]
-    """The tensors of backward alone."""
+    """The tensors that only backward uses."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ChunkOutputProgram(Program):
     sizes: tuple[str, ...]
     """The sizes of a problem, `B` first."""
     launched: tuple[str, ...]
-    """The sizes that kernels are given."""
+    """The sizes that are launch arguments."""
     checks: tuple[Check, ...]
     gradients: Gradients | None
     checks_of_backward: tuple[Check, ...]
@@ -149,7 +149,7 @@ def _program(name: str, license: str, plan: ChunkOutputPlan, arguments: Argument
 
 
 def _names(spec: ChunkOutputSpec, arguments: Arguments) -> list[str]:
-    """The names of all arguments of kernels."""
+    """Return the names of all launch arguments."""
     names = [f"{t.name}_ptr" for t in arguments.inputs]
     axes = dict.fromkeys("qkvoxy", "bthd") | {"h": f"bnh{spec.state_layout}", "g": "bth"}
     names += [f"stride_{x}{axis}" for x, own in axes.items() for axis in own]
@@ -165,12 +165,12 @@ def _tiles(plan: ChunkOutputPlan) -> list[Tiles]:
 
 
 def _rows(table: Mapping[int, Tile]) -> list[tuple[Collection[int], Mapping[str, int | bool]]]:
-    """The rows of a table. No bound of registers is 0."""
+    """Return the rows of a table. `maxnreg` None becomes 0."""
     rows = tables.rows({chip: [tile] for chip, tile in table.items()})
     return [(chips, {name: value or 0 for name, value in asdict(tile).items()}) for chips, tile in rows]
 
 
-# --- checks: of the numbers of heads and chunks and of strides, as of the emitted function ---
+# --- checks of the numbers of heads and chunks and of strides, as in the emitted function ---
 
 
 def _heads(spec: ChunkOutputSpec) -> Check:

@@ -1,4 +1,4 @@
-"""The example of chunk_output from C++."""
+"""The C++ example of chunk_output."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
 BATCH = 2
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
-"""Tolerances relative to the largest number."""
+"""Tolerances by dtype, relative to the largest magnitude."""
 VARYING = ("g", "g_gamma", "i", "h")
-"""The variables of a decay, apart from numbers of heads."""
+"""The variables of a decay, apart from the numbers of heads."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Sized:
 
     member: str
     sizes: tuple[str, ...]
-    """Expressions of C over the constants of the example."""
+    """The sizes, as C expressions over the constants of the example."""
     dtype: str
 
 
@@ -37,12 +37,12 @@ class Drawn:
 
     member: str
     draw: str
-    """The largest number, or a function that gives one."""
+    """The largest magnitude, or a function that returns one."""
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A value of the decay, and where its tensor has it."""
+    """A value of the decay, and its position in its tensor."""
 
     name: str
     at: str
@@ -50,7 +50,7 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOutputExample(File):
-    """`example.cpp`: a call of both passes, compared with the same in double."""
+    """`example.cpp`, which calls both passes and compares the results with a reference in double."""
 
     template: ClassVar[str] = "chunk_output/c/example.cpp.j2"
 
@@ -64,24 +64,24 @@ class ChunkOutputExample(File):
     HV: int
     default_scale: str
     ends: tuple[int, ...]
-    """The ends of the sequences in a row, 0 first."""
+    """The offsets of the sequences in a row, 0 first."""
     packed: bool
     tensors: tuple[Sized, ...]
     drawn: tuple[Drawn, ...]
     decay: str
-    """The exponent as it was written, in C++."""
+    """The exponent of the spec, in C++."""
     gates: tuple[Gate, ...]
     log_of_base: str
     state: str
-    """The place of `x` and `y` in a state."""
+    """The position of (x, y) in a state."""
     v_rows: str
-    """The rows of v."""
+    """The number of rows of v."""
     v_of_j: str
     """The row of v of token `j` of a chunk."""
     do: str | None
-    """The member that has the gradient of o; None without backward."""
+    """The struct member of the gradient of o; None without backward."""
     compared: tuple[str, ...]
-    """The gradients, but dg."""
+    """The gradients except dg."""
     has_dg: bool
     allowed: str
     """The tolerance."""
@@ -90,7 +90,7 @@ class ChunkOutputExample(File):
 def chunk_output_example(
     loaded: Loaded, plan: ChunkOutputPlan, arguments: Arguments, open_sizes: Mapping[str, Sequence[int]]
 ) -> ChunkOutputExample:
-    """The example of a plan. Raises `KgenError` for a function of the decay that C++ has no spelling of here."""
+    """Return the example of a plan. Raise `KgenError` if a function of the decay has no C++ spelling."""
     spec, gradients = plan.spec, arguments.gradients
     K, V, BT = spec.head_dim.qk, spec.head_dim.v, spec.chunk_size
     lengths = _lengths(spec)
@@ -128,7 +128,7 @@ def chunk_output_example(
 
 
 def _lengths(spec: ChunkOutputSpec) -> tuple[int, ...]:
-    """Packed sequences: one of no tokens, and some that end inside a chunk. One sequence has such an end, too."""
+    """Return offsets of packed sequences. One sequence is empty, and others end inside a chunk."""
     BT = spec.chunk_size
     return (BT + 6, 0, 2 * BT, 5) if spec.varlen else (2 * BT + 5,)
 
@@ -142,7 +142,7 @@ def _decay(loaded: Loaded, plan: ChunkOutputPlan) -> str:
 
 
 def _tensors(arguments: Arguments) -> list[Argument]:
-    """The tensors of a call that finds the chunks itself."""
+    """Return the tensors of a call without `chunk_indices`."""
     packing, gradients = arguments.packing, arguments.gradients
     found = [*arguments.inputs]
     if packing:
@@ -152,7 +152,7 @@ def _tensors(arguments: Arguments) -> list[Argument]:
 
 
 def _drawn(tensors: Iterable[Argument], BT: int) -> tuple[Drawn, ...]:
-    """Numbers for the inputs. Decays fall inside a chunk."""
+    """Return random inputs. The decay changes inside a chunk."""
     draws = dict.fromkeys(("q", "k", "v", "h", "do"), "1.0")
     for name, most in (("g", -1.0), ("g_gamma", -1.0 / BT)):
         draws[name] = f"[](int64_t) {{ return {most} * std::fabs(example::random_number()); }}"

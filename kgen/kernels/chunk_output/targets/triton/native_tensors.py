@@ -1,4 +1,4 @@
-"""Chunk output from C: the tensors of a call."""
+"""The tensors of a call of chunk_output from C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.kernels.chunk_output.plan.tiles import tile_tables
 from kgen.targets.native import WORDS, Tensor, member
 
 FAR_COLUMNS = 23
-"""Kernels multiply positions by strides in 32 bits: elements of a row lie closer than this power of two."""
+"""The limit of strides inside a row: kernels multiply positions by strides in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class Argument(Tensor):
     """A tensor among the arguments of a call."""
 
     stride: str = ""
-    """The first of the names that kernels have for its strides."""
+    """The first name of its strides in kernels."""
 
     @property
     def count(self) -> str:
-        """The number of elements in C."""
+        """The number of elements, as a C expression."""
         return " * ".join(self.sizes)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The tensors that say where packed sequences and their chunks are. There is machine code for int32."""
+    """The tensors with the offsets of packed sequences, and their chunks. Machine code exists for int32."""
 
     cu_seqlens: Argument
     chunk_indices: Argument
@@ -35,22 +35,22 @@ class Packing:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The tensors of backward alone."""
+    """The tensors that only backward uses."""
 
     do: Argument
     of_keys: tuple[Argument, ...]
     of_values: tuple[Argument, ...]
     """dv and dh."""
     dg: tuple[Argument, ...]
-    """The gradient of the gate in parts, where it has one."""
+    """The partial sums of the gradient of the gate, if it has one."""
     of_tokens: tuple[Argument, ...]
-    """The gradients with rows for tokens of no chunk."""
+    """The gradients with rows for tokens after the last sequence."""
     parts: int
-    """Blocks of columns that leave a part of dg each, on the chip that has most."""
+    """The most partial sums of dg on any chip: one per block of columns."""
 
     @property
     def tensors(self) -> tuple[Argument, ...]:
-        """All of them, in the order of the struct."""
+        """All tensors, in the order of the struct."""
         return (self.do, *self.of_keys, *self.of_values, *self.dg)
 
 
@@ -65,7 +65,7 @@ class Arguments:
 
 
 def arguments_of(plan: ChunkOutputPlan) -> Arguments:
-    """The tensors of a plan."""
+    """Return the tensors of a plan."""
     spells = _Spelled(plan)
     return Arguments(
         spells.inputs(),
@@ -76,7 +76,7 @@ def arguments_of(plan: ChunkOutputPlan) -> Arguments:
 
 
 class _Spelled:
-    """Spells the tensors of one plan."""
+    """Build the tensors of one plan."""
 
     def __init__(self, plan: ChunkOutputPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -86,7 +86,7 @@ class _Spelled:
     def of_tokens(
         self, name: str, heads: str, width: int, said: str = "", *, contiguous: bool = False, stride: str = ""
     ) -> Argument:
-        """[B, T, heads, width], or as v is laid out."""
+        """Return the sizes [B, T, heads, width], or the sizes of padded values."""
         padded = self.padded and name in ("v", "dv")
         length, rows = (f"p->NT * {self.BT}", f"NT * {self.BT}") if padded else ("p->T", "T")
         sizes = ("p->B", length, f"p->{heads}", str(width))
@@ -94,7 +94,7 @@ class _Spelled:
         return _argument(name, sizes, self.spec.dtype, shape, said, contiguous=contiguous, stride=stride)
 
     def states(self, name: str, said: str, *, contiguous: bool = False) -> Argument:
-        """[B, NT, HV, K, V] or [B, NT, HV, V, K]."""
+        """Return the sizes [B, NT, HV, K, V] or [B, NT, HV, V, K]."""
         sides = {"k": self.K, "v": self.V}
         state = [str(sides[side]) for side in self.spec.state_layout]
         sizes = ("p->B", "p->NT", "p->HV", *state)
@@ -102,7 +102,7 @@ class _Spelled:
         return _argument(name, sizes, self.spec.state, shape, said, contiguous=contiguous, stride="stride_hb")
 
     def inputs(self) -> tuple[Argument, ...]:
-        """The tensors of real numbers that both passes read."""
+        """Return the floating-point tensors that both passes read."""
         padding = "padded to whole chunks; what is in the padding does not matter" if self.padded else ""
         return (
             self.of_tokens("q", "H", self.K, stride="stride_qb"),
@@ -117,11 +117,11 @@ class _Spelled:
         if gate == "g_gamma":
             return _argument(gate, ("p->HV",), dtype, "[HV]", stride="stride_gamma")
         sizes, said = ("p->B", "p->T", "p->HV"), "summed up inside each chunk"
-        # Heads are reckoned in 64 bits.
+        # Kernels compute offsets of heads in 64 bits.
         return _argument(gate, sizes, dtype, "[B, T, HV]", said, widest="INT32_MAX", stride="stride_gb")
 
     def packing(self) -> Packing:
-        """The tensors of packed sequences."""
+        """Return the tensors of packed sequences."""
         ends = (
             "where each sequence begins, from 0 on, and the last one ends; B is 1; tokens after it give zeros"
         )
@@ -132,7 +132,7 @@ class _Spelled:
         )
 
     def gradients(self) -> Gradients:
-        """The tensors of backward alone. Strides of its kernels have the names that gradients have here."""
+        """Return the tensors that only backward uses. Strides in its kernels have the names of gradients here."""
         of_keys = tuple(
             self.of_tokens(name, "H", self.K, "written", contiguous=True, stride=stride)
             for name, stride in (("dq", "stride_xb"), ("dk", "stride_yb"))
@@ -140,7 +140,7 @@ class _Spelled:
         dv = self.of_tokens("dv", "HV", self.V, "written", contiguous=True, stride="stride_vb")
         parts = max(self.K // tile.BLOCK_K for tile in tile_tables(self.spec).dqdk.values())
         dg = () if self.plan.slope is None else (self._dg(parts),)
-        # Values that are padded to chunks have no row for a token of no chunk.
+        # If values are padded to chunks, v has no rows for tokens after the last sequence.
         of_tokens = (*of_keys, *dg) if self.padded else (*of_keys, dv, *dg)
         return Gradients(
             do=self.of_tokens("do", "HV", self.V),
@@ -169,7 +169,7 @@ def _argument(
     widest: str = f"(INT64_C(1) << {FAR_COLUMNS}) - 1",
     stride: str = "",
 ) -> Argument:
-    """A tensor. `said` follows its shape and dtype in words."""
+    """Build a tensor. `said` follows its shape and dtype in its description."""
     words = f"{shape} {WORDS.get(dtype, dtype)}"
     words += ", contiguous" if contiguous else ""
     words += f": {said}" if said else ""

@@ -1,4 +1,4 @@
-"""The Triton target of chunk_output: a plan becomes the template of the one file."""
+"""The Triton target of chunk_output, which emits one file."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
 
 @dataclass(frozen=True)
 class TileRow:
-    """The tile of some chips; that of all if none is named."""
+    """The tile shape of some chips, or of all other chips if it names none."""
 
     chips: str
-    """A tuple in Python."""
+    """The chips, as a Python tuple."""
     tile: str
-    """Keyword arguments of a launch."""
+    """The keyword arguments of a launch."""
 
 
 @dataclass(frozen=True)
 class TileTable:
-    """The tiles of a kernel by chip."""
+    """The tile shapes of a kernel by chip."""
 
     name: str
     rows: list[TileRow]
@@ -55,24 +55,24 @@ class Module(Template):
     gate_shapes: list[str]
     usage: str
     natural: bool
-    """True if exponents are of e."""
+    """True if the base of the decay is e."""
     varlen: bool
     oldest: OldestTriton
     tile_tables: list[TileTable]
     helpers: list[str]
-    """Functions that statements of the kernels call."""
+    """Texts of helper functions that the kernels call."""
     forward: Forward
     dvdh: ValueGradients | None
     dqdk: KeyGradients | None
     launcher: Launcher
     modules: list[str]
-    """The modules of Python that it imports."""
+    """The modules of the standard library that the file imports."""
     launching: LaunchFunctions | None
-    """The functions of launchers, if the file has their text."""
+    """The functions of all launchers, if the file contains their text."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """The one file of this target."""
+    """Return the one file of this target."""
     plan = plan_chunk_output(loaded)
     return [
         Source(
@@ -88,7 +88,7 @@ def sources(loaded: Loaded) -> list[Source]:
 
 
 def module(plan: ChunkOutputPlan, *, single: bool) -> Module:
-    """The file of a plan."""
+    """Return the file of a plan."""
     spec, helpers = plan.spec, set[str]()
     natural = plan.exponent is not None and plan.natural
     own = kernels(plan, helpers)

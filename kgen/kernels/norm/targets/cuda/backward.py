@@ -18,7 +18,7 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class Grid:
-    """How kernels go through rows to sum over them: all of them, or those of each head."""
+    """The way in which kernels sum over rows: over all rows, or over the rows of each head."""
 
     held_words: str
     columns_words: str
@@ -30,12 +30,12 @@ class Grid:
     finalize_step: str
     finalize_head: str | None
     share: str
-    """Rows of a share, at least."""
+    """The least number of rows of a share."""
     rows: str | None
-    """Parts of a group of blocks."""
+    """Rows of partial sums of a group of blocks."""
     heads: str | None
     refused: tuple[str, ...]
-    """Conditions on which a call fails."""
+    """Conditions for which a call fails."""
     dims: tuple[str, ...]
     """Further dimensions of the grids of both kernels."""
 
@@ -76,7 +76,7 @@ OF_HEADS = Grid(
 
 @dataclass(frozen=True)
 class ColumnSum:
-    """The gradient of a tensor of columns: a sum over rows."""
+    """The gradient of a tensor that varies by column: a sum over rows."""
 
     name: str
     index: int
@@ -93,7 +93,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A value of each row that the kernel of columns needs."""
+    """A value of each row that `columns_kernel` reads."""
 
     name: str
     at: str
@@ -101,7 +101,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The gradients that are sums over a row."""
+    """The gradients that are sums over each row."""
 
     stores: tuple[str, ...]
 
@@ -116,7 +116,7 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class ColumnKernels(Template):
-    """The kernels that sum over rows: each column alone where blocks do not hold them, and all partial sums."""
+    """The kernels that sum over rows: `columns_kernel` for rows of any width, `finalize_kernel` for partial sums."""
 
     template: ClassVar[str] = "norm/cuda/_columns.j2"
     language: ClassVar[str] = CUDA
@@ -136,7 +136,7 @@ class ColumnKernels(Template):
 
 @dataclass(frozen=True)
 class BackwardKernel(Template):
-    """The backward kernel, and those that sum its columns."""
+    """The backward kernel, and the kernels that sum its columns."""
 
     template: ClassVar[str] = "norm/cuda/_backward.j2"
     language: ClassVar[str] = CUDA
@@ -145,23 +145,23 @@ class BackwardKernel(Template):
     kernel: Kernel
     grid: Grid
     parts: int | None
-    """Numbers that threads exchange at once, if they are several."""
+    """The number of values per exchange, if it is not 1."""
     holds: bool
-    """True where what belongs to columns stays in registers."""
+    """True if values or sums of columns stay in registers."""
     sums: tuple[ColumnSum, ...]
     row_gradients: RowGradients | None
     recomputes: bool
-    """True where statistics are computed, not loaded."""
+    """True if statistics are computed and not loaded."""
     saved: tuple[str, ...]
     """The statistics that are loaded."""
     statistic_parts: int | None
     means: tuple[Mean, ...]
     first: Elements
-    """The statements that need no mean of the row."""
+    """The statements that do not need the means of the row."""
     second: Elements
     scratch: tuple[Scratch, ...]
     gradients: tuple[str, ...]
-    """The gradients that have an element for each of x."""
+    """The gradients with the shape of x."""
     columns: ColumnKernels | None
 
     @property
@@ -171,7 +171,7 @@ class BackwardKernel(Template):
 
 @dataclass(frozen=True)
 class Part:
-    """A share of the memory that C allocates."""
+    """A part of the memory that the C launcher allocates."""
 
     name: str
     begin: str | None
@@ -179,12 +179,12 @@ class Part:
 
 @dataclass(frozen=True)
 class ColumnLaunch:
-    """How C launches the kernels that sum over rows."""
+    """The launches of the kernels that sum over rows, in C."""
 
     any_width: bool
     sums: tuple[ColumnSum, ...]
     floats: str
-    """Numbers in the memory that it allocates."""
+    """The number of floats that the launcher allocates."""
     parts: tuple[Part, ...]
     columns_grid: tuple[str, ...]
     columns_arguments: tuple[str, ...]
@@ -194,14 +194,14 @@ class ColumnLaunch:
 
 @dataclass(frozen=True)
 class Backward:
-    """The kernels of the backward pass, and how they are launched."""
+    """The kernels of the backward pass, and their launches."""
 
     kernel: BackwardKernel
     launch: Launch
     column_launch: ColumnLaunch | None
     loads: tuple[Operand, ...]
     arguments: tuple[str, ...]
-    """The arguments of the kernel in Python."""
+    """The launch arguments in Python."""
     columns_arguments: tuple[str, ...]
     finalize_arguments: tuple[str, ...]
 
@@ -224,7 +224,7 @@ class _Columns:
 
     @property
     def ours(self) -> tuple[Param, ...]:
-        """Pointers to memory that no caller gives."""
+        """Pointers to memory that the launcher allocates."""
         return (*self.parts, *self.scratch_params)
 
     @property
@@ -247,7 +247,7 @@ class _Bodies:
 
 
 def backward_of(spelled: Spelled) -> Backward | None:
-    """The kernels of the backward pass of a plan; None without one."""
+    """Return the kernels of the backward pass of a plan; None without one."""
     plan, b = spelled.plan, spelled.plan.backward
     if b is None:
         return None
@@ -277,7 +277,7 @@ def backward_of(spelled: Spelled) -> Backward | None:
 
 
 def _d(spelled: Spelled, gradient: planning.Gradient) -> str:
-    """The name of a gradient in kernels."""
+    """Return the name of a gradient in kernels."""
     return f"d{spelled.local(gradient.of)}"
 
 
@@ -285,7 +285,7 @@ def _bodies(spelled: Spelled, b: planning.Backward, loads: Iterable[Operand]) ->
     accesses = spelled.accesses(loads)
 
     def held(late: bool) -> list[Statement]:
-        """Sums of threads that have their columns in registers."""
+        """Return the sums of threads that keep their columns in registers."""
         found = tuple(_sums(spelled, b, "{}[v][i]", late))
         return [If(Name("ELEMENTS > 0"), found)] if found else []
 
@@ -300,7 +300,7 @@ def _bodies(spelled: Spelled, b: planning.Backward, loads: Iterable[Operand]) ->
 
 
 def _sums(spelled: Spelled, b: planning.Backward, form: str, late: bool) -> list[Assign]:
-    """The gradients of columns: those that need the means of a row, or the others."""
+    """Return the gradients of columns that need the means of a row, or the others."""
     later = {"dh", *(m.name for m in b.means)}
     found = (g for g in b.columns if bool(later & set(variables(g.tree))) is late)
     return [spelled.end(form.format(_d(spelled, g)), g.tree, "+=") for g in found]
@@ -383,7 +383,7 @@ def _columns(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand]) -
     reads: dict[str, Assign] = {o.name: spelled.of_column(o) for o in loads}
     ends = [*_sums(spelled, b, "{}", late=False), *_sums(spelled, b, "{}", late=True)]
     values = [*b.before, b.dh]
-    # The values of a whole row come from the kernel before.
+    # The backward kernel has stored the values of whole rows.
     scratch = _scratch(plan, spelled.body(reads, values, ends).uses) if spelled.any_width else ()
     of_row = {s.name: s.at for s in scratch} | {s: f"{s}_ptr[row]" for s in plan.saves}
     reads |= {n: Assign((n,), (text(at),), type="float") for n, at in of_row.items()}
@@ -401,7 +401,7 @@ def _columns(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand]) -
 
 
 def _scratch(plan: NormPlan, uses: frozenset[str]) -> tuple[Scratch, ...]:
-    """The values of rows that are used but not saved, [rows] one behind the other."""
+    """Return the values of rows that are used but not saved. Each is [rows], and they are adjacent."""
     assert plan.backward is not None
     whole = (*(m.name for m in plan.backward.means), *plan.statistics)
     left = [n for n in whole if n in uses and n not in plan.saves]

@@ -15,7 +15,7 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class Store:
-    """A tensor whose elements are stored from an array."""
+    """A tensor that is stored from an array of values."""
 
     name: str
     values: str
@@ -23,7 +23,7 @@ class Store:
 
 @dataclass(frozen=True)
 class RowScale(Template):
-    """The scale of each row of an output of eight bits."""
+    """The computation of the scale of each row of an eight-bit output."""
 
     template: ClassVar[str] = "norm/cuda/_row_scale.j2"
 
@@ -38,16 +38,16 @@ class ForwardKernel(Template):
     params: str
     kernel: Kernel
     reads: int
-    """Accesses that it loads at a time."""
+    """The number of tensors that are read per access."""
     refills: bool
-    """True where a slot is filled again as soon as it was read."""
+    """True if a slot of the ring is refilled right after its last read."""
     parts: int | None
-    """Numbers that threads exchange at once, if they are several."""
+    """The number of values per exchange, if it is not 1."""
     declared: tuple[str, ...]
     """Declarations for scales."""
     early_words: str
     early_if: str
-    """The condition on which columns are loaded early."""
+    """The condition for which columns are loaded early."""
     saves: tuple[str, ...]
     out: Elements
     row_scale: RowScale | None
@@ -57,17 +57,17 @@ class ForwardKernel(Template):
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward kernel, and how it is launched."""
+    """The forward kernel, and its launch."""
 
     kernel: ForwardKernel
     launch: Launch
     loads: tuple[Operand, ...]
     arguments: tuple[str, ...]
-    """The arguments of the kernel in Python."""
+    """The launch arguments in Python."""
 
 
 def forward_of(spelled: Spelled) -> Forward:
-    """The forward kernel of a plan."""
+    """Return the forward kernel of a plan."""
     plan, spec = spelled.plan, spelled.spec
     loads = tuple(sorted(plan.forward.loads, key=lambda o: ORDER.index(o.along)))
     accesses = spelled.accesses(plan.forward.loads)
@@ -77,7 +77,7 @@ def forward_of(spelled: Spelled) -> Forward:
     stored = [("out", spec.dtypes["output"])]
     if plan.stores_h:
         stored.append(("h", spec.dtypes["residual"]))
-    # The largest of a row takes the registers that further rows would have.
+    # The maximum of a row needs the registers that refills would use.
     refills = spelled.clusters and not (spec.quantize and spec.quantize.scale == "per_row")
     kernel = _parts(spelled, loads, stored, h, refills)
     params = _params(spelled, loads, kernel, h.uses | out.uses)
@@ -146,7 +146,7 @@ def _kernel(spelled: Spelled, kernel: Kernel, params: Params, out: Body) -> Forw
         refills=spelled.clusters and quantize != "per_row",
         parts=more(2 if plan.layer else 1),
         declared=DECLARED[quantize],
-        # With heads, rows of one block have different columns.
+        # With heads, the rows of a block have different columns.
         early_words="a row is on its way" if spec.heads else "the first row is on its way",
         early_if="EARLY" if spec.heads else "EARLY && round == 0",
         saves=plan.saves,

@@ -1,4 +1,4 @@
-"""The launchers in C of a norm in CUDA."""
+"""The C launchers of a norm in CUDA."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Host(Template):
     vector: int
     clusters: bool
     multiple: tuple[str, ...]
-    """A parameter, where rows of one thread lie apart by multiples of a number."""
+    """The parameter `multiple`, if the rows of a thread are a multiple of it apart."""
     multiple_passed: tuple[str, ...]
-    """That parameter, as an argument."""
+    """The argument for `multiple`."""
     launches: tuple[Launch, ...]
     forward: Launch
     null_words: str | None
@@ -48,7 +48,7 @@ class Host(Template):
 
 
 def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None) -> Host:
-    """The launchers of a plan."""
+    """Return the launchers of a plan."""
     name = spelled.spec.name
     words = "Statistics, which backward alone needs, may be null."
     called = None

@@ -32,15 +32,15 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel of rows."""
+    """A launch of the forward or backward kernel."""
 
     launch: Launch
     prepared: tuple[str, ...]
-    """Lines that make arguments what kernels take."""
+    """Lines that prepare tensors for the kernel."""
     elements: tuple[str, ...]
     """The tensors whose rows the kernel reads."""
     vectors: tuple[str, ...]
-    """Other tensors that have to be aligned."""
+    """Other tensors that must be aligned."""
     arguments: tuple[str, ...]
 
 
@@ -71,20 +71,20 @@ class ForwardOperator(Template):
 
     @property
     def first(self) -> str:
-        """The index of the output, if it is the only one."""
+        """The index `[0]` if there is only one output."""
         return "[0]" if len(self.names) == 1 else ""
 
 
 @dataclass(frozen=True)
 class ColumnsCall:
-    """The calls of the kernels that sum over rows."""
+    """The launches of the kernels that sum over rows."""
 
     names: tuple[str, ...]
     """The partial sums."""
     any_width: bool
     grid: Grid
     scratch: int
-    """Numbers that a row leaves for the kernel of columns."""
+    """The number of values per row that `columns_kernel` reads."""
     arguments: tuple[str, ...]
     finalize_arguments: tuple[str, ...]
 
@@ -99,7 +99,7 @@ class ColumnsCall:
 
 @dataclass(frozen=True)
 class BackwardOperator(Template):
-    """The operator of the backward pass, and how autograd calls it."""
+    """The operator of the backward pass, and its registration with autograd."""
 
     template: ClassVar[str] = "norm/cuda/_backward_operator.j2"
 
@@ -121,12 +121,12 @@ class BackwardOperator(Template):
     """The arguments of the forward operator."""
     outputs: tuple[str, ...]
     saved: tuple[str, ...]
-    """The tensors that autograd keeps."""
+    """The tensors that autograd saves."""
     scalars: tuple[str, ...]
-    """The numbers that it keeps."""
+    """The numbers that autograd saves."""
     cotangents: tuple[str, ...]
     shape_source: str
-    """A tensor that has the shape of x."""
+    """A tensor with the shape of x."""
     out_dtype: str
     stores_h: bool
     returned: str
@@ -137,13 +137,13 @@ class BackwardOperator(Template):
 
     @property
     def first(self) -> str:
-        """The index of the gradient, if it is the only one."""
+        """The index `[0]` if there is only one gradient."""
         return "[0]" if len(self.names) == 1 else ""
 
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """The docstring of the spec's function, but for its first line."""
+    """The docstring of the spec's function without its first line."""
 
     template: ClassVar[str] = "norm/cuda/_docstring.j2"
 
@@ -205,7 +205,7 @@ class Module(Template):
     returned: str
     usage: str
     multiple: tuple[str, ...]
-    """A parameter, where rows of one thread lie apart by multiples of a number."""
+    """The parameter `multiple`, if the rows of a thread are a multiple of it apart."""
     apart_words: tuple[str, ...]
     vector: int
     launches: tuple[Launch, ...]
@@ -218,19 +218,19 @@ class Module(Template):
 
 
 def module_of(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
-    """`cuda.py` of a plan."""
+    """Return `cuda.py` of a plan."""
     return _Modules(spelled).module(loader, forward, backward)
 
 
 class _Modules:
-    """Spells one plan."""
+    """Print `cuda.py` of one plan."""
 
     def __init__(self, spelled: Spelled) -> None:
         self.spelled = spelled
         self.plan, self.spec, self.runtime = spelled.plan, spelled.spec, spelled.runtime
         self.heads = bool(self.spec.heads)
         quantize = self.spec.quantize.scale if self.spec.quantize else None
-        # One number for the whole output; a scale for each row is an output itself.
+        # A scale for the whole output is an argument. Scales of rows are an output.
         self.scale = ["scale"] if quantize == "per_tensor" else []
         self.tensors = [*(o.name for o in self.plan.operands), *self.scale]
         self.returned = ["out"]
@@ -272,7 +272,7 @@ class _Modules:
         )
 
     def _arguments(self) -> tuple[list[str], list[str]]:
-        """The positional arguments of the function, and those by keyword but for eps."""
+        """Return the positional parameters of the function, and the keywords except eps."""
         positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
         return positional, [*(n for n in self.tensors if n not in positional), *self.runtime]
 
@@ -325,19 +325,19 @@ class _Modules:
         return words[0] if len(words) == 1 else f"({'; '.join(words)})"
 
     def _shape(self, operand: Operand) -> str:
-        """The shape of an argument, in Python."""
+        """Return the shape of an argument, in Python."""
         dims = 2 if self.heads else 1
         return {"element": "x.shape", "row": "x.shape[:-1]", "column": f"x.shape[-{dims}:]"}[operand.along]
 
     def _words(self, operand: Operand) -> str:
-        """The same in words."""
+        """Describe the shape of an argument."""
         heads = "H, " if self.heads else ""
         if operand.name == "x":
             return f"[..., {heads}width]"
         return {"element": "as x", "row": "[...]", "column": f"[{heads}width]"}[operand.along]
 
     def _checks(self) -> Iterator[Check]:
-        """The checks of the shape of x."""
+        """Yield the checks of the shape of x."""
         width, heads = self.spec.width, self.spec.heads
         if width == "any":
             wrong, words = f"not 1 <= x.shape[-1] <= {MAX_WIDTH}", f"1 to {MAX_WIDTH}"
@@ -410,7 +410,7 @@ class _Modules:
         )
 
     def _gradient(self, gradient: Gradient) -> str:
-        """Every gradient has the shape of dout, or of dout without what it is summed over."""
+        """Return the allocations of gradients, with the shape of dout without the axes of their sums."""
         dims = 2 if self.heads else 1
         shapes = {"element": "dout.shape", "row": "dout.shape[:-1]", "column": f"dout.shape[-{dims}:]"}
         return _empty(shapes[gradient.along], TORCH_DTYPES[gradient.dtype], "dout")
@@ -428,7 +428,7 @@ class _Modules:
         )
 
     def _gradients(self, b: planning.Backward) -> str:
-        """The gradient of each argument of the forward operator."""
+        """Return the gradient of each argument of the forward operator."""
         found = {g.of: f"d_{g.of if g.same_as is None else g.same_as}" for g in b.gradients}
         numbers = [*self.runtime, "eps", *self.save]
         of_tensors = [found.get(o.name, "None") for o in self.plan.operands]
@@ -436,7 +436,7 @@ class _Modules:
 
 
 def passes_words(plan: planning.NormPlan) -> tuple[str, ...]:
-    """The statistics that take two passes over a row."""
+    """Describe the statistics that need two passes over a row."""
     return ("mean and variance in two passes",) if plan.layer else ()
 
 
@@ -452,7 +452,7 @@ def _call(kernel: Forward | Backward, *outputs: str) -> Call:
 
 
 def _prepared(loads: Sequence[Operand]) -> Iterator[str]:
-    """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
+    """Yield lines that prepare tensors: [rows, width] for elements, contiguous for others."""
     for o in loads:
         yield f"{o.name} = _flat({o.name})" if o.along == "element" else f"{o.name} = {o.name}.contiguous()"
 

@@ -1,7 +1,7 @@
-"""What kernels of norms in CUDA call the names of a spec: a name that the file has already gives way, by an underscore.
+"""Names of a spec in CUDA kernels of norms. A name that the file already has gets an underscore.
 
 kgen does not parse C++ to collect names. The file's own names are listed here, and
-`tests/kernels/norm/test_cuda_names.py` holds that none is missing.
+`tests/kernels/norm/test_cuda_names.py` checks that none is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from kgen.expr.functions import TABLE
 from kgen.targets.code import CUDA
 
-# Those of constants in lower case, as all that is compared; and words and macros of C++ that are none of Python's.
+# Names are compared in lower case, so constants are in lower case too. The list has words and macros of C++ that
+# Python does not have.
 TAKEN = frozenset(
     """
     t v i n p s to from left most share place first round turn step begin live rank vector vectors
@@ -37,9 +38,9 @@ TAKEN = frozenset(
     """.split()  # noqa: SIM905
 )
 FUNCTIONS = frozenset({"forward", "backward"})
-"""Names of a spec whose namespace, `forward_kernels`, would be called as a function in it."""
+"""Names of a spec whose namespace, such as `forward_kernels`, would clash with a function in it."""
 CALLED = frozenset(row.spelled[CUDA].form.partition("(")[0] for row in TABLE.values())
-"""Functions of expressions; operators are no names."""
+"""Names of functions in expressions, without operators."""
 
 FORMS = (
     "{}",
@@ -56,20 +57,20 @@ FORMS = (
 
 
 def slots(name: str) -> str:
-    """The type of a tensor's slots in shared memory."""
+    """Return the type of a tensor's slots in shared memory."""
     words = name.rstrip("_")
     return f"{words.title().replace('_', '')}{'_' * (len(name) - len(words))}Slots"
 
 
 def made_of(name: str) -> frozenset[str]:
-    """Everything that a file may have of a tensor or a number, and of the gradient of a tensor, in lower case."""
+    """Return all names that a file derives from a tensor, its gradient or a number, in lower case."""
     own = (name, f"d{name}")
     named = {form.format(n) for form in FORMS for n in own}
     return frozenset(named | {f"read_{name}", *(slots(n).lower() for n in own)})
 
 
 def given_way(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """What kernels call each name of a spec; `taken` are those that have to do with the spec, too."""
+    """Return the name in kernels for each name of a spec. `taken` are other names that depend on the spec."""
     there, found = TAKEN | CALLED | set(taken), dict[str, str]()
     for name in names:
         found[name] = name

@@ -1,4 +1,4 @@
-"""The parts that the forward and the backward kernel of a norm in CUDA have in common, as templates name them."""
+"""The parts that the forward and the backward kernel of a norm in CUDA share, for their templates."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kgen.targets.code import Code, Statement
 
 @dataclass(frozen=True)
 class Slots:
-    """A tensor's share of a stage in shared memory."""
+    """The part of a stage of the ring that holds one tensor."""
 
     name: str
     element: str
     slots: str
-    """The type of its slots."""
+    """The C++ type of its slots."""
     begin: str
-    """The constant that says where the share begins."""
+    """The name of the constant with the offset of the part."""
     after: str
     """The value of that constant."""
 
@@ -28,19 +28,19 @@ class Slots:
 
 @dataclass(frozen=True)
 class Column:
-    """A tensor that varies along columns."""
+    """A tensor that varies by column."""
 
     name: str
     element: str
     address: str
-    """The first column, of the head of a block's rows."""
+    """The address of the first column, for the head of a block's rows."""
     row_address: str
-    """The first column, of the head of a row."""
+    """The address of the first column, for the head of a row."""
 
 
 @dataclass(frozen=True)
 class RowValue:
-    """A value that a row has as a whole."""
+    """A value of a whole row."""
 
     name: str
     type: str
@@ -50,7 +50,7 @@ class RowValue:
 
 @dataclass(frozen=True)
 class Read:
-    """An access of a tensor that some lines use."""
+    """A tensor that some lines read."""
 
     name: str
 
@@ -65,22 +65,22 @@ class Elements:
 
 @dataclass(frozen=True)
 class RowSum:
-    """A sum over a row, that a thread begins with its part."""
+    """A sum over a row, which begins with the partial sum of a thread."""
 
     name: str
     value: str
     total: str
     of_mean: bool = False
-    """True for the sum that the mean is made of."""
+    """True for the sum of the mean."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """How the statistics of a row are computed."""
+    """The computation of the statistics of a row."""
 
     sums: tuple[RowSum, ...]
     moments: bool
-    """True where parts of a row have means of their own."""
+    """True if each part of a row has its own mean."""
 
 
 RMS = Statistics((RowSum("sums", "h[i] * h[i]", "squares"),), moments=False)
@@ -98,30 +98,30 @@ class Kernel:
     """The parts of a kernel that its macros print."""
 
     streams: tuple[Slots, ...]
-    """The tensors that go through the ring."""
+    """The tensors that pass through the ring."""
     stored: tuple[Slots, ...]
     columns: tuple[Column, ...]
     rows: tuple[RowValue, ...]
     heads: bool
-    """True where a row needs its head."""
+    """True if a row needs its head."""
     h: Elements
     statistics: Statistics
     to_come: str
-    """The stages that the loop fetches itself."""
+    """The number of stages that the loop fetches."""
     fetches: tuple[str, ...]
-    """The conditions on which a round begins with a fetch."""
+    """The conditions for which a round begins with a fetch."""
     held_if: str
-    """The condition on which columns are in registers."""
+    """The condition for which columns are in registers."""
     unroll: str
     clusters: bool
     any_width: bool
-    """True where some shape has any number of elements."""
+    """True if a shape is for any number of elements."""
     from_memory: bool = False
-    """True where a kernel without a ring reads rows at once."""
+    """True if a kernel without a ring loads a whole row at once."""
     keeps: tuple[str, ...] = ()
-    """An argument of slots: whether L2 keeps rows."""
+    """The template argument KEEP of slots, for the L2 policy of rows."""
     early_moments: bool = False
-    """True where `moments` belongs to the whole kernel."""
+    """True if `moments` is declared for the whole kernel."""
 
     @property
     def rank(self) -> str:
@@ -135,16 +135,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """How C launches a kernel."""
+    """The launch of a kernel in C."""
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     """Rows of the table of shapes."""
     pointers: tuple[str, ...]
-    """The pointers that have to be aligned."""
+    """The pointers that must be aligned."""
     strides: tuple[str, ...]
     multiple: tuple[str, ...]
-    """The argument that rows of one thread are multiples of apart, where there is one."""
+    """The argument `multiple`, if the rows of a thread are a multiple of it apart."""
     params: str
     """The parameters of the C function."""
     arguments: tuple[str, ...]
@@ -162,7 +162,7 @@ class Launch:
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The numbers that have to be multiples of an access."""
+        """The numbers that must be multiples of an access."""
         return (*self.strides, "width_")
 
     @property
@@ -175,7 +175,7 @@ class Launch:
 
 
 def shape_row(shape: Shape, vector: int) -> tuple[int, ...]:
-    """A shape as the tables of a file have it."""
+    """Return a shape as a row of the tables of a file."""
     s = shape
     own = 1 if s.single else vector
     return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns, s.shared)

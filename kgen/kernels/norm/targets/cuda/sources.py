@@ -28,14 +28,14 @@ STAYING = 256
 
 @dataclass(frozen=True)
 class WholeSlots(Template):
-    """Shared memory for accesses that are all of 16 bytes."""
+    """The slots of the ring, if all accesses have 16 bytes."""
 
     template: ClassVar[str] = "norm/cuda/_whole_slots.j2"
 
 
 @dataclass(frozen=True)
 class SlotsInChunks(Template):
-    """Shared memory for accesses of any size."""
+    """The slots of the ring for accesses of any size."""
 
     template: ClassVar[str] = "norm/cuda/_slots_in_chunks.j2"
 
@@ -48,26 +48,26 @@ class Clusters(Template):
     language: ClassVar[str] = CUDA
 
     sends: bool
-    """True where blocks of a cluster send parts of sums to each other."""
+    """True if blocks of a cluster send parts of sums to each other."""
 
 
 @dataclass(frozen=True)
 class OwnParts(Template):
-    """Parts of sums without clusters."""
+    """The exchange of parts of sums without clusters."""
 
     template: ClassVar[str] = "norm/cuda/_own_parts.j2"
 
 
 @dataclass(frozen=True)
 class StayingParts(Template):
-    """Parts of sums that other blocks read where they were computed."""
+    """The exchange of parts of sums that stay in the block that computed them."""
 
     template: ClassVar[str] = "norm/cuda/_staying_parts.j2"
 
 
 @dataclass(frozen=True)
 class SentParts(Template):
-    """Parts of sums of which some are sent to other blocks."""
+    """The exchange of parts of sums that may be sent to other blocks."""
 
     template: ClassVar[str] = "norm/cuda/_sent_parts.j2"
 
@@ -87,25 +87,25 @@ class File(Template):
     least_capability: int
     elements: Elements
     row_gradients: bool
-    """True where a row stores single numbers in the dtype of a tensor."""
+    """True if a row stores single values in the dtype of a tensor."""
     constants: tuple[Constant, ...]
     helpers: tuple[str, ...]
     slots: WholeSlots | SlotsInChunks
     clusters: Clusters | None
     exchange: OwnParts | StayingParts | SentParts
     warps_before: str | None
-    """Warps of a row in the blocks of a cluster before this one."""
+    """The number of warps of a row in the cluster's blocks before this one."""
     per_row: bool
-    """True where rows have scales."""
+    """True if rows have scales."""
     moments: bool
-    """True where parts of a row have means of their own."""
+    """True if each part of a row has its own mean."""
     forward: ForwardKernel
     backward: BackwardKernel | None
     host: Host
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """Both files."""
+    """Return `cuda.cu` and `cuda.py`."""
     spelled = Spelled(plan_norm(loaded))
     forward, backward = forward_of(spelled), backward_of(spelled)
     loader = Loader(loaded.spec.name, 8, 9 if loaded.spec.quantize else 0, dynamic_shared=True)
@@ -170,7 +170,7 @@ def _sends(spelled: Spelled) -> bool:
 
 
 def _elements(spelled: Spelled) -> Elements:
-    """The element types of all tensors; sums over rows are stored in parts of float32."""
+    """Return the element types of all tensors. Partial sums over rows are float32."""
     plan = spelled.plan
     dtypes = {o.dtype for o in plan.operands} | set(spelled.spec.dtypes.values())
     sums = plan.backward is not None and bool(plan.backward.columns)

@@ -35,7 +35,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Body:
-    """Statements, the operands that they read an element of, and the names that they use."""
+    """Statements, the operands that they read, and the names that they use."""
 
     lines: tuple[Statement, ...]
     reads: frozenset[str]
@@ -43,7 +43,7 @@ class Body:
 
 
 class Spelled:
-    """Spells one plan. Every value is a line of scalar code inside a loop over the elements of an access."""
+    """Print the statements of one plan. Each value is a line of scalar code in a loop over an access."""
 
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -71,7 +71,7 @@ class Spelled:
         )
 
     def taken(self) -> set[str]:
-        """Names that the file has because of the spec."""
+        """Return the names in the file that depend on the spec."""
         plan, name = self.plan, self.spec.name
         backward = [*plan.upstream, *(plan.backward.loads if plan.backward else ())]
         tensors = [o.name for o in (*plan.forward.loads, *backward) if o.name not in self.spec.buffers]
@@ -79,23 +79,23 @@ class Spelled:
         return {f"{name}_forward", f"{name}_backward", f"{name}_kernels"}.union(*made)
 
     def local(self, name: str) -> str:
-        """The name of a tensor or a parameter in kernels."""
+        """Return the name of a tensor or parameter in kernels."""
         return self.locals.get(name, name)
 
     # --- lines ---
 
     def _element(self, operand: Operand, at: str) -> Assign:
-        """An element of a tensor, by the tensor's name, which `at` has a hole for."""
+        """Read an element of a tensor. `at` is a format for the access of a tensor by its name."""
         name = self.local(operand.name)
         form = "to_float({0})" if operand.type is Type.FLOAT else "{0}"
         return Assign((name,), (op(form, text(at.format(name))),), type=SCALARS[operand.type])
 
     def of_access(self, operand: Operand) -> Assign:
-        """The same of an access that was loaded."""
+        """Read an element of an access that was loaded."""
         return self._element(operand, "{0}_at, i" if operand.type is Type.FLOAT else "{0}_at.at[i]")
 
     def of_column(self, operand: Operand) -> Assign:
-        """The same straight from memory, at a row and a column."""
+        """Load an element from memory, at a row and a column."""
         of_head = "blockIdx.z * width_ + " if self.spec.heads else ""
         places = {"element": "row * {0}_stride + col", "row": "row", "column": f"{of_head}col"}
         return self._element(operand, f"{{0}}_ptr[{places[operand.along]}]")
@@ -108,11 +108,11 @@ class Spelled:
         return Assign((value.name,), (code,), type="float")
 
     def end(self, to: str, tree: Node, sign: str = "=") -> Assign:
-        """The statements for the value of each element."""
+        """Return the statements for the value of each element."""
         return Assign((to,), (self.printer.real(tree),), sign)
 
     def body(self, reads: Mapping[str, Assign], values: Iterable[Value], ends: Sequence[Statement]) -> Body:
-        """Statements that compute `ends`, and only what these need before."""
+        """Return the statements that compute `ends`, without unneeded ones."""
         before = needed([*reads.values(), *map(self._value, values)], uses_of(ends))
         read = frozenset(n for n, assign in reads.items() if assign in before)
         statements = without_copies([*before, *ends])
@@ -122,7 +122,7 @@ class Spelled:
         return {o.name: self.of_access(o) for o in operands if o.along != "row"}
 
     def elements(self, operands: Iterable[Operand], body: Body) -> Elements:
-        """A loop over some lines, with the accesses that these use."""
+        """Return a loop over some lines, with the accesses that they read."""
         return Elements(tuple(Read(self.local(o.name)) for o in operands if o.name in body.reads), body.lines)
 
     # --- operands ---
@@ -137,7 +137,7 @@ class Spelled:
         return tuple(RowValue(a.name, a.type, a.value, ZEROS[o.type]) for o, a in found)
 
     def inputs(self, loads: Iterable[Operand]) -> Params:
-        """The parameters of tensors that a kernel reads."""
+        """Return the parameters of the tensors that a kernel reads."""
         lines: Params = []
         for o in loads:
             name, rows = self.local(o.name), o.along == "element"
@@ -147,7 +147,7 @@ class Spelled:
         return lines
 
     def numbers(self, heads: bool, eps: bool, uses: frozenset[str]) -> Params:
-        """Sizes, and those numbers that a kernel uses."""
+        """Return the parameters for sizes, and for the numbers that a kernel uses."""
         sizes = [Param("long long", n, n.strip("_")) for n in ("rows", "width_", *["heads"] * heads)]
         sizes += [Param("float", "eps", "ctypes.c_float(eps)")] * eps
         lines = [sizes]
@@ -159,7 +159,7 @@ class Spelled:
 
 
 def slots_of(tensors: Iterable[tuple[str, str]], before: str) -> tuple[Slots, ...]:
-    """Shared memory of tensors, by name and dtype, one behind the other."""
+    """Return the adjacent parts of shared memory of tensors, by name and dtype."""
     found: list[Slots] = []
     for name, dtype in tensors:
         after = found[-1].end if found else before
@@ -168,10 +168,10 @@ def slots_of(tensors: Iterable[tuple[str, str]], before: str) -> tuple[Slots, ..
 
 
 def times(n: int, of: str) -> str:
-    """A product, without a factor of 1."""
+    """Print a product, without a factor of 1."""
     return of if n == 1 else f"{n} * {of}"
 
 
 def more(n: int) -> int | None:
-    """A factor, unless it is 1."""
+    """Print a factor, unless it is 1."""
     return n if n > 1 else None

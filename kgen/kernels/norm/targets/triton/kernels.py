@@ -31,31 +31,31 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 
 @dataclass(frozen=True)
 class RowProgram(Template):
-    """The head of a kernel: programs share rows."""
+    """The beginning of a kernel whose programs share rows."""
 
     template: ClassVar[str] = "norm/triton/_row_program.j2"
 
 
 @dataclass(frozen=True)
 class HeadProgram(Template):
-    """The head of a kernel: programs share the heads of positions."""
+    """The beginning of a kernel whose programs share the heads of positions."""
 
     template: ClassVar[str] = "norm/triton/_head_program.j2"
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The way of a program through its tiles."""
+    """The loop of a program over its tiles."""
 
     program: RowProgram | HeadProgram
     loop: str
     tile: tuple[str, ...]
-    """The rows of a tile, and which elements are there."""
+    """The rows of a tile, and the guard of its elements."""
 
 
 @dataclass(frozen=True)
 class RmsStatistics(Template):
-    """The statistics of a row: its squares."""
+    """The statistics of a row in RMS norm: its sum of squares."""
 
     template: ClassVar[str] = "norm/triton/_rms_statistics.j2"
 
@@ -64,7 +64,7 @@ class RmsStatistics(Template):
 
 @dataclass(frozen=True)
 class LayerStatistics(Template):
-    """The statistics of a row: its mean and the squares around it."""
+    """The statistics of a row in layer norm: its mean, and its squared deviations."""
 
     template: ClassVar[str] = "norm/triton/_layer_statistics.j2"
 
@@ -76,7 +76,7 @@ Statistics = RmsStatistics | LayerStatistics
 
 @dataclass(frozen=True)
 class RowScale(Template):
-    """The scale of each row of an output of eight bits."""
+    """The computation of the scale of each row of an eight-bit output."""
 
     template: ClassVar[str] = "norm/triton/_row_scale.j2"
 
@@ -98,9 +98,9 @@ class ForwardKernel(Template):
     template: ClassVar[str] = "norm/triton/_forward.j2"
 
     unspecialized: str
-    """The parameters that Triton compiles no variants for."""
+    """The parameters on which Triton does not specialize."""
     params: tuple[tuple[str, ...], ...]
-    """Parameters, in groups that begin lines."""
+    """The parameters, by lines."""
     words: str
     walk: Walk
     loads: tuple[Statement, ...]
@@ -132,7 +132,7 @@ class ColumnSum:
     name: str
     value: Code
     part: Code
-    """The address of the part, the value and the guard."""
+    """The address of the partial sum, the value and the guard."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class RowSum:
 
 @dataclass(frozen=True)
 class Finalize(Template):
-    """The kernel that sums the parts of programs."""
+    """The kernel that adds the partial sums of programs."""
 
     template: ClassVar[str] = "norm/triton/_finalize.j2"
 
@@ -169,7 +169,7 @@ class BackwardKernel(Template):
     before: tuple[Statement, ...]
     """The values that statistics need."""
     statistics: Statistics | None
-    """None where they are among `loads`."""
+    """None if they are among `loads`."""
     middle: tuple[Statement, ...]
     means: tuple[Mean, ...]
     after: tuple[Statement, ...]
@@ -177,7 +177,7 @@ class BackwardKernel(Template):
     sums: tuple[ColumnSum, ...]
     rows: tuple[RowSum, ...]
     shared: bool
-    """True where several programs share a row."""
+    """True if several programs share a row."""
     finalize: Finalize | None
 
     @property
@@ -186,7 +186,7 @@ class BackwardKernel(Template):
 
 
 class Kernels:
-    """Spells the kernels of one plan."""
+    """Print the kernels of one plan."""
 
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -284,7 +284,7 @@ class Kernels:
         )
 
     def _part(self, name: str) -> Code:
-        """The store of a program's part of a sum over rows."""
+        """Return the store of a program's partial sum over rows."""
         if self.heads:
             return op("{tl}.store({0}_parts_ptr + group * (H * WIDTH) + columns, {0}, mask=live)", name)
         form = "{tl}.store({0}_parts_ptr + group * WIDTH + cols, {tl}.sum({0}, 0), mask=cols < WIDTH)"
@@ -308,20 +308,20 @@ class Kernels:
     # --- statements ---
 
     def _loads(self, operands: Iterable[Operand]) -> tuple[Statement, ...]:
-        """`name = ...` for the elements of each tensor in a tile, as values to compute with."""
+        """Return a statement `name = ...` for each tensor of a tile, converted for computation."""
         found: list[Statement] = []
         for operand in operands:
             name = operand.name
             loaded = assign(name, self.printer.loaded(name, *self._place(operand)))
             if name == "dh_out":
-                # Its gradient may not be asked for.
+                # The caller may not need its gradient.
                 found += [assign(name, text("0.0")), If(op("{0} is not None", f"{name}_ptr"), (loaded,))]
             else:
                 found.append(loaded)
         return tuple(found)
 
     def _place(self, operand: Operand) -> tuple[Code, Code]:
-        """The addresses of the elements of a tensor in a tile, and which of them are there."""
+        """Return the addresses of the elements of a tensor in a tile, and their guard."""
         name, pointer = operand.name, Name(f"{operand.name}_ptr")
         if operand.along == "row":
             return row("add", pointer, "rows"), Name("row_live")
@@ -336,7 +336,7 @@ class Kernels:
         return total(pointer, *of_row, along_row("cols")), Name("live")
 
     def _values(self, values: Iterable[Value]) -> tuple[Statement, ...]:
-        """One line for each value. What an expression makes of elements that are not there is zero."""
+        """Return one statement per value. Results for elements out of bounds are zero."""
         lines: list[Statement] = []
         for v in values:
             value: Code = self.printer.tile(v.tree)
@@ -369,7 +369,7 @@ HEAD_WALK = Walk(
 
 
 def stored(backward: Backward) -> list[str]:
-    """The tensors that the backward kernel writes: gradients, or their parts."""
+    """Return the tensors that the backward kernel writes: gradients, or their partial sums."""
     whole = [g.name for g in (*backward.elements, *backward.rows)]
     return [*whole, *(f"{g.name}_parts" for g in backward.columns)]
 

@@ -27,7 +27,7 @@ from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
 @dataclass(frozen=True)
 class RowSchedule(Template):
-    """How rows become programs, several of which may share one."""
+    """The schedule for rows; several programs may share a row."""
 
     template: ClassVar[str] = "norm/triton/_row_schedule.j2"
 
@@ -36,7 +36,7 @@ class RowSchedule(Template):
 
 @dataclass(frozen=True)
 class HeadSchedule(Template):
-    """How positions become programs, each of which has some heads."""
+    """The schedule for positions with heads; each program has some heads."""
 
     template: ClassVar[str] = "norm/triton/_head_schedule.j2"
 
@@ -49,11 +49,11 @@ class Output:
     shape: str
     dtype: str
     like: str
-    """A tensor of the same device."""
+    """A tensor on the same device."""
 
     @property
     def narrow(self) -> bool:
-        """True where Triton's interpreter does not round to the dtype."""
+        """True if Triton's interpreter does not round to the dtype."""
         return self.dtype in ("bfloat16", *FP8.values())
 
     @property
@@ -65,13 +65,13 @@ class Output:
 
     @property
     def rounded(self) -> str:
-        """The tensor in its dtype."""
+        """The tensor, converted to its dtype."""
         return f"{self.name}.to(torch.{self.dtype})" if self.narrow else self.name
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a kernel, in the order of its parameters."""
+    """The launch arguments of a kernel, in order."""
 
     pointers: str
     strides: str
@@ -88,9 +88,9 @@ class ForwardOperator(Template):
     params: str
     outputs: tuple[Output, ...]
     rows: tuple[str, ...]
-    """Lines that make arguments what kernels take."""
+    """Lines that prepare tensors for the kernel."""
     scheduled: str
-    """The names for what `_schedule` returns."""
+    """The names of the results of `_schedule`."""
     call: Call
     flags: tuple[str, ...]
 
@@ -109,14 +109,14 @@ class ForwardOperator(Template):
 
 @dataclass(frozen=True)
 class BackwardOperator(Template):
-    """The operator of the backward pass, and how autograd calls it."""
+    """The operator of the backward pass, and its registration with autograd."""
 
     template: ClassVar[str] = "norm/triton/_backward_operator.j2"
 
     name: str
     params: str
     first: str
-    """A tensor that has the shape of x."""
+    """A tensor with the shape of x."""
     gradients: tuple[Output, ...]
     rows: tuple[str, ...]
     programs: Statement
@@ -128,9 +128,9 @@ class BackwardOperator(Template):
     """The arguments of the forward operator."""
     outputs: tuple[str, ...]
     saved: tuple[str, ...]
-    """The tensors that autograd keeps."""
+    """The tensors that autograd saves."""
     scalars: str
-    """The numbers that it keeps."""
+    """The numbers that autograd saves."""
     upstream: str
     arguments: str
     """The arguments of the operator."""
@@ -151,18 +151,18 @@ class BackwardOperator(Template):
 
     @property
     def parts(self) -> str:
-        """The arguments of the kernel that sums parts."""
+        """The launch arguments of the kernel that adds partial sums."""
         return ", ".join([*(f"{name}_parts" for name in self.sums), *self.sums])
 
     @property
     def size(self) -> str:
-        """A tensor with as many elements as each sum has."""
+        """A tensor with as many elements as each sum."""
         return self.sums[0] if self.sums else ""
 
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """The docstring of the spec's function, but for its first line."""
+    """The docstring of the spec's function without its first line."""
 
     template: ClassVar[str] = "norm/triton/_docstring.j2"
 
@@ -193,10 +193,10 @@ class Function(Template):
     numbers: Numbers
     derivatives: Derivatives
     save: str
-    """The condition on which statistics are saved."""
+    """The condition for which statistics are saved."""
     outputs: tuple[str, ...]
     arguments: str
-    """The arguments of the operator, but for `save`."""
+    """The arguments of the operator except `save`."""
     returned: str
 
 
@@ -208,24 +208,24 @@ class Launcher(Template):
 
     name: str
     launching: LaunchFunctions | None
-    """The functions of all launchers, if the file has their text."""
+    """The functions of all launchers, if the file contains their text."""
     fp8: bool
     shared: bool
-    """True where several programs share a row."""
+    """True if several programs share a row."""
     schedule: RowSchedule | HeadSchedule
     rows: str
-    """The shape that kernels take x in, in words."""
+    """The shape of x in kernels, in words."""
     reshaped: str
-    """The same in Python."""
+    """The arguments of `reshape` for this shape."""
     rounds: bool
-    """True where Triton's interpreter does not round to a dtype."""
+    """True if Triton's interpreter does not round to a dtype."""
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
 
 
 class Launchers:
-    """Spells the launcher of one plan."""
+    """Print the launcher of one plan."""
 
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -260,17 +260,17 @@ class Launchers:
 
     @property
     def usage(self) -> str:
-        """The arguments of a call, for people."""
+        """Return the arguments of a call, for the docstring."""
         positional, keywords = self._arguments()
         return ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
 
     @property
     def returned(self) -> str:
-        """The names of what the function returns."""
+        """Return the names of the results."""
         return ", ".join(o.name for o in self.outputs if o.name not in self.plan.saves)
 
     def _arguments(self) -> tuple[list[str], list[str]]:
-        """The positional arguments of the function, and those by keyword but for eps."""
+        """Return the positional parameters of the function, and the keywords except eps."""
         positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
         return positional, [n for n in self.tensors if n not in positional] + [*self.runtime]
 
@@ -310,7 +310,7 @@ class Launchers:
         )
 
     def _returned(self) -> str:
-        """What the function returns, in words."""
+        """Describe the results of the function."""
         spec = self.spec
         shape = "[..., H, D]" if self.heads else "[..., D]"
         dtypes = TORCH_DTYPES | FP8
@@ -324,7 +324,7 @@ class Launchers:
         return words[0] if len(words) == 1 else f"({'; '.join(words)})"
 
     def _shape(self, operand: Operand) -> tuple[str, str]:
-        """Of an argument other than x: a Python expression, and words."""
+        """Return the shape of an argument other than x, in Python and in words."""
         if operand.along == "column":
             return ("x.shape[-2:]", "[H, D]") if self.heads else ("x.shape[-1:]", "[D]")
         if operand.along == "row":
@@ -384,7 +384,7 @@ class Launchers:
     # --- operators ---
 
     def _outputs(self) -> tuple[Output, ...]:
-        """The tensors that the operator returns; `save` says whether backward needs the statistics."""
+        """Return the tensors that the operator returns; `save` is true if backward needs the statistics."""
         spec, plan = self.spec, self.plan
         found = [Output("out", "x.shape", (TORCH_DTYPES | FP8)[spec.dtypes["output"]], "x")]
         if spec.quantize and spec.quantize.scale == "per_row":
@@ -396,7 +396,7 @@ class Launchers:
 
     def _forward(self) -> ForwardOperator:
         plan = self.plan
-        # The kernel takes h before the scale.
+        # In the kernel, h comes before the scale.
         others = [n for n in ("h", "scale") if n in (*self.tensors, *(o.name for o in self.outputs))]
         pointers = [*(o.name for o in plan.forward.loads), "out", *others, *plan.saves]
         types = [f"{n}: Tensor" for n in self.tensors] + [f"{n}: {kind}" for n, kind in self.numbers.items()]
@@ -419,7 +419,7 @@ class Launchers:
         pointers = [*(o.name for o in loads), *plan.saves, *stored(backward)]
         saved = [*(o.name for o in backward.loads), *plan.saves]
         upstream = [o.name for o in plan.upstream]
-        # Backward needs eps only to compute the statistics again.
+        # Backward needs eps only if it computes the statistics again.
         kept = {n: kind for n, kind in self.numbers.items() if n != "eps" or not plan.saves}
         params = ["dout: Tensor"] + ["dh_out: Optional[Tensor]"] * plan.stores_h
         params += [f"{n}: Tensor" for n in saved] + [f"{n}: {kind}" for n, kind in kept.items()]
@@ -459,14 +459,14 @@ class Launchers:
         return tuple(Output(g.name, shapes[g.along], TORCH_DTYPES[g.dtype], first) for g in grads)
 
     def _given(self, backward: Backward) -> str:
-        """The gradient of each argument of the forward operator."""
+        """Return the gradient of each argument of the forward operator."""
         given = {g.of: g.name if g.same_as is None else f"d{g.same_as}" for g in backward.gradients}
         return ", ".join(given.get(n, "None") for n in (*self.tensors, *self.numbers))
 
     # --- calls of kernels ---
 
     def _rows(self, loads: Iterable[Operand]) -> Iterator[str]:
-        """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
+        """Yield lines that prepare tensors: [rows, width] for elements, contiguous for others."""
         there = [o for o in loads if o.name != "dh_out"]
         yield from (f"{o.name} = _rows({o.name})" for o in there if o.along == "element")
         yield from (f"{o.name} = {o.name}.contiguous()" for o in there if o.along != "element")
@@ -475,9 +475,9 @@ class Launchers:
         )
 
     def _call(self, loads: Iterable[Operand], pointers: list[str], first: str, scalars: list[str]) -> Call:
-        """The arguments of a kernel; `first` is a tensor of rows."""
+        """Return the launch arguments of a kernel; `first` is a tensor [rows, width]."""
         dims = 2 if self.heads else 1
-        # A gradient that is not there has strides that nobody reads.
+        # The kernel does not read the strides of a missing gradient.
         there = {"dh_out": "(dout if dh_out is None else dh_out)"}
         strides = [f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"]
         sizes = [f"{first}.shape[0]", f"_slots(groups, constants, {first}.device)"]

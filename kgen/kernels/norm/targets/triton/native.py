@@ -1,4 +1,4 @@
-"""Norms from C: the header and the program, of the plan that the emitted launcher is made of."""
+"""Calls of norms from C: the header and the program, from the plan of the emitted launcher."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kgen.targets.triton import tables
 CONSTANTS = """
 eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES num_warps maxnreg launch_cooperative_grid
 """
-"""Names of arguments that no tensor, size or parameter of a spec has."""
+"""Names of launch arguments that are not tensors, sizes or parameters of a spec."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +48,26 @@ class NormHeader(Header):
     eps: str
     eps_words: str
     of_backward: tuple[Argument, ...]
-    """The arguments of backward alone."""
+    """The arguments that only backward uses."""
 
 
 @dataclass(frozen=True)
 class RowSchedule(Template):
-    """How programs share rows: several may share one."""
+    """The schedule for rows; several programs may share a row."""
 
     template: ClassVar[str] = "norm/c/_row_schedule.j2"
 
 
 @dataclass(frozen=True)
 class HeadSchedule(Template):
-    """How programs share positions: each has some heads of a position."""
+    """The schedule for positions with heads; each program has some heads."""
 
     template: ClassVar[str] = "norm/c/_head_schedule.j2"
 
 
 @dataclass(frozen=True)
 class Size:
-    """A size that kernels take."""
+    """A size that is a launch argument."""
 
     name: str
     value: str
@@ -82,7 +82,7 @@ class Backward(Template):
     name: str
     tensors: tuple[Argument, ...]
     sums: tuple[str, ...]
-    """The gradients of columns, of which programs leave partial sums in the workspace."""
+    """The gradients of columns. Programs store their partial sums in the workspace."""
     shared: bool
     least_programs: str
 
@@ -102,17 +102,17 @@ class NormProgram(Program):
     params: tuple[Parameter, ...]
     eps: str
     forward: tuple[Argument, ...]
-    """The tensors that forward reads and those that it always writes."""
+    """The tensors that forward reads, and the tensors that it always writes."""
     saved: tuple[Argument, ...]
-    """The tensors that forward writes where all of them are there."""
+    """The tensors that forward writes if the caller passes all of them."""
     schedule: RowSchedule | HeadSchedule
     shared: bool
-    """True where several programs share a row."""
+    """True if several programs share a row."""
     backward: Backward | None
 
     @property
     def save(self) -> str:
-        """The condition that all of `saved` are there."""
+        """The condition that the caller passes all of `saved`."""
         return " && ".join(f"a->{t.member}.data != NULL" for t in self.saved)
 
     @property
@@ -121,8 +121,10 @@ class NormProgram(Program):
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for; all
-    chips have the same kernels."""
+    """Return the C files of a spec.
+
+    `sizes` has the sizes with machine code that the spec leaves open. All chips have the same kernels.
+    """
     plan = plan_norm(loaded)
     arguments = arguments_of(plan)
     params = parameters(plan.spec.params, "of the expressions", taken(plan))
@@ -147,7 +149,7 @@ def _tiles(plan: NormPlan) -> Iterator[Tiles]:
 
 
 def _names(program: NormProgram, arguments: Arguments) -> list[str]:
-    """The names of arguments in kernels."""
+    """Return the names of launch arguments."""
     found = [f"{t.name}_ptr" for t in arguments.all]
     found += [stride.name for t in arguments.all for stride in t.strides]
     if program.backward:

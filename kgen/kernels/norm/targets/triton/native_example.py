@@ -1,4 +1,4 @@
-"""Norms from C: the example in C++."""
+"""The C++ example of norms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kgen.targets.native import File, Parameter, prefix_of
 from kgen.targets.native_reference import dtype_of, in_cpp, spelled
 
 ROWS, INTEGER, REAL = 37, 3, 0.5
-"""Rows and run-time params that the example takes."""
+"""The rows and run-time parameters of the example."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4, "fp8_e4m3": 7e-2}
-"""Tolerances, as fractions of the largest number."""
+"""Tolerances by dtype, relative to the largest magnitude."""
 AFFINE = {"weight": "dy * x_hat[size_t(d)]", "bias": "dy"}
-"""The terms of the gradients of what norms multiply by and add, in C++."""
+"""The terms of the gradients of weight and bias, in C++."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Read:
-    """A tensor whose elements expressions read."""
+    """A tensor that expressions read."""
 
     value: str
     """The member of `Values`."""
@@ -51,7 +51,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Compared:
-    """A gradient that the example computes itself; `value` is the member of `Values` that it belongs to."""
+    """A gradient that the example computes; `value` is the member of `Values` to which it belongs."""
 
     member: str
     along: str
@@ -99,14 +99,14 @@ class NormExample(File):
     backward: bool
     gradients: tuple[Compared, ...]
     of_input: tuple[Compared, ...]
-    """The gradients of operands of input_mod."""
+    """The gradients of the operands of input_mod."""
     of_output: tuple[Compared, ...]
     of_affine: tuple[Affine, ...]
     c2: str
     """The term of an element in the mean of dx_hat."""
     dh_out: str
     per_row: bool
-    """True where rows have scales."""
+    """True if rows have scales."""
     allowed: str
     """The tolerance."""
 
@@ -118,8 +118,10 @@ def norm_example(
     params: Sequence[Parameter],
     sizes: Mapping[str, Sequence[int]],
 ) -> NormExample:
-    """The example of a spec; `sizes` are those of what it leaves open. Raises `KgenError` for a function that C++ has
-    no spelling of here."""
+    """Return the example of a spec; `sizes` has the sizes that the spec leaves open.
+
+    Raise `KgenError` if a function of the expressions has no C++ spelling.
+    """
     spec = plan.spec
     along = {o.name: o.along for o in plan.operands}
     inputs = [t for t in arguments.inputs if t.name in along or t.name == "scale"]
@@ -166,14 +168,14 @@ def _width(plan: NormPlan, sizes: Mapping[str, Sequence[int]]) -> int:
 
 
 def _used(loaded: Loaded, plan: NormPlan) -> Mapping[str, frozenset[str]]:
-    """The variables of both expressions."""
+    """Return the variables of both expressions."""
     added = {o.name for o in plan.operands} & {"x", "residual"}
     plain = {"input_mod": frozenset(added), "output_mod": frozenset({"y"})}
     return plain | {name: variables(tree) for name, tree in loaded.trees.items()}
 
 
 def _expressions(loaded: Loaded, plan: NormPlan) -> tuple[str, str]:
-    """Both expressions in C++."""
+    """Return both expressions in C++."""
     operands = [o.name for o in plan.operands]
     names = {name: f"at.{name}_" for name in (*operands, "y")}
     for name, param in plan.spec.params.items():

@@ -1,4 +1,4 @@
-"""Norms from C: the tensors of a call."""
+"""The tensors of a call of norms from C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kgen.targets.native import WORDS, Tensor, member
 
 @dataclass(frozen=True)
 class Stride:
-    """An argument of kernels: the stride of an axis."""
+    """A launch argument: the stride of an axis."""
 
     name: str
     axis: int
@@ -19,7 +19,7 @@ class Stride:
 
 @dataclass(frozen=True)
 class Argument(Tensor):
-    """A tensor among the arguments of a call, with the strides that kernels take."""
+    """A tensor among the arguments of a call, with the strides that are launch arguments."""
 
     strides: tuple[Stride, ...] = ()
 
@@ -39,7 +39,7 @@ class Arguments:
 
     @property
     def all(self) -> tuple[Argument, ...]:
-        """The arguments of forward, then those of backward."""
+        """All arguments: of forward, then of backward."""
         return (*self.read, *self.stored, *self.saved, *self.read_by_backward, *self.gradients)
 
     @property
@@ -55,12 +55,12 @@ class Arguments:
 
     @property
     def upstream(self) -> tuple[Argument, ...]:
-        """The gradients that a caller gives to backward."""
+        """The gradients that a caller passes to backward."""
         return tuple(t for t in self.read_by_backward if t.name in ("dout", "dh_out"))
 
 
 def arguments_of(plan: NormPlan) -> Arguments:
-    """The tensors of a plan."""
+    """Return the tensors of a plan."""
     spells = _Spelled(plan)
     read = tuple(spells.operand(o) for o in plan.forward.loads)
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
@@ -75,31 +75,31 @@ def arguments_of(plan: NormPlan) -> Arguments:
 
 
 def taken(plan: NormPlan) -> frozenset[str]:
-    """The members of the struct of arguments that no operand or parameter may have."""
+    """Return the reserved members of the struct of arguments."""
     own = {"x", "out", "h", "mean", "rstd", "eps", "scale", "dout", "dh_out"}
     return frozenset(own | {f"d{o.name}" for o in plan.operands})
 
 
 class _Spelled:
-    """Spells the tensors of one plan."""
+    """Build the tensors of one plan."""
 
     def __init__(self, plan: NormPlan) -> None:
         self.heads = plan.spec.heads is not None
         self.taken = taken(plan)
 
     def sizes(self, along: str) -> tuple[str, ...]:
-        """The sizes of a tensor in C."""
+        """Return the sizes of a tensor, as C expressions."""
         of_row = ("p->rows", "p->heads") if self.heads else ("p->rows",)
         of_column = ("p->heads", "p->width") if self.heads else ("p->width",)
         return {"element": (*of_row, "p->width"), "row": of_row, "column": of_column}[along]
 
     def shape(self, along: str) -> str:
-        """The same in words."""
+        """Describe the shape of a tensor."""
         names = {"p->rows": "N", "p->heads": "H", "p->width": "D"}
         return f"[{', '.join(names[size] for size in self.sizes(along))}]"
 
     def operand(self, operand: Operand, said: str = "") -> Argument:
-        """A tensor that a kernel reads."""
+        """Build a tensor that a kernel reads."""
         name, along = operand.name, operand.along
         words = f"{self.shape(along)} {WORDS.get(operand.dtype, operand.dtype)}{said}"
         if along != "element":
@@ -119,14 +119,14 @@ class _Spelled:
         )
 
     def stored(self, name: str, along: str, dtype: str, said: str) -> Argument:
-        """A tensor that a kernel writes."""
+        """Build a tensor that a kernel writes."""
         words = f"{self.shape(along)} {WORDS.get(dtype, dtype)}, contiguous: {said}"
         return self.plain(name, self.sizes(along), dtype, words)
 
     def plain(
         self, name: str, sizes: tuple[str, ...], dtype: str, words: str, taken: Collection[str] = ()
     ) -> Argument:
-        """A tensor without gaps."""
+        """Build a contiguous tensor."""
         return Argument(name, name, member(name, taken), sizes, dtype, words, contiguous=True)
 
 

@@ -1,4 +1,4 @@
-"""The Triton target of norms: the one file."""
+"""The Triton target of norms, which emits one file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of some chips; without any, those of all others."""
+    """The tile shapes of some chips, or of all other chips if it names none."""
 
     chips: tuple[int, ...]
     tiles: tuple[NormTile, ...]
@@ -38,7 +38,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class TileTable:
-    """The tiles of a kernel."""
+    """The tile shapes of a kernel."""
 
     name: str
     rows: tuple[Tiles, ...]
@@ -57,25 +57,25 @@ class Module(Template):
     returned: str
     oldest: OldestTriton
     optional: bool
-    """True where an operator takes a tensor or None."""
+    """True if an operator accepts None for a tensor."""
     constants: tuple[Constant, ...]
     tables: tuple[TileTable, ...]
     helpers: tuple[str, ...]
     shared: bool
-    """True where several programs share a row."""
+    """True if several programs share a row."""
     totals: bool
-    """True where programs of a row add up single values."""
+    """True if the programs of a row add single values."""
     forward: ForwardKernel
     backward: BackwardKernel | None
     launcher: Launcher
     modules: list[str]
-    """The modules of Python that it imports."""
+    """The modules of the standard library that the file imports."""
     launching: LaunchFunctions | None
-    """The functions of launchers, if the file has their text."""
+    """The functions of all launchers, if the file contains their text."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """The one file of this target."""
+    """Return the one file of this target."""
     plan = plan_norm(loaded)
     text = _module(plan, single=False)
     function = text.launcher.function
@@ -94,7 +94,7 @@ def sources(loaded: Loaded) -> list[Source]:
 
 def _module(plan: NormPlan, *, single: bool) -> Module:
     spec, kernels, launchers = plan.spec, Kernels(plan), Launchers(plan)
-    # Spelling kernels finds the helpers that they call.
+    # Kernels are printed first, because this finds the helpers that they call.
     forward, backward = kernels.forward(), kernels.backward()
     return Module(
         name=spec.name,
