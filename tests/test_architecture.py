@@ -1,6 +1,7 @@
-"""One direction of flow: every module imports, and imports only from stages before its own.
+"""One direction of imports: every module imports only from its own stage and earlier ones.
 
-Machinery knows no kernel family; a family is a package of `kgen.kernels`, has stages of its own, and knows no other.
+Shared code knows no kernel family. A family is a package of `kgen.kernels` with its own stages, and imports
+no other family.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ STAGES = (
     *("flex", "verify", "build", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
 )
 AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
-"""Folders whose files are emitted as they are, and import each other wherever they lie."""
+"""Folders whose files are emitted unchanged, so they import each other relatively."""
 OWN_STAGES = {
     "fields": "spec",
     "spec": "spec",
@@ -40,7 +41,7 @@ OWN_STAGES = {
     "bench": "bench",
     "tune": "tuning",
 }
-"""The stages of a family, each with the last one of machinery that it may import."""
+"""The stages of a family, each with the last shared stage that it may import."""
 OF_SCHEDULES = {
     "plan": "plan",
     "conditions": "plan",
@@ -49,7 +50,7 @@ OF_SCHEDULES = {
     "cases": "verify",
     "prove": "prove",
 }
-"""The stages of what lies in the folder of a schedule; the rest of it is of targets."""
+"""The stages of modules in the folder of a schedule. All other modules there belong to `targets`."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
@@ -62,15 +63,16 @@ def modules() -> list[str]:
 
 
 def stage(module: str) -> str | None:
-    """The stage that a module of kgen belongs to; None for the package itself."""
+    """Return the stage of a module of kgen, or None for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else None
 
 
 def own(module: str) -> tuple[str | None, str | None]:
-    """The family that a module belongs to, and the stage of that; None where it belongs to none.
+    """Return the family of a module and its stage there, or None for shared code.
 
-    What compiles the files of a target may lie in the target's folder. A schedule has parts of several stages in one.
+    A target's folder may contain the module that compiles its files. A schedule has modules of several
+    stages.
     """
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
@@ -93,7 +95,7 @@ def tree(module: str) -> ast.Module:
 
 
 def imports(module: str) -> Iterator[str]:
-    """Everything that a module imports, wherever in it, for type checking too."""
+    """Yield the imports anywhere in a module, including imports for type checking."""
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -119,7 +121,7 @@ def test_module_imports(module: str) -> None:
 
 @pytest.mark.parametrize("module", MACHINERY)
 def test_direction(module: str) -> None:
-    """Of machinery, which imports nothing of a family."""
+    """Shared code imports earlier stages, and nothing of a family."""
     place = stage(module)
     assert place in STAGES, f"{module} belongs to no stage"
     for name in imports(module):
@@ -138,7 +140,7 @@ def test_direction_in_a_family(module: str) -> None:
         if not imported.startswith("kgen."):
             continue
         other, its = own(imported)
-        if other is None:  # `FAMILY` needs no more than its class
+        if other is None:  # `FAMILY` needs only its class
             last = OWN_STAGES[place] if place else "family"
             assert STAGES.index(stage(imported) or "diagnostics") <= STAGES.index(last), (
                 f"{module} imports {imported}"
@@ -153,7 +155,7 @@ SCHEDULES = [path.parent for path in sorted(PACKAGE.glob("kernels/*/schedules/*/
 
 
 def belongs(module: str) -> str | None:
-    """The folder of the schedule that a module belongs to, as a module; None for a module outside of all."""
+    """Return the schedule folder that contains a module, as a module name, or None."""
     parts = module.split(".")
     inside = parts[3:4] == ["schedules"] and PACKAGE.joinpath(*parts[1:5]) in SCHEDULES
     return ".".join(parts[:5]) if inside else None
@@ -176,7 +178,7 @@ KNOW_A_SCHEDULE = {"tune.tuning": "portable"}
 
 
 def test_only_the_list_knows_schedules() -> None:
-    """Files, launchers, explanations and proofs loop over all of them."""
+    """Files, launchers, explanations and proofs loop over all schedules."""
     found = {
         module.removeprefix("kgen.kernels.attention."): of.rpartition(".")[2]
         for module in MODULES
@@ -205,7 +207,7 @@ OF_ONE_CHIP = {
     "templates/chunk_output/cute/chunk_output_sm90.j2": "a module of CuTe",
     "templates/norm/cuda/_chips.j2": "where accesses were timed",
 }
-"""Files outside the folders of the schedule that name Hopper, and what they name. The list only shrinks."""
+"""Files outside the folders of the schedule that name Hopper, with the reason. The list only shrinks."""
 
 
 def test_a_chip_is_named_in_its_folder() -> None:
@@ -221,7 +223,7 @@ def test_a_chip_is_named_in_its_folder() -> None:
 
 
 def reached(module: str, steps: Mapping[str, set[str]]) -> set[str]:
-    """Every module that one imports, and that these import."""
+    """Return every module that a module imports, directly or through others."""
     found: set[str] = set()
     left = [module]
     while left:
@@ -232,7 +234,7 @@ def reached(module: str, steps: Mapping[str, set[str]]) -> set[str]:
 
 
 def cyclic(steps: Mapping[str, set[str]]) -> set[str]:
-    """The modules that reach themselves."""
+    """Return the modules that import themselves through others."""
     return {module for module in steps if module in reached(module, steps)}
 
 
@@ -241,7 +243,7 @@ def test_a_cycle_is_found() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Counts imports inside functions and for type checking, too."""
+    """Imports inside functions and for type checking count, too."""
     steps = {
         module: {name if name in MODULES else name.rpartition(".")[0] for name in imports(module)}
         & {*MODULES}
@@ -263,7 +265,10 @@ TARGETS = {target for name in NAMES for target in family(name).targets}
 
 @pytest.mark.parametrize("module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"])
 def test_nothing_lists_targets(module: str) -> None:
-    """What is known of a target is in its folder, but how it spells a function: other tables would grow with each."""
+    """Facts about a target are in its folder, so that no other table grows with the targets.
+
+    Spellings of functions are the exception.
+    """
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple):
             items = node.keys if isinstance(node, ast.Dict) else node.elts
@@ -272,7 +277,7 @@ def test_nothing_lists_targets(module: str) -> None:
 
 
 def lazies(value: Any) -> Iterator[Lazy]:
-    """Everything that a family would import."""
+    """Yield all `Lazy` values in an object."""
     if isinstance(value, Lazy):
         yield value
     elif isinstance(value, list):
@@ -307,7 +312,7 @@ def test_a_family_has_what_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_of_a_family(name: str) -> None:
-    """Each is a folder, with what one knows of its files; those that run anywhere come first."""
+    """Each target is a folder that describes its files. Triton, which runs on every chip, is first."""
     targets = family(name).targets
     folders = [path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")]
     assert sorted(targets) == sorted(folders)
@@ -321,7 +326,7 @@ def test_targets_of_a_family(name: str) -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that are there after some code has run in a process of its own."""
+    """Return the modules that are loaded after running code in its own process."""
     run = subprocess.run(
         [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
         capture_output=True,
@@ -333,7 +338,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 OF_FILES = {f"kgen.render.{name}" for name in ("header", "manifest", "program", "writer")}
-"""These read names of files, lines of headers, and finished files."""
+"""Modules that read file names, header lines, and finished files."""
 
 
 PRINTING = [m for m in MACHINERY if stage(m) in ("targets", "render")]
@@ -342,7 +347,7 @@ PRINTING += [m for m in FAMILIES if own(m)[1] in ("plan", "lowered", "targets")]
 
 @pytest.mark.parametrize("module", [m for m in PRINTING if m not in OF_FILES])
 def test_printed_text_is_not_looked_into(module: str) -> None:
-    """What is planned, printed and rendered is decided on trees."""
+    """Planning, printing and rendering decide on trees, never on text."""
     assert "re" not in {name.partition(".")[0] for name in imports(module)}
 
 
@@ -359,7 +364,7 @@ LONG = {
 
 
 def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Every function with its qualified name, those inside functions and classes too."""
+    """Yield every function with its qualified name, including nested functions and methods."""
     for child in ast.iter_child_nodes(node):
         name = inside
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
@@ -370,7 +375,10 @@ def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.Function
 
 
 def above_a_limit(function: ast.FunctionDef) -> bool:
-    """True for more than `LINES` lines, or more than `PARAMETERS` parameters beside `self`. A verb may have more."""
+    """True for more than `LINES` lines, or more than `PARAMETERS` parameters without `self`.
+
+    A verb of the command line may have more parameters.
+    """
     given = function.args
     names = [
         one.arg

@@ -1,5 +1,7 @@
-"""Random masks and scores in the forms that passes give them, against their text: a sample, what was found, and faults
-that are planted."""
+"""Random masks and scores in the forms of the passes, compared with their text.
+
+The tests run a sample, the bugs that random runs found, and planted bugs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ENDS = {"align": "end", "lengths": {"kv": {"per_batch": True}}}
 
 
 def of(mask: str | None, score: str | None = None, **more: Any) -> Drawn:
-    """Expressions with the buffers that they read."""
+    """Return expressions with the buffers that they read."""
     read = {name: BUFFERS[name] for name in BUFFERS if f"{name}[" in f"{mask} {score}"}
     return Drawn(mask, score, 1, read, {}, more)
 
@@ -51,7 +53,7 @@ FOUND = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Arrays are short."""
+    """Run torch on one thread, because the arrays are short."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -145,7 +147,8 @@ def test_the_value_of_a_text(text: str, values: list[Any]) -> None:
     ],
 )
 def test_where_a_text_means_something(text: str, means: list[int]) -> None:
-    """Not where a kernel may do anything, or another rounding decides; but where only what is left out does."""
+    """`ok` is false where a kernel may compute anything, or where rounding decides. Operands that are not
+    evaluated do not count."""
     assert np.broadcast_to(text_value(text, ENV).ok, 6).tolist() == [bool(one) for one in means]
 
 

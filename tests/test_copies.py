@@ -1,4 +1,5 @@
-"""Two copies of one emitted file in a process: each has operators of its own, named as wherever else it lies."""
+"""Two copies of an emitted file in a process: each has its own operators, with names that do not depend on
+the folder."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_copies_of_what_is_for_several_ranks(tmp_path: Path) -> None:
 
 
 def have_operators_of_their_own(here: Path, there: Path) -> None:
-    """Of two namespaces `kgen_<hash>`, with a number behind where there is one of that name."""
+    """Check two different namespaces `kgen_<hash>`. A number is added if a namespace exists."""
     first, second = (import_file(file, f"copy_{i}")._LIBRARY.ns for i, file in enumerate((here, there)))
     assert first != second
     assert first.split("_")[:2] == second.split("_")[:2]

@@ -1,6 +1,6 @@
-"""What emitted functions do not take: derivatives that do not exist, and numbers that float32 does not hold.
+"""Arguments that emitted functions refuse: derivatives that do not exist, and numbers beyond float32.
 
-On tensors without memory, for which every operator has its fake: autograd is that of a GPU, and no kernel runs.
+Tensors are fake, without memory, so autograd works as on a GPU and no kernel runs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_what_does_not_exist_raises(which: str) -> None:
 
 @pytest.mark.parametrize("which", FILES)
 def test_tensors_that_kernels_cannot_read(which: str) -> None:
-    """A sparse or a nested tensor is an error that names the argument, wherever a tensor is taken."""
+    """A sparse or nested tensor raises an error that names the argument, for every tensor argument."""
     if which.split("/")[1].startswith("cute"):
         pytest.importorskip("cutlass")
     emitted = subject(which)

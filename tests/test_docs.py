@@ -1,5 +1,5 @@
-"""What README and docs say holds: tables and excerpts are made from the code, links resolve, nothing is left
-out.
+"""README and docs agree with the code: tables and excerpts are generated, links resolve, and lists are
+complete.
 
 KGEN_UPDATE_GOLDEN=1 writes the generated parts anew, between `<!-- name -->` and `<!-- end -->`.
 """
@@ -55,7 +55,7 @@ def spec_text(path: str) -> str:
 
 
 def forward_loop(path: str) -> str:
-    """The loop over KV tiles of an emitted file, as it stands there."""
+    """Return the loop over KV tiles of an emitted file, as printed there."""
     lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
     start = lines.index("def _forward_tiles(")
     first = next(i for i in range(start, len(lines)) if lines[i].startswith("    for "))
@@ -84,7 +84,7 @@ def function_table() -> str:
 
 
 def function_row(name: str) -> tuple[str, str, str, str]:
-    """The cells of a function. Functions that differ in the first one share a row of the table."""
+    """Return the cells of a function. Functions that differ only in the first cell share a row."""
     row = TABLE[name]
     takes, gives = signature(name)
     written = row.spelled["python"].form.format("x", "y", "z")
@@ -95,7 +95,7 @@ def function_row(name: str) -> tuple[str, str, str, str]:
 
 
 def signature(name: str) -> tuple[str, str]:
-    """The types of the operands and of the result of a function, from its type rule."""
+    """Return the types of the operands and of the result of a function, from its type rule."""
     row = TABLE[name]
     head = (Type.BOOL,) if name == "where" else ()
     found = {}
@@ -122,7 +122,7 @@ def signature(name: str) -> tuple[str, str]:
 
 
 def proof_table() -> str:
-    """The proofs in the ledger: a row for each file with unknown obligations, one for all others."""
+    """Return the proofs in the ledger: a row for each file with unknown obligations, and one for all others."""
     rows = [
         "| file | kernels and tile shapes | proved | unknown | no encoding for |",
         "|---|---|---|---|---|",
@@ -193,14 +193,14 @@ def test_pictures_are_current(name: str) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    """Two screens of text, with one table."""
+    """The README has two screens of text and one table."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 105
     assert len(re.findall(r"^\|", text, re.MULTILINE)) <= 2 + 6
 
 
 def test_commands_that_are_shown_are_there() -> None:
-    """In blocks of a shell: the verb, and its options."""
+    """Commands in shell blocks use verbs and options that exist."""
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     shown = 0
     for page in PAGES:
@@ -208,7 +208,7 @@ def test_commands_that_are_shown_are_there() -> None:
             r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
         ):
             for verb, rest in re.findall(r"^(?:\S*/)?kgen (\w+)([^#\n]*)", block, re.MULTILINE):
-                # Of a group of verbs the one that is named.
+                # In a group of verbs, check the options of the verb after it.
                 own = getattr(verbs[verb], "commands", {})
                 command = own.get((rest.split() or [""])[0], verbs[verb])
                 there = {"--help"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
@@ -232,12 +232,12 @@ def test_relative_links_resolve(page: Path) -> None:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its code blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What links to the headings of a page end with, as GitHub makes it of them."""
+    """Return the anchors of the headings of a page, as GitHub makes them."""
     heads = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -309,7 +309,7 @@ def test_names_of_the_kernels_for_hopper_are_emitted() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/support.md"])
 def test_targets_are_those_of_the_families(page: str) -> None:
-    """Of a target that does one part of a kernel, the part is named."""
+    """If a target computes one part of a kernel, the page names the part."""
     words = {"attention": "attention", "norm": "norms", "chunk_output": "output"}
     (row,) = re.findall(r"^\| targets \| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     said = dict(zip(("triton", "cuda", "cute"), row.split(";"), strict=True))
@@ -368,7 +368,7 @@ def test_first_example_renders(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_the_call_of_the_readme_runs() -> None:
-    """As it is written, where the README says: in this folder, on the CPU in Triton's interpreter."""
+    """The call runs as the README shows it: in this folder, on the CPU, in Triton's interpreter."""
     call = re.search(
         r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""The examples run on the CPU, with the kernels in `generated/`, and do what they say."""
+"""The examples run on the CPU with the kernels in `generated/`, and print the expected numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kgen.verify.interpreter import ENVIRONMENT
 
 
 def said(example: str, specs: tuple[str, ...], arguments: tuple[str, ...], verdict: Any) -> list[float]:
-    """The number at the end of each line that an example prints."""
+    """Return the number at the end of each line that an example prints."""
     path = ROOT / "examples" / example
     folders = [ROOT / "generated" / spec for spec in specs]
     verdict(problem_of(load(ROOT / "specs" / f"{specs[0]}.yaml")), path.read_text(), *folders)
@@ -38,7 +38,7 @@ def test_a_layer_trains(verdict: Any) -> None:
 
 
 def test_paged_decoding(verdict: Any) -> None:
-    """Lengths that end in a page, at its end, and in the next."""
+    """Lengths end inside a page, at its end, and in the next page."""
     arguments = ("--lengths", "3", "63", "70", "--steps", "2")
     worst = said("paged_decoding.py", ("decode_paged",), arguments, verdict)
     assert len(worst) == 2

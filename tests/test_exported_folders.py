@@ -1,4 +1,7 @@
-"""What was exported is loaded where its folder was imported, by several files or of variants, before any call of it."""
+"""Exported programs load after an import of their folder, before any call.
+
+The folders have several files, or variants.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def test_a_process_that_imports_it_loads_it(name: str, tmp_path: Path) -> None:
 
 
 def write(place: Path, name: str) -> None:
-    """An emitted folder."""
+    """Write an emitted folder."""
     text = VARIANTS if name == "two" else (ROOT / "specs" / f"{name}.yaml").read_text()
     for folder, files in render_variants(loads_variants(text, Path(f"{name}.yaml"))).items():
         (place / folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`tests/fuzzing`: that it draws the whole language, finds what is planted, and keeps what was found."""
+"""`tests/fuzzing`: random specs cover the language, find planted bugs, and keep the specs that found bugs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kgen.verify.processes import WorkerError
 FOUND = sorted((Path(running.__file__).parent / "found").glob("*.yaml"))
 
 SEEDS = {"tanh_in_float32": (21,)}
-"""Those that show what was found, where few do; the first three elsewhere."""
+"""Seeds that show a bug which few seeds show. The default is the first three."""
 
 FIELDS = {
     "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask sinks align passes "
@@ -133,7 +133,7 @@ def test_what_is_planted_is_found_and_made_smaller(what: str) -> None:
 
 
 def _found(right: str, wrong: str) -> bool:
-    """Whether some of a few seeds fail with the error in what is rendered, and stay so when they are made smaller."""
+    """True if a seed finds the planted bug, and its reduced spec still does."""
 
     def planted(loaded: Any, single: bool) -> dict[str, str]:
         return {name: text.replace(right, wrong) for name, text in render_spec(loaded, single=single).items()}
@@ -149,7 +149,7 @@ def _found(right: str, wrong: str) -> bool:
 
 @pytest.mark.parametrize("seed", [802, 1026, 1344, 1630, 1831, 2898])
 def test_functions_of_sizes_are_said_to_flexattention(seed: int) -> None:
-    """Python's own numbers, of which nothing is a tensor."""
+    """FlexAttention gets functions of sizes, which are Python numbers without a tensor."""
     assert running.asked_flex(loads(written(drawn(seed)), "drawn.yaml"), random.Random(0))
 
 
@@ -160,7 +160,7 @@ def test_a_reference_that_is_wrong_is_found() -> None:
 
 
 def _told_by_flex(wrong: str) -> str:
-    """What becomes of a spec where FlexAttention is asked and the reference takes a number of its own."""
+    """Return the outcome of a spec if the reference uses a wrong number and FlexAttention the right one."""
     from fuzzing import flexed
 
     spec = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 16, "params": {"cap": 2.0}}
@@ -175,7 +175,10 @@ def _told_by_flex(wrong: str) -> str:
 
 
 def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
-    """In whatever order, and however often; not where one is missing, and nothing of what is no part."""
+    """Merged shards equal the whole run in any order and with duplicates.
+
+    The ledger advances only if no shard is missing. A file that is not a shard is refused.
+    """
     from fuzzing import __main__ as script
     from fuzzing import ledger
 
@@ -210,7 +213,7 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_takes_its_process_along_is_a_crash() -> None:
-    """The others are tried after it."""
+    """The remaining seeds are tried after the crash."""
     tries = []
 
     def messages(module: str, job: Any, timeout: float, environment: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What grows in a spec does not grow exponentially on its way to text: it is rendered within seconds, or refused."""
+"""Parts of a spec that could grow exponentially: kgen renders the spec within seconds, or refuses it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
 LIMIT = 2.0
-"""Seconds of this process, on a machine of the pace of `pace.py`. The largest take one."""
+"""Seconds of this process, scaled to the machine by `pace.py`. The largest spec takes one."""
 
 
 def nested(form: str, inner: str, times: int) -> str:
-    """`form` of `form` of ... `inner`."""
+    """Return `form` of `form` of ... `inner`."""
     return reduce(lambda text, i: form.replace("X", text).replace("I", str(i)), range(times), inner)
 
 
@@ -27,7 +27,7 @@ def joined(operator: str, form: str, times: int) -> str:
 
 
 def doubled(first: str, step: str, times: int) -> str:
-    """Local names, each made of the one before it."""
+    """Return local names, each computed from the one before it."""
     lines = [
         f"a0 = {first}",
         *(f"a{i + 1} = {step.replace('X', f'a{i}')}" for i in range(times)),
@@ -37,12 +37,12 @@ def doubled(first: str, step: str, times: int) -> str:
 
 
 def grouped(form: str, times: int, each: int) -> str:
-    """A sum of sums of `each` terms: of more terms than sums may nest."""
+    """Return a sum of sums of `each` terms. It has more terms than a sum may nest."""
     terms = [form.replace("I", str(i)) for i in range(times)]
     return " + ".join(f"({' + '.join(terms[i : i + each])})" for i in range(0, times, each))
 
 
-# As large as is accepted, or nearly so.
+# The largest accepted sizes, or almost.
 SCORES = {
     "sums of sums": doubled("score + score", "X + X", 8),
     "squares of squares": doubled("score * score + 0.1", "X * X + 0.3", 2),
@@ -115,7 +115,7 @@ def spec(score_mod: str | None = None, mask_mod: str | None = None) -> str:
 
 
 def rendered(text: str, folder: Path) -> str:
-    """Everything that is emitted for a spec, within the time that it may take."""
+    """Return all emitted text of a spec. Fail if this takes longer than the limit."""
     path = folder / "growing.yaml"
     path.write_text(text)
     with within(LIMIT):

@@ -1,4 +1,7 @@
-"""Every loop of an emitted kernel turns not at all, once and several times in some quick case or check of its spec."""
+"""Every loop of an emitted kernel runs zero, one and several turns.
+
+The quick cases and checks of its spec together show all three.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from kgen.verify.families import problem_of
 
 
 class Listed(NamedTuple):
-    """A loop that does not turn in every way; None stands for a number of turns that the file fixes."""
+    """Exception for a loop that does not run in all three ways.
+
+    `number` is None if the file fixes the number of turns.
+    """
 
     loop: str
     number: int | None
     reason: str
     specs: tuple[str, ...] = ()
-    """The specs that it is about; none for all."""
+    """The specs with this exception, or all if empty."""
 
 
 FILE = "triton.py"
@@ -33,11 +39,11 @@ NOT_RUN = {(FILE, "softcap_fast"): "the interpreter of Triton has no inline asse
 """Files that no interpreter runs."""
 
 UNPACKED = tuple(x for x in SPECS[HOPPER] if "varlen: true" not in (ROOT / "specs" / f"{x}.yaml").read_text())
-"""Packed sequences have programs for as many tiles as there may be."""
+"""Files without packed sequences, which launch programs for the largest possible number of tiles."""
 LAGGING = tuple(
     x for x in SPECS[HOPPER] if "LAG: tl.constexpr = 1" in (ROOT / "generated" / x / HOPPER).read_text()
 )
-"""Values are fetched a tile after their keys."""
+"""Files in which values are loaded one tile after their keys."""
 FIXED = "the file fixes the number of turns"
 NO_KEYS = "there are as many queries as keys, so a call without keys has no program"
 NO_SEQUENCES = "offsets of no sequence are refused"
@@ -152,12 +158,12 @@ LISTED = {
 
 
 def listed(file: str, spec: str, loop: str) -> list[Listed]:
-    """The entries about a loop."""
+    """Return the exceptions for a loop."""
     return [one for one in LISTED[file] if one.loop in loop and (not one.specs or spec in one.specs)]
 
 
 def unlisted(file: str, spec: str, found: Turns) -> list[str]:
-    """The ways in which loops do not turn, without an entry that says why."""
+    """Return the numbers of turns that no case shows and no exception lists."""
     return [
         f"{loop}: {('no', 'one', 'several')[number]} turn(s)"
         for loop, seen in found.items()
@@ -170,7 +176,7 @@ def unlisted(file: str, spec: str, found: Turns) -> list[str]:
 
 
 def stale(file: str, spec: str, found: Turns) -> list[str]:
-    """The entries that say what is not so."""
+    """Return the exceptions that are wrong."""
     return [
         f"{loop}: {one.reason}"
         for loop, seen in found.items()

@@ -1,4 +1,4 @@
-"""Tests lie where what they test lies: `tests/<package>/` is for `kgen/<package>/`, and what names a test finds it."""
+"""Tests are in `tests/<package>/` for `kgen/<package>/`, and every named test exists."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OF_THE_REPOSITORY = {
     "waiting": "emitted files of every family, run",
     "wheel": "the distribution",
 }
-"""Tests of no package, and what they are of."""
+"""Tests of no package, with their subjects."""
 
 
 def packages(where: Path) -> set[str]:
@@ -66,7 +66,7 @@ def test_every_package_has_tests() -> None:
 
 
 def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
-    """`pytest` with no arguments goes into each folder that has tests, and takes each file of tests in it."""
+    """`pytest` without arguments collects each folder and each file of tests."""
     never, files, roots = (
         pytestconfig.getini(name) for name in ("norecursedirs", "python_files", "testpaths")
     )
@@ -81,7 +81,7 @@ def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
 
 
 def test_helpers_lie_in_folders() -> None:
-    """Beside the tests of the repository there is nothing but what pytest reads and the records of these tests."""
+    """`tests/` itself contains only tests, the files that pytest reads, and the records of these tests."""
     top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {path.name for path in TESTS}
     assert top == {"conftest.py", "corners.json", "plain_words.json", "signatures.json", "verdicts.json"}
     groups = {path for path in ROOT.glob("tests/support/*") if path.is_dir() and path.name != "__pycache__"}
@@ -90,7 +90,10 @@ def test_helpers_lie_in_folders() -> None:
 
 
 def test_tests_that_are_named_are_there() -> None:
-    """In pages, scripts and code, but for the changelog, which tells what was, and for tests of a made-up project."""
+    """Named test files exist.
+
+    The changelog tells history, and tests/test_verdicts.py has a made-up project, so both are exempt.
+    """
     places = ("*.md", "docs/**/*.md", "kgen/**/*.py", "tests/**/*.py", "scripts/*", ".ci/*", "pyproject.toml")
     texts = {path for place in places for path in ROOT.glob(place)}
     gone = {

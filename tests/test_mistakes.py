@@ -1,9 +1,10 @@
-"""Emitted kernels with a mistake in them are found wrong by the quick cases, in Triton's interpreter.
+"""Emitted kernels with a planted mistake fail a quick case in Triton's interpreter.
 
-They are of classes that inputs must be drawn for: strides of other operands, bounds of windows and of documents,
-lengths of other sequences, numbers that a branch is for, arguments of launches, checks left out. None writes outside
-of its tensors but where that alone is the mistake, which is then not done. `tests/mutating` has what an adversary
-changes without a plan.
+Each kind of mistake needs its own inputs: strides of other operands, bounds of windows and documents, lengths
+of other sequences. Others need numbers for a branch, arguments of launches, or missing checks.
+
+No mistake writes outside of a tensor, unless that write is the mistake, and then the interpreter stops it.
+`tests/mutating` changes files without a plan.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ STRIDES = (
     ("retention_output", "guarded", " v_ptr + b * stride_vb + first * {stride_vt => stride_ot}"),
     ("retention_output", "guarded", "number * {stride_hn + h * stride_hh => stride_hh + h * stride_hn}"),
 )
-"""Of each: the spec, the case that tells, and the text with what stands for what."""
+"""For each mistake: the spec, the case that finds it, and the text with `{right => wrong}`."""
 BOUNDS = (
     ("gemma2", "decided-0", "WINDOW = tl.constexpr({4096 => 1 << 20})"),
     ("sliding_window", "decided-0", "WINDOW = tl.constexpr({1024 => 1025})"),
@@ -101,7 +102,7 @@ PLACES = (
     ("causal_alibi", "large", "mask = {q_live[None, :] & (q_idx => (q_idx}[None, :] >= kv_idx[:, None])"),
     ("causal", "one-key-large", "mask = {kv_live[None, :] & (q_idx => (q_idx}[:, None] >= kv_idx[None, :])"),
 )
-"""Of tiles: where they begin, how far they reach, and what lies past the end of their tensors."""
+"""Tiles: their start, their extent, and elements past the end of their tensors."""
 OUTSIDE = (
     (
         "causal",
@@ -110,7 +111,7 @@ OUTSIDE = (
     ),
     ("rms_norm", "three-rows", "weight_ptr + cols, mask={cols < WIDTH => cols <= WIDTH}, other=0"),
 )
-"""Of memory that belongs to nobody, whose values change nothing."""
+"""Reads of memory outside a tensor that do not change a result."""
 KEYS = (
     ("causal", "launches", "layouts = _layouts(q, {k => v}, v, out)"),
     ("gpt_oss", "launches", "_layouts(q, k, v, {sinks => q}, dout, dlse, out, lse"),
@@ -123,7 +124,7 @@ KEYS = (
     ("gpt_oss", "launches", "_gradients, out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
     ("varlen_causal", "launches", "if {thread := _AHEAD.pop(key, None) => False}:"),
 )
-"""Of what launches are looked up by."""
+"""Keys of the launch cache."""
 BRANCHES = (
     (KINDS, "plain", "ids[:, None] > {2 => 9}"),
     (KINDS, "odd", "level > {7 => 99}"),
@@ -144,7 +145,7 @@ ROUNDS = (
     ("decode_gqa", "splits", "for first in tl.range(0, {splits => tl.minimum(splits, BLOCK_S)}, BLOCK_S):"),
     ("rms_norm", "parts", "for start in tl.range(0, {n_parts => tl.minimum(n_parts, ROWS)}, ROWS):"),
 )
-"""Of loops that take a second turn in large calls alone."""
+"""Loops that run a second turn only in large calls."""
 SCALED = (
     ("causal_alibi", "one", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
     ("causal_alibi", "large", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
@@ -154,7 +155,7 @@ SCALED = (
     ("decode_gqa", "decode", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
     ("rms_norm_fp8", "odd", "out = out * ({1.0 => 1.01} / scale)"),
 )
-"""Of what is one per cent off."""
+"""Factors of 1.01."""
 
 MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *KEYS, *BRANCHES, *ROUNDS, *SCALED)
 SAMPLE = (
@@ -172,7 +173,7 @@ SAMPLE = (
 
 
 def found(spec: str, case: str, mistake: str, folder: Path) -> bool:
-    """Whether a case finds the file of a spec, by its name or as text, wrong with a mistake wherever it can be made."""
+    """True if the case fails for a spec, by name or as text, with the mistake in its file."""
     stock = ROOT / "specs" / f"{spec}.yaml"
     if "\n" not in spec:
         loaded = load(stock)

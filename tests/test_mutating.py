@@ -1,4 +1,4 @@
-"""`tests/mutating`: that each operator has mutants, and that verification finds those of a sample."""
+"""`tests/mutating`: each operator has mutants, and verification finds those of a sample."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_mutants_differ_in_one_piece_and_can_be_read() -> None:
 
 
 def test_reasons_are_of_few_mutants() -> None:
-    """Reasons are of few mutants: none says that most need not be found."""
+    """Reasons cover few mutants, so they cannot excuse most of them."""
     for name in ("causal/triton.py", "causal/hopper.py", "document_causal/hopper.py", "decode_gqa/triton.py"):
         found = mutants((ROOT / "generated" / name).read_text())
         explained = [one for one in found if reason(name, one)[0] and one.operator != "key"]
@@ -100,7 +100,7 @@ def test_those_of_a_sample_are_killed(what: str) -> None:
 
 
 def test_parts_are_put_together(tmp_path: Path) -> None:
-    """Of a worker that is lost each mutant is, and what was known of its file stays."""
+    """If a worker is lost, its mutants are lost, and the earlier report of the file stays."""
     path = ROOT / "generated/rms_norm/triton.py"
     file = File("rms_norm", (ROOT / "specs/rms_norm.yaml").read_text(), path)
     drawn = script._drawn(file, 20, 0)
@@ -118,7 +118,7 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
         parts.write(place, script.OF, {script.key(o): asdict(o) for o in some})
     assert script.merged(places) == script.merged([*places[::-1], places[0]])
     assert {str(one.mutant) for one in script.merged(places)} == {str(one) for one in drawn[:3]}
-    # Two on one line, whose texts are alike.
+    # Two mutants on one line with equal text.
     alike = [
         replace(outcomes[0], mutant=replace(drawn[0], begin=begin), what=what)
         for begin, what in ((7, "lived"), (99, "killed"))
@@ -156,7 +156,7 @@ def test_what_is_marked_for_a_gpu_is_of_the_text_as_it_is() -> None:
 
 
 def test_large_calls_have_a_gpu_each() -> None:
-    """Others share the GPUs, evenly."""
+    """Each large call has its own GPU. The others share the GPUs evenly."""
     file = _of_file("causal/hopper.py")
     found = mutants(file.path.read_text())
     large = [one for one in found if converts_to_int64(one)][:4]
@@ -199,7 +199,10 @@ def test_where_a_file_is_wrong_as_it_is_nothing_is_said_about_its_mutants() -> N
 
 
 def _asked(name: str, only: str) -> tuple[str, list[str]]:
-    """What a file as it is, as another process has it, says of one place, and where it came to; there is no GPU."""
+    """Run the unchanged file, as another process receives it, at one place.
+
+    Return the verdict and the places that it reached. There is no GPU.
+    """
     came_to: list[str] = []
     with mock.patch("torch.cuda.set_device"):
         as_it_is = pickle.loads(pickle.dumps(of_mutants.NOTHING))

@@ -1,4 +1,4 @@
-"""Random specs of attention that are handed to the prover: a sample of them, and that it finds what was wrong once."""
+"""Proofs of random specs of attention: a sample, and specs on which the prover once failed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_rows_are_read_where_the_last_query_is_at_the_end() -> None:
 
 
 def tried_to_load(spec: Mapping[str, Any]) -> str:
-    """The code of the error that refuses a spec."""
+    """Return the code of the error that refuses a spec, or an empty string."""
     try:
         loads(written(spec), "drawn.yaml")
     except KgenError as error:
@@ -70,7 +70,7 @@ def tried_to_load(spec: Mapping[str, Any]) -> str:
 
 
 def test_a_mask_that_loses_a_side_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`abs(x) <= n` as `x <= n`."""
+    """`abs(x) <= n` is replaced by `x <= n`."""
     canonical = planning.canonical
 
     def without_abs(trees: Mapping[str, Node], *more: Any) -> Mapping[str, Node]:

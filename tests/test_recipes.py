@@ -1,6 +1,7 @@
-"""The recipes of CONTRIBUTING.md, followed: their blocks go into a copy of kgen, and what comes of that works.
+"""The recipes of CONTRIBUTING.md: their blocks go into a copy of kgen, whose commands must then work.
 
-The first line of a block is the file that it is, or `FILE: in NAME`, the list that it is put at the head of.
+The first line of a block is its file, or `FILE: in NAME`. The text of the latter goes to the start of that
+list.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ SECTIONS = dict(re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## |\Z)", CONTRIBUTING, 
 
 @dataclass
 class Copy:
-    """A copy of kgen, with templates and specs."""
+    """Copy of kgen, with templates and specs."""
 
     root: Path
 
     def follow(self, recipe: str) -> list[str]:
-        """Put the blocks of a recipe where they say. Gives the files of kgen that were touched, each once."""
+        """Write the blocks of a recipe to their files. Return each changed file of kgen once."""
         touched = {}
         for _, text in BLOCK.findall(SECTIONS[recipe]):
             text = dedent(text)
@@ -65,7 +66,7 @@ class Copy:
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
 
     def interpret(self, code: str) -> subprocess.CompletedProcess[str]:
-        """Run code where Triton interprets kernels."""
+        """Run code with Triton's interpreter."""
         environment = os.environ | {**ENVIRONMENT, "PYTHONPATH": str(self.root)}
         command = [sys.executable, "-c", code]
         return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
@@ -76,7 +77,7 @@ class Copy:
         return run.stdout
 
     def refuses(self, text: str) -> str:
-        """What is said of a spec that does not render."""
+        """Return the error message of a spec that does not render."""
         (self.root / "refused.yaml").write_text(text)
         there = {*self.root.glob("generated/*")}
         run = self.python("-m", "kgen", "render", "refused.yaml")
@@ -85,7 +86,7 @@ class Copy:
         return run.stderr
 
     def render(self, *specs: str) -> dict[str, str]:
-        """The files that come of specs, each a path or a text, by `folder/name`."""
+        """Render specs, each a path or a text. Return the files by `folder/name`."""
         paths = []
         for number, spec in enumerate(specs):
             paths.append(spec if "\n" not in spec else f"text{number}.yaml")
@@ -202,8 +203,10 @@ def test_a_pass_keeps_the_value(copy: Copy) -> None:
 
 
 def test_a_stream_of_hopper_is_in_the_files_that_the_recipe_names() -> None:
-    """The stream that there is: nothing else in the kernels for Hopper knows of it, so neither of the next. Proofs are
-    of pairs of positions, whatever is read for them."""
+    """The recipe names all files that know the existing stream, and a second stream needs the same files.
+
+    Proofs are exempt, because they cover pairs of positions whatever kernels read for them.
+    """
     steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
     of_hopper = [
         *(path for path in ROOT.glob("kgen/kernels/attention/schedules/hopper/*.py") if path.stem != "prove"),
@@ -224,8 +227,7 @@ def test_a_chip_is_its_numbers(copy: Copy) -> None:
         before = (ROOT / "generated" / spec / "triton.py").read_text().splitlines()
         after = files[f"{spec}/triton.py"].splitlines()
         assert any("(100," in line for line in before), spec
-        # Nothing else has changed, but rows of tables, the stamp and what operators are named after: where 100 is, 103
-        # is beside it.
+        # Only rows of tables, the stamp and the operator names change: each row for 100 also has 103.
         rows = [line.replace("(100,)", "(103, 100)").replace("(100, ", "(103, 100, ") for line in before]
         stamped = ("# inputs:", "# body:", "_LIBRARY = ")
         assert [x for x in after if not x.startswith(stamped)] == [

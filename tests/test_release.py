@@ -1,4 +1,4 @@
-"""What a release says of itself: one version everywhere, and workflows that run what is there."""
+"""Facts of a release: one version everywhere, and workflows that call existing scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_one_version() -> None:
 
 
 def test_the_changelog_has_the_version() -> None:
-    """The newest entry is the present version's. At a release it has a date, and no fragments are left."""
+    """The newest entry has the present version. At a release it has a date, and no fragments are left."""
     text = (ROOT / "CHANGELOG.md").read_text()
     newest, state = re.findall(r"^## \[([^\]]+)\] - (.*)$", text, re.MULTILINE)[0]
     assert newest == __version__
@@ -40,7 +40,7 @@ def test_fragments_of_the_changelog_can_be_assembled() -> None:
 
 
 def test_a_fragment_of_each_category_is_assembled(tmp_path: Path) -> None:
-    """The categories of changelog.d/README.md are the ones that towncrier knows; other names are errors."""
+    """The categories of changelog.d/README.md are towncrier's. Other names are errors."""
     config = (ROOT / "pyproject.toml").read_text().replace('package = "kgen"', 'version = "1.2.3"')
     (tmp_path / "pyproject.toml").write_text(config)
     folder = tmp_path / FRAGMENTS.name
@@ -57,7 +57,7 @@ def test_a_fragment_of_each_category_is_assembled(tmp_path: Path) -> None:
 
 
 def draft(folder: Path) -> str:
-    """Return what `towncrier build --draft` prints for a project."""
+    """Return the output of `towncrier build --draft` for a project."""
     command = [sys.executable, "-m", "towncrier", "build", "--draft"]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
     return run.stdout
@@ -65,7 +65,7 @@ def draft(folder: Path) -> str:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_run_what_is_there(path: Path) -> None:
-    """What they run in the repository is a script of it, and each job ends by itself."""
+    """Workflows call existing scripts, and each job has a time limit."""
     jobs = YAML(typ="safe").load(path.read_text())["jobs"]
     for job in jobs.values():
         assert job["timeout-minutes"] <= 30
@@ -76,7 +76,7 @@ def test_workflows_run_what_is_there(path: Path) -> None:
 
 
 def test_a_release_is_tested_and_tried() -> None:
-    """By the commands that are tried here: the README's, and the one of tests/test_wheel.py."""
+    """A release runs the scripts that the README and tests/test_wheel.py describe."""
     jobs = YAML(typ="safe").load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     commands = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
     assert [command.split()[-1] for command in commands] == ["scripts/test", "scripts/wheel"]

@@ -1,4 +1,4 @@
-"""`scripts/repeat`: that it repeats, and finds what is not the same in every run."""
+"""`scripts/repeat` repeats each case, and reports results that differ between runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_each_case_runs_so_often_and_what_changes_is_found() -> None:
     wrong = interpreted(_repeated, 3, 3)
     assert wrong
     assert all("differ from run to run" in message for message in wrong)
-    # What is off in the fourth run is not seen by three.
+    # Three runs cannot show an error in the fourth.
     assert interpreted(_repeated, 3, 4) == ()
 
 
@@ -48,8 +48,10 @@ def _named(cases: list[str]) -> repeating.Repeated:
 
 
 def _repeated(runs: int, off: int) -> tuple[str, ...]:
-    """What is found wrong where the run of that number gives other bits. There is no GPU: the interpreter is taken for
-    one where runs are counted."""
+    """Return the failures if run number `off` returns other bits.
+
+    There is no GPU: the patches make the interpreter count as one.
+    """
     from kgen.verify import compare
 
     careful = compare.careful

@@ -1,4 +1,4 @@
-"""Samples name what there is."""
+"""Samples name existing values of tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from support.running.sampling import SAMPLES
 
 
 def test_what_is_in_a_sample_is_there(request: pytest.FixtureRequest) -> None:
-    """Where all of a test was collected; and it stays."""
+    """Check each test of which all values were collected. The samples stay as recorded."""
     found: dict[str, set[str]] = {}
     for item in request.session.items:
         place, _, value = item.nodeid.removeprefix("tests/").partition("[")

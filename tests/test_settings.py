@@ -1,4 +1,4 @@
-"""`[tool.kgen]` of a pyproject.toml: where it is found, what it means, and what is said where it is wrong."""
+"""`[tool.kgen]` of a pyproject.toml: its location, its meaning, and the errors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What users of emitted files rely on: the signatures of all stock specs are on record.
+"""Signatures of all stock specs, on which users of emitted files rely.
 
-`scripts/update` writes `signatures.json` anew. What a change of it asks for is in CONTRIBUTING.md, "What users rely
-on".
+`scripts/update` writes `signatures.json` anew. CONTRIBUTING.md has the rules for a change.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("signatures.json")
-# What belongs to another file is called by that.
+# Other files call `hopper.py` and `_launch.py`; users never do.
 FILES = sorted(
     path for path in (ROOT / "generated").glob("*/*.py") if path.name not in ("hopper.py", "_launch.py")
 )
@@ -26,7 +25,7 @@ RULES = "What users rely on"
 
 
 def signatures(text: str) -> Iterator[str]:
-    """Of each function that has no underscore, with what it says it returns; and of each operator."""
+    """Yield the signature and the result of each public function, and the signature of each operator."""
     for node in ast.parse(text).body:
         if not isinstance(node, ast.FunctionDef):
             continue
@@ -65,7 +64,8 @@ def test_signatures_are_as_recorded() -> None:
 
 
 def test_every_file_has_a_function() -> None:
-    """Each has the spec's, or that of the part that it does, and a file that calls others has their signature."""
+    """Each file has the function of the spec, or of the part that it computes. `__init__.py` has the
+    signature of the files."""
     for name, has in found().items():
         spec, _, file = name.partition("/")
         own = [line for line in has if line.startswith((f"{spec}(", f"{spec}_delta("))]

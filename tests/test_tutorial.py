@@ -1,4 +1,4 @@
-"""The tutorial: its commands run in an empty repository and print what the page shows.
+"""The commands of the tutorial run in an empty repository, and print the outputs on the page.
 
 KGEN_UPDATE_GOLDEN=1 writes the outputs of the page anew, if more than figures and versions differ. With
 `--all` the blocks that the page marks as slow run as well.

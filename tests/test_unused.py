@@ -1,4 +1,4 @@
-"""Emitted files assign nothing that they do not read: what a kernel does not want is not printed."""
+"""Emitted files assign only values that they read: unused values are not printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def unread(source: str) -> list[str]:
-    """Names that a function assigns and never reads, as `function: name`."""
+    """Return names that a function assigns and never reads, as `function: name`."""
     tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return [f"{f.name}: {name}" for f in functions for name in _unread(f)]
@@ -67,7 +67,7 @@ def test_what_is_emitted_reads_all_that_it_assigns() -> None:
 
 
 def _roots(tree: ast.Module) -> Iterator[tuple[str, bool]]:
-    """The names that a file binds outside functions, and True for an import."""
+    """Yield the names that a file binds outside functions, with True for an import."""
     for node in tree.body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from (((a.asname or a.name).partition(".")[0], True) for a in node.names)
@@ -78,7 +78,7 @@ def _roots(tree: ast.Module) -> Iterator[tuple[str, bool]]:
 
 
 def _mentioned(tree: ast.Module) -> set[str]:
-    """The names that a file reads: variables, attributes, and the entries of `__all__`."""
+    """Return the names that a file reads: variables, attributes, and the entries of `__all__`."""
     nodes = [*ast.walk(tree)]
     exported = next(
         (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"),

@@ -1,4 +1,4 @@
-"""Verdicts on record: what makes a test run again, and what is kept."""
+"""Recorded verdicts: the changes that run a test again, and the results that are kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ Ran = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    """Runs the test of a small project; gives how often it went past its verdict, and what pytest said."""
+    """Return a function that runs the test of a small project.
+
+    It returns the number of runs past the verdict, and the output of pytest.
+    """
     for name, text in FILES.items():
         (pytester.path / name).parent.mkdir(parents=True, exist_ok=True)
         (pytester.path / name).write_text(text)
@@ -96,8 +99,8 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
     for file in (
         *("tests/test_it.py", "tests/near.py", "kgen/verify/compare.py", "kgen/kernels/norm/__init__.py"),
         "kgen/kernels/norm/verify/reference.py",
-        "kgen/kernels/norm/targets/cuda/__init__.py",  # what it takes to run such files
-        *("tests/behind.py", "kgen/expr/nodes.py", "kgen/targets/cuda/__init__.py"),  # which these import
+        "kgen/kernels/norm/targets/cuda/__init__.py",  # needed to run these files
+        *("tests/behind.py", "kgen/expr/nodes.py", "kgen/targets/cuda/__init__.py"),  # imported by these
         "tests/problem.txt",  # a property of the problem
     ):
         change(pytester.path / file)
@@ -107,8 +110,8 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
         *(
             "kgen/expr/hoist.py",
             "kgen/kernels/norm/targets/cuda/sources.py",
-        ),  # which decide by what is emitted
-        "kgen/spec/load.py",  # for type checking alone
+        ),  # only change the emitted files
+        "kgen/spec/load.py",  # only for type checking
     ):
         change(pytester.path / file)
     assert ran()[0] == 0
@@ -145,7 +148,7 @@ def test_what_a_file_imports_from_beside_it_makes_it_run_again(ran: Ran, pyteste
 
 
 def test_half_a_run_is_not_kept(ran: Ran, pytester: pytest.Pytester) -> None:
-    """Neither where a fixture failed afterwards, nor where the record was cut off as it was written."""
+    """A verdict is not kept if a fixture fails afterwards, or if its record is incomplete."""
     path = pytester.path / "tests/conftest.py"
     change(path, "yield 'emitted.py'\n", "yield 'emitted.py'; assert pathlib.Path('well').exists()\n")
     change(path, "import pytest\n", "import pathlib, pytest\n")

@@ -1,4 +1,7 @@
-"""No emitted launcher waits for the device: by what it calls, and by what PyTorch is asked to do."""
+"""No emitted launcher waits for the device.
+
+The tests check the calls in its source, and the operators that PyTorch runs.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,14 @@ WAITING = {
         "bincount",
         "repeat_interleave",
     ),
-    # A copy from memory that is not pinned.
+    # These copy from memory that is not pinned.
     *("tensor", "as_tensor", "from_numpy", "pin_memory"),
 }
-"""Methods of tensors, and functions of torch."""
+"""Methods of tensors, and functions of torch, that wait for the device."""
 
 
 def waits(source: str) -> list[str]:
-    """The calls of a file that wait, outside of kernels."""
+    """Return the calls of a file that wait, outside of kernels."""
     return [ast.unparse(call) for call in _calls(ast.parse(source)) if _waits(call)]
 
 
@@ -75,7 +78,7 @@ def test_calls_that_wait_are_found() -> None:
 # --- as it runs ------------------------
 
 DEPENDS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "lift_fresh"}
-"""Operators that wait, or bring what the host has to the device (torch.tensor does, by `lift_fresh`)."""
+"""Operators that wait or copy host data to the device. `torch.tensor` does this by `lift_fresh`."""
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
@@ -89,7 +92,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Watched:
-    """A function of an emitted file, watched as long as it runs."""
+    """Function of an emitted file, watched while it runs."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -97,7 +100,7 @@ class _Watched:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with pytest.MonkeyPatch.context() as patched, _Watch():
-            # What is in CPU memory is read without asking an operator.
+            # These methods read CPU memory without an operator.
             for name in ("tolist", "cpu", "numpy", "item", "__bool__", "__int__", "__float__", "__index__"):
                 patched.setattr(Tensor, name, _refuse)
             return self.function(*args, **kwargs)
@@ -124,7 +127,7 @@ CALLED = [
 
 @pytest.mark.parametrize("name", CALLED)
 def test_no_launcher_waits(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Forward and backward, as they are called for an H200; nothing is launched."""
+    """Forward and backward run as on an H200, but nothing is launched."""
     folder, stem = name.split("/")
     if stem == "cuda":
         pytest.importorskip("cuda.core")
@@ -148,7 +151,7 @@ def test_no_launcher_waits(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def watch_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of Triton are not launched, and operators that are defined from here on are watched."""
+    """Launch no Triton kernels, and watch all operators that are defined afterwards."""
     impl = torch.library.Library.impl
 
     def watched(library: Any, name: str, function: Any, *key: str, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The wheel carries templates and specs, and renders with them what the repository renders."""
+"""The wheel contains templates and specs, and renders the same files as the repository."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(code: str, folder: Path, path: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing in it but what the wheel holds."""
+    """Return a folder that contains only the wheel's files."""
     folder = tmp_path_factory.mktemp("wheel")
     run(f"from hatchling.build import build_wheel; build_wheel({str(folder)!r})", ROOT)
     (wheel,) = folder.glob("*.whl")
@@ -57,7 +57,7 @@ def test_wheel_renders_the_same(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_the_wheel_is_all_that_a_user_needs(tmp_path: Path) -> None:
-    """Installed in an empty environment with what it asks for, it lists and renders what is in the box."""
+    """The wheel lists and renders its specs, in an empty environment with only its dependencies."""
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     command = [ROOT / "scripts/wheel", tmp_path]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)

@@ -1,4 +1,4 @@
-"""Sources whose names are bound and changed in many ways, made from a seed. They are plain Python: a test runs them."""
+"""Random sources whose names are bound and changed in many ways. They are plain Python, which a test runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OTHER = "W0 = {0}\nW1 = [{1}, {2}]\n\ndef w(x):\n    W1[0] = W1[0] + x\n    retu
 NUMBERS = ("A", "B", "C", "W0")
 LISTS = ("P", "Q", "R", "W1")
 SIMPLE = frozenset({"number", "sum", "list", "table", "if", "loop", "comprehension", "function"})
-"""Forms of plain constants: a source of these alone is not refused."""
+"""Forms of plain constants. A source that has only these is never refused."""
 
 
 class Sources:
-    """Makes sources. Each form is a method that gives lines; forms stand inside others."""
+    """Generator of sources. Each form is a method that returns lines, and forms contain other forms."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -27,7 +27,7 @@ class Sources:
         self.used: set[str] = set()
 
     def made(self, simple: bool = False) -> tuple[str, str]:
-        """A source, and the module that it imports."""
+        """Return a source, and the module that it imports."""
         self.used = set()
         lines = [f"{name} = {self.small()}" for name in NUMBERS[:3]]
         lines += [f"{name} = [{self.small()}, {self.small()}]" for name in LISTS[:3]]
@@ -61,7 +61,7 @@ class Sources:
         return f"{what}{self.count}"
 
     def read(self) -> str:
-        """An expression of what the module holds at the end."""
+        """Return an expression over the names that the module has at its end."""
         return self.random.choice(
             [
                 self.number(),

@@ -1,4 +1,4 @@
-"""What functions of FlexAttention give, run for a pair at a time, and what a spec's expression gives."""
+"""Values of FlexAttention functions, run for one pair at a time, and values of the expressions of a spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pairs() -> dict[str, torch.Tensor]:
 
 
 def expected(function: Any, field: str) -> torch.Tensor:
-    """One pair at a time, as FlexAttention has it."""
+    """Call the function for one pair at a time, as FlexAttention does."""
     names = ("score", "b", "h", "q_idx", "kv_idx")[field == "mask_mod" :]
     values = pairs()
     with torch.no_grad():
@@ -44,7 +44,7 @@ def got(loaded: Loaded, field: str, tensors: dict[str, torch.Tensor]) -> torch.T
 
 
 def captured(function: Any) -> dict[str, torch.Tensor]:
-    """The tensors that a function and those that it captured have captured, by name."""
+    """Return by name the tensors that a function captured, directly or through captured functions."""
     found: dict[str, torch.Tensor] = {}
     waiting, seen = [function], set()
     while waiting:
@@ -62,7 +62,7 @@ def captured(function: Any) -> dict[str, torch.Tensor]:
 
 
 def same(value: torch.Tensor, want: torch.Tensor, bound: float = 1e-9) -> None:
-    # The least finite number is a spelling of minus infinity.
+    # The smallest finite number is a spelling of minus infinity.
     value, want = (
         torch.where(x == torch.finfo(torch.float32).min, -torch.inf, x.to(torch.float64))
         for x in (value, want)

@@ -1,4 +1,4 @@
-"""The patterns: what is asked of `patterns.py`, by field. Another suite is another table."""
+"""Names and calls of `patterns.py` that the tests import, by field. Each suite has its own table."""
 
 MASKS = [
     "causal",

@@ -1,6 +1,6 @@
-"""Mods and masks as people write them for FlexAttention: what imports are tried on, and run as the oracle.
+"""Mods and masks as people write them for FlexAttention.
 
-B is 2, HQ is 4, SQ and SK are 64.
+Tests import them, and run them as the oracle. B is 2, HQ is 4, SQ and SK are 64.
 """
 
 import functools
@@ -41,7 +41,7 @@ _private_scale = torch.full((HEADS,), 0.25)
 
 
 def causal(b, h, q_idx, kv_idx):
-    """Keys up to the query."""
+    """Keep keys up to the query."""
     return q_idx >= kv_idx
 
 
@@ -181,7 +181,7 @@ def shifted(inner, q_offset, kv_offset):
 
 
 def block_diffusion(size):
-    """A clean half behind a noisy half."""
+    """Mask of block diffusion, with a noisy and a clean half."""
     half = LENGTH // 2
 
     def mask(b, h, q_idx, kv_idx):
@@ -213,7 +213,7 @@ def alternating(b, h, q_idx, kv_idx):
 
 
 def all_of(*masks):
-    """As transformers joins its masks."""
+    """Join masks as transformers does."""
     if not all(callable(mask) for mask in masks):
         raise RuntimeError(f"{masks} are to be functions")
 
@@ -469,7 +469,7 @@ def integers(score, b, h, q_idx, kv_idx):
 
 
 class Settings:
-    """What a live function may have captured."""
+    """Object with the attributes that a live function may capture."""
 
     def __init__(self, size):
         self.size = size
@@ -492,7 +492,7 @@ half_score = partial(temperature, scale=0.5)
 
 
 def spread(x):
-    """The bits of a small number, with zeros between them."""
+    """Insert a zero after each bit of a small number."""
     x = (x | (x << 4)) & 0x0F0F
     x = (x | (x << 2)) & 0x3333
     return (x | (x << 1)) & 0x5555
@@ -758,7 +758,7 @@ class Reach:
 
 
 class Biased(torch.nn.Module):
-    """A module with a parameter that learns, one that does not, and buffers."""
+    """Module with a learned parameter, a frozen parameter, and buffers."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,6 @@
 """Torch's pointwise functions: calls of each function that kgen reads, and the reasons for the others.
 
-In calls, `s` is the score, `t` a real number of a tensor, `n` an integer, `m` a non-negative integer,
+In calls, `s` is the score and `t` a real number of a tensor. `n` is an integer, `m` a non-negative integer,
 and `c` a truth value.
 """
 

@@ -1,6 +1,8 @@
-"""Sources as people write them around FlexAttention: masks and scores of public models and articles, written anew.
+"""Sources as people write them around FlexAttention: masks and scores of public models and articles, written
+anew.
 
-`READ` has the functions that are asked for and a source by its name; `REFUSED` has the line and the reason, too.
+`READ` has sources by name, with the functions to import. `REFUSED` also has the line and the reason of the
+error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Order and bounds of integers: what the source proves holds in Python, and a spec promises no more."""
+"""Order and bounds of integers: proofs from the source hold in Python, and a spec promises no more."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_for_others_a_line_states_the_gain(doc: str, tmp_path: Path) -> None:
 
 
 def test_an_expr_proves_nothing(tmp_path: Path) -> None:
-    """It says shapes by numbers that stand for others."""
+    """The numbers in an EXPR are placeholders for a shape, so they prove nothing."""
     path = tmp_path / "mods.py"
     path.write_text("import torch\ndef make(doc):\n    return lambda b, h, q, k: doc[q] == doc[k]\n")
     asked = {"mask_mod": "make(docs := torch.arange(64, dtype=torch.int32) // 4)"}
@@ -158,7 +158,7 @@ STARTS = ("torch.arange(64)", "count(64)", "torch.repeat_interleave(torch.arange
 
 
 def source(seed: int) -> str:
-    """Tensors of 64 integers, each made of others."""
+    """Return a source of tensors with 64 integers, each made from others."""
     draw = random.Random(seed)
     lines = [f"x{i} = {draw.choice(STARTS)}" for i in range(2)]
     for i in range(2, 8):
@@ -170,7 +170,7 @@ def source(seed: int) -> str:
 
 
 def test_what_is_proved_holds_in_python(tmp_path: Path) -> None:
-    """Random sources: no bound is passed, and each row that is said to ascend does."""
+    """In random sources, no value exceeds its proved bound, and each row that is proved to ascend does."""
     proved = 0
     for seed in range(80):
         text = source(seed)

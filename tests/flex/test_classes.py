@@ -1,4 +1,4 @@
-"""Classes of a source: a method, an instance or an enumeration gives what it gives in Python."""
+"""Classes of a source: a method, an instance or an enumeration has the value that it has in Python."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ window_1k = partial(window, 9)
 module = Attn(6)
 """
 MASKS = {
-    # EXPR: the name that the spec has
+    # EXPR: its name in the spec
     "Attn.causal": "attn_causal",
     "Attn.sink": "attn_sink",
     "Attn(4).mask": "attn_mask",
@@ -181,7 +181,7 @@ MEMBERS = {
 
 @pytest.mark.parametrize("text", MEMBERS)
 def test_a_member_of_an_enumeration_is_a_number(text: str, tmp_path: Path) -> None:
-    """It is one of torch's arguments, an index, an extent, or what a mod returns."""
+    """A member may be an argument of torch, an index, a size, or the result of a mod."""
     path = tmp_path / "mods.py"
     source = (
         "import torch\nfrom enum import IntEnum\nclass Kind(IntEnum):\n    TEXT = 1\n    IMAGE = 7\n"
@@ -193,7 +193,7 @@ def test_a_member_of_an_enumeration_is_a_number(text: str, tmp_path: Path) -> No
 
 
 def test_tensors_of_a_module_of_the_source_follow_it(tmp_path: Path) -> None:
-    """A module may convert them and load others, so that even one number is a buffer."""
+    """A module may convert its tensors and load others, so even a single number is a buffer."""
     path = tmp_path / "mods.py"
     path.write_text(
         "import torch\nfrom torch import nn\nclass M(nn.Module):\n"

@@ -1,4 +1,5 @@
-"""Statements and values of a source: what a mod gives is what Python gives, or the source is refused at its line."""
+"""Statements and values of a source: a mod returns the values of Python, or the source is refused at its
+line."""
 
 from __future__ import annotations
 

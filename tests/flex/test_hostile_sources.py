@@ -99,7 +99,7 @@ def test_hostile(
     begin = time.process_time()
     with pytest.raises(SystemExit) as caught:
         app(["import", "mods.py", "--mask", "mod"], prog_name="kgen")
-    # The time of this process, not of a machine that others use, too.
+    # Measure the time of this process, because others share the machine.
     assert time.process_time() - begin < SECONDS
     out, err = capsys.readouterr()
     assert out == ""
@@ -110,9 +110,9 @@ def test_hostile(
     "name", [pytest.param(n, marks=[] if n in ("runs", "minus") else [pytest.mark.thorough]) for n in HOSTILE]
 )
 def test_hostile_in_a_process(name: str, tmp_path: Path) -> None:
-    """In a process of its own, whose memory is known."""
+    """Run the import in its own process, to measure its memory."""
     put(name, tmp_path)
-    # Without the folder of the source among Python's paths: Python itself would import what lies there.
+    # Without this, Python itself would import modules from the folder of the source.
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", "kgen", "import", "mods.py", "--mask", "mod"]
     with open(tmp_path.parent / f"{tmp_path.name}.err", "w+") as err:

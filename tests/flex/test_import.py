@@ -1,4 +1,4 @@
-"""What is imported means what the functions mean: they are run here, and nowhere in kgen."""
+"""Imported functions keep their meaning. These tests run the functions; kgen never does."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kgen.verify.evaluate import evaluate
 HERE = Path(__file__).parent
 
 SINGLE = dict.fromkeys(("logarithmic", "log_distance"), 1e-06)
-"""Those that compute in float32, wherever they are run."""
+"""Functions that compute in float32 in any dtype, with their tolerance."""
 ALL = [("mask_mod", text) for text in MASKS] + [("score_mod", text) for text in SCORES]
 
 
 def made(name: str) -> Any:
-    """The functions themselves, which are the oracle."""
+    """Return the module `patterns`, the oracle, under a name."""
     torch.manual_seed(0)
     found = importlib.util.spec_from_file_location(name, HERE / "patterns.py")
     assert found is not None
@@ -53,13 +53,13 @@ def in_float64() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def patterns(in_float64: None) -> Any:
-    """With tensors of float64."""
+    """Patterns with tensors of float64."""
     return made("patterns")
 
 
 @pytest.fixture(scope="module")
 def live_patterns(in_float64: None) -> Any:
-    """With tensors of float32, as models have them; what is computed of them is in float64 where it can be."""
+    """Patterns with tensors of float32, as in models. They compute in float64 where possible."""
     torch.set_default_dtype(torch.float32)
     module = made("live_patterns")
     torch.set_default_dtype(torch.float64)
@@ -71,7 +71,7 @@ NAMED: dict[str, torch.Tensor] = {}
 
 
 def given() -> dict[str, torch.Tensor]:
-    """The tensors that EXPRs name, and no source defines."""
+    """Return the tensors that EXPRs use and no source defines."""
     grouped = torch.arange(128).reshape(2, 64) // 11 % 5 - 1
     known = {
         "DOC": torch.arange(64) // 9,
@@ -83,7 +83,7 @@ def given() -> dict[str, torch.Tensor]:
 
 
 def tensors_of(function: Any, module: ModuleType) -> dict[str, torch.Tensor]:
-    """Every tensor that a function sees, by its name."""
+    """Return every tensor that a function sees, by name."""
     found = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)} | given()
     return found | {name.strip("_"): value for name, value in found.items()} | captured(function)
 
@@ -116,7 +116,7 @@ def test_pattern_as_a_live_function(field: str, text: str, live_patterns: Any) -
 
 @pytest.mark.parametrize(("field", "text"), ALL)
 def test_pattern_and_back(field: str, text: str, patterns: Any, tmp_path: Path) -> None:
-    """What `explain --flex` prints means the same when it is run, and is the same spec when it is imported."""
+    """The code of `explain --flex` computes the same values, and imports as the same spec."""
     spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern"))
     _, loaded = settled(spec, "pattern.yaml")
     if field not in loaded.trees:
@@ -129,7 +129,7 @@ def test_pattern_and_back(field: str, text: str, patterns: Any, tmp_path: Path) 
 
 
 def test_methods_and_objects(live_patterns: Any) -> None:
-    """Live objects: their own attributes are known."""
+    """The attributes of a live object are known."""
     torch.set_default_dtype(torch.float32)
     settings = live_patterns.Settings(9)
     torch.set_default_dtype(torch.float64)
@@ -149,7 +149,8 @@ def test_methods_and_objects(live_patterns: Any) -> None:
     ],
 )
 def test_numbers_that_say_something_else(field: str, text: str, written: str) -> None:
-    """Truth values of numbers are decided, and the least number is minus infinity where it is chosen."""
+    """Truth values of numbers are decided, and the smallest finite number is minus infinity where a `where`
+    selects it."""
     spec = imported(str(HERE / "patterns.py"), {field: text}, Options())
     assert f"{field}: {written}\n" in spec.text()
 
@@ -175,7 +176,7 @@ def test_learned_tensors_have_gradients() -> None:
 
 
 def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
-    """Whatever makes them learn, in the source or alive."""
+    """A number that requires a gradient is a learned buffer, both from a source and from a live function."""
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "by_learned_numbers"}, Options())
     live = live_spec(score_mod=live_patterns.by_learned_numbers, name="alive")
     for found in (settled(spec, "spec.yaml")[1], loads(live, "alive.yaml")):
@@ -190,7 +191,7 @@ def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
 
 @pytest.mark.parametrize("text", ["straight_through", "without_gradient", "by_modes_of_gradients"])
 def test_what_torch_detaches_has_no_gradient(text: str, live_patterns: Any) -> None:
-    """The derivatives of what is imported are those of the function itself, in the score and in what learns."""
+    """Derivatives of an imported function are its own, for the score and for learned tensors."""
     loaded = settled(imported(str(HERE / "patterns.py"), {"score_mod": text}, Options()), "spec.yaml")[1]
     score = torch.linspace(-2, 2, 7, dtype=torch.float64, requires_grad=True)
     learned = [score, live_patterns.rate, live_patterns.gate, live_patterns.shared]
@@ -252,7 +253,7 @@ def test_names_of_kernels_stay_those_of_users(tmp_path: Path) -> None:
 
 
 def test_what_lies_beside_a_package_is_another(tmp_path: Path) -> None:
-    """As all that is installed: a package follows its own modules alone."""
+    """A package may use only its own modules: a neighbor counts as an installed package."""
     for package, text in (("mine", "from . import helpers"), ("other", "def same(x):\n    return x\n")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(text)
@@ -296,7 +297,7 @@ def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
 
 @pytest.mark.parametrize("lengths", ["any", "{per_batch: true}"])
 def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: str) -> None:
-    """FlexAttention counts queries from zero: in float64 it gives what the reference gives."""
+    """FlexAttention counts queries from zero. In float64 the emitted code must agree with the reference."""
     spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 8\nalign: end\n"
     spec += "buffers: {m: {shape: [HQ], dtype: fp32}}\nscore_mod: score + m[h] * (kv_idx - q_idx)\n"
     mods = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 9\n"

@@ -1,4 +1,4 @@
-"""The example of docs/import.md is what import makes of it."""
+"""Importing the example of docs/import.md gives the spec that the page shows."""
 
 from __future__ import annotations
 

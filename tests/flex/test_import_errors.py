@@ -13,7 +13,7 @@ from kgen.cli import app
 HEAD = "import random\nimport math\nimport os\nimport numpy as np\nimport torch\n"
 BIAS = "bias = torch.zeros(8, 4)\n"
 WHOLE = {
-    # name: (source after HEAD, options, code, place, what is said)
+    # name: (source after HEAD, options, code, place, message)
     "branch": (
         "def mod(b, h, q, k):\n    if q > k:\n        return h > 1\n    return h > 0\n",
         ["--mask", "mod"],
@@ -400,7 +400,7 @@ def test_a_spec_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_names_of_kernels_give_way(folder: Path) -> None:
-    """A tensor whose name the kernels have is a buffer of another name, and the spec says so."""
+    """If kernels use the name of a tensor, the buffer gets another name, and the spec has a comment."""
     names = ["mask", "acc", "q", "scale", "out", "block_size", "start", "delta", "W", "i"]
     (folder / "mods.py").write_text(
         "import torch\n"
@@ -419,7 +419,7 @@ def test_names_of_kernels_give_way(folder: Path) -> None:
 
 
 def test_a_module_of_a_package(folder: Path) -> None:
-    """Its neighbours are followed, and neither is imported."""
+    """Modules of the same package are read, but never imported."""
     package = folder / "package"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
@@ -440,7 +440,7 @@ def test_a_module_of_a_package(folder: Path) -> None:
 
 
 def test_a_package_above_the_folder(folder: Path) -> None:
-    """The names of a package count from its root, wherever the command is run."""
+    """Names in a package count from its root, in any working directory."""
     (folder / "__init__.py").write_text("")
     (folder / "mods.py").write_text(f"from {folder.name}.base import causal\n")
     (folder / "base.py").write_text("def causal(b, h, q, k):\n    return q >= k\n")
@@ -450,7 +450,7 @@ def test_a_package_above_the_folder(folder: Path) -> None:
 
 
 def test_a_long_mod_ends_soon(folder: Path) -> None:
-    """Many small terms: the work does not grow with their square."""
+    """The time for many small terms does not grow with their square."""
     text = "def mod(b, h, q, k):\n" + "".join(f"    x{i} = (q + {i}) % 7 == k\n" for i in range(120))
     (folder / "mods.py").write_text(
         text + f"    return {' | '.join(f'(x{i} & x{i + 1})' for i in range(60))}\n"
@@ -461,7 +461,7 @@ def test_a_long_mod_ends_soon(folder: Path) -> None:
 
 @pytest.mark.parametrize(("gqa", "shape"), [("1", "8"), ("4", "HKV"), ("any", "8")])
 def test_heads_that_share_keys(gqa: str, shape: str, folder: Path) -> None:
-    """`h // 4` is a key-value head where four queries share one."""
+    """`h // 4` is a key-value head if four queries share one."""
     (folder / "mods.py").write_text(
         "import torch\nt = torch.zeros(8)\ndef mod(s, b, h, q, k):\n    return s + t[h // 4]\n"
     )

@@ -41,7 +41,7 @@ def in_float64() -> Iterator[None]:
 
 
 def points() -> dict[str, torch.Tensor]:
-    """Every edge with every other, and random numbers."""
+    """Combine every edge value with every other, and add random numbers."""
     make = torch.Generator().manual_seed(3)
     edges = torch.tensor(EDGES, dtype=torch.float64)
     drawn = torch.randn(2, 300, generator=make, dtype=torch.float64) * 3
@@ -51,7 +51,7 @@ def points() -> dict[str, torch.Tensor]:
 
 
 def source_of(call: str, tmp_path: Path) -> tuple[Path, str]:
-    """A mod that makes a call; what is a truth value chooses a number."""
+    """Write a mod that makes a call. A truth value selects a number."""
     known = {"torch": torch, "inf": math.inf, "s": torch.tensor(1.0), "t": torch.tensor(1.0)}
     known |= {"n": torch.tensor(1), "m": torch.tensor(1), "c": torch.tensor(True)}
     truth = eval(call, known).dtype is torch.bool
@@ -93,7 +93,7 @@ def test_values_are_those_of_torch(call: str, tmp_path: Path) -> None:
 
 
 def test_functions_that_are_captured_by_their_own_names() -> None:
-    """Torch calls some of them otherwise than the package that they are taken from."""
+    """Torch's own name of some functions differs from the name in the package."""
     from torch.nn.functional import logsigmoid
     from torch.special import entr
 
@@ -119,7 +119,7 @@ def test_others_are_refused_at_their_line(call: str, tmp_path: Path) -> None:
 
 
 def test_no_function_of_torch_is_left_out() -> None:
-    """Every operator that torch says is of elements is accepted or refused, and no name is both."""
+    """Every pointwise operator of torch is either accepted or refused."""
     names = set()
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
@@ -137,7 +137,8 @@ def test_no_function_of_torch_is_left_out() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("call", [call for call in calls() if "heaviside" not in call])
 def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
-    """Of the score, at random points where the value is finite. Torch has no derivative of `heaviside`."""
+    """Compare gradients of the score at random points with finite values. Torch has no derivative of
+    `heaviside`."""
     path, text = source_of(call, tmp_path)
     spec = imported(str(path), {"score_mod": "mod"}, Options(name="one"))
     tree = loads(spec.text(), "one.yaml").trees.get("score_mod", SCORE)

@@ -1,5 +1,7 @@
-"""Sources as people write them around FlexAttention: each is imported and gives what its functions give, or is refused
-at its line for a reason that docs name."""
+"""Public sources around FlexAttention are imported with equal values, or refused at their line.
+
+The docs name each reason for a refusal.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs/import-coverage.md"
 
 
 def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of a source that Python runs."""
+    """Run a source in Python and return its names."""
     module = type(sys)(path.stem)
     monkeypatch.setitem(sys.modules, path.stem, module)
     exec(compile(path.read_text(), str(path), "exec"), vars(module))
@@ -33,7 +35,7 @@ def read(path: Path, asked: dict[str, str]) -> Loaded:
 
 
 def held(value: Any, found: dict[str, torch.Tensor], seen: set[int]) -> dict[str, torch.Tensor]:
-    """The tensors in reach of a value, by the names that they have there."""
+    """Return the tensors that are reachable from a value, by name."""
     if id(value) in seen:
         return found
     seen.add(id(value))
@@ -64,10 +66,10 @@ def test_a_public_pattern_means_the_same(name: str, tmp_path: Path, monkeypatch:
     for field, text in asked.items():
         function = eval(text, scope)
         held(function, tensors, set())
-        # A buffer gets another name where kernels have its own.
+        # A buffer is renamed to `NAME_values` if kernels use its name.
         tensors |= {f"{n}_values": value for n, value in tensors.items()}
         want = expected(function, field)
-        # The oracle's scores are float64, whose least number stands for minus infinity as well.
+        # The oracle's scores are float64, whose smallest finite number also means minus infinity.
         want = (
             torch.where(want == torch.finfo(torch.float64).min, -torch.inf, want)
             if field == "score_mod"

@@ -1,4 +1,4 @@
-"""Tensors that a source takes apart, puts together or loads: their elements, and what a spec says of their shapes."""
+"""Tensors that a source slices, joins or loads: their elements, and their shapes in a spec."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ ROWS = {
     ),
     "reversed": ("t = torch.tensor([5, 40])", "hi, lo = reversed(t)\nreturn (k >= lo) & (k < hi)"),
 }
-"""Tensors, and the body of a mask; None where what is read cannot have a name."""
+"""Tensors, and the body of a mask. The body is None if the read tensor cannot have a name."""
 MADE = {
     "meshgrid": (
         "y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing='ij')\ny = y.flatten()\nx = x.reshape(-1)",
@@ -158,7 +158,7 @@ def ran(path: Path) -> ModuleType:
 
 
 def assert_same(loaded: Loaded, module: ModuleType) -> None:
-    """The mask has the values of the function, and no tensor another shape or dtype than the spec says."""
+    """Check that the mask has the values of the function, and that shapes and dtypes are the spec's."""
     known = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)} | captured(module.mod)
     for name, buffer in loaded.spec.buffers.items():
         assert DTYPES[buffer.dtype] == known[name].dtype, name

@@ -1,4 +1,4 @@
-"""A page in every format: what is said is there, and nothing of it is markup."""
+"""Pages in every format contain all of the text, and none of it acts as markup."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_markdown() -> None:
     ],
 )
 def test_markdown_of_a_user_is_text(written: str) -> None:
-    """As a reader of Markdown has it: one paragraph of text alone."""
+    """A Markdown parser reads one paragraph of plain text."""
     opened, inline, closed = MarkdownIt("commonmark").enable("table").parse(said((written,)))
     assert (opened.type, closed.type) == ("paragraph_open", "paragraph_close")
     assert {child.type for child in inline.children or ()} <= {"text", "text_special"}
@@ -168,7 +168,7 @@ def shapes(drawn: str, kind: str) -> list[ElementTree.Element]:
 
 
 def test_a_grid_is_drawn_tile_by_tile() -> None:
-    """The rectangles of a kind cover what the rows say, and nothing twice."""
+    """The rectangles of a kind cover the tiles of the rows, and none twice."""
     drawn = str(grid(GRID))
     names = {SKIPPED: "skipped", MASKED: "masked", FULL: "full"}
     down, across = SIDE / len(GRID.rows), SIDE / len(GRID.rows[0])

@@ -1,4 +1,4 @@
-"""Terms of z3 mean what Python's operators, Triton's and those of trees mean."""
+"""Terms of z3 have the values of the operators of Python, Triton and trees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_other_bits_are_congruent_and_nothing_more() -> None:
 
 @pytest.mark.parametrize("fn", ["floordiv", "mod"])
 def test_divisors_that_are_not_known(fn: str) -> None:
-    """The same where only the solver knows the divisor."""
+    """The same holds if only the solver knows the divisor."""
     a, b, found = z3.Ints("a b found")
     for x, y in itertools.product(NUMBERS, NUMBERS):
         solver = z3.Solver()

@@ -1,4 +1,4 @@
-"""`kgen prove`: exit codes, what it says, and what it leaves in the ledger."""
+"""`kgen prove`: exit codes, output, and entries in the ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kgen(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_a_stock_spec_is_proved_and_said_to_be(tmp_path: Path) -> None:
-    """The last line counts; the ledger, the status and the explanation have it."""
+    """The last line counts the proofs. The ledger, `kgen status` and `kgen explain` show them."""
     into = ("--generated", str(tmp_path))
     assert kgen("render", "specs/full.yaml", "-o", str(tmp_path)).returncode == 0
     run = kgen("prove", "specs/full.yaml", "--record", *into)
@@ -59,7 +59,7 @@ def test_only_what_the_spec_makes_is_recorded(tmp_path: Path) -> None:
 
 
 def test_a_window_as_wide_as_an_integer_is_not_added_to_a_position(tmp_path: Path) -> None:
-    """As a param and as a number: the last query that sees a key would be beyond 32 bits."""
+    """The window is a param or a number. The last query that sees a key would be beyond 32 bits."""
     path = tmp_path / "wide.yaml"
     for text in (
         WIDE,
@@ -93,7 +93,7 @@ def test_masks_by_block_are_proved(condition: str, tmp_path: Path) -> None:
 
 
 def test_what_is_refuted_fails_with_its_numbers(tmp_path: Path) -> None:
-    """Eight times a position, of which there may be 2**29."""
+    """A position may be 2**29, so eight times a position overflows."""
     path = tmp_path / "wide.yaml"
     path.write_text(
         WIDE.replace("window: 2147483647", "window: 8").replace("q_idx - kv_idx <", "kv_idx < q_idx *")

@@ -1,4 +1,4 @@
-"""Statements of kernels on terms: loads, guards, widths, searches, and what has no meaning there."""
+"""Statements of kernels as terms: loads, guards, widths, searches, and statements without a meaning."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_quotients_are_those_of_triton() -> None:
 
 
 def search(ascends: bool) -> Decision:
-    """That where a search ends is not behind an element that is as large."""
+    """Decide that a search ends at or before each element that is large enough."""
     at = row("add", "x_ptr", row("mul", "b", "stride_x_0"))
     one = machine(ascends, a=z3.Int("a"))
     one.run([Assign(("first", "_"), (first_at_least(at, "stride_x_1", "SQ", Name("a"), Name("a")),))])

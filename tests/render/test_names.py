@@ -62,7 +62,7 @@ def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
 
 @lru_cache(64)
 def files_of(text: str) -> dict[str, str]:
-    """The emitted files: what is not refused is rendered to be looked at, too."""
+    """Return the emitted files of a spec. The cache is for specs that are rendered and then inspected."""
     return render_spec(loads(text, "sample.yaml"))
 
 

@@ -58,7 +58,7 @@ SECTIONS = {
 
 
 class Read(HTMLParser):
-    """Elements with their attributes, and all text."""
+    """Parser that collects elements with their attributes, and all text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Read(HTMLParser):
 
 
 def assert_harmless(text: str) -> Read:
-    """The page has no script, loads nothing, and links only to itself."""
+    """Check that a page has no script, loads nothing, and links only to itself."""
     page = Read(text)
     allowed = {
         "html",
@@ -156,7 +156,8 @@ def test_what_is_said() -> None:
 
 
 def test_operations_before_and_after() -> None:
-    """Of ALiBi: kv_idx - q_idx, its product with a slope, the sum, scale and LOG2E; in the loop one multiply-add."""
+    """ALiBi has kv_idx - q_idx, its product with a slope, the sum, scale and LOG2E. The loop has one
+    multiply-add."""
     page = explained(load(ROOT / "specs/causal_alibi.yaml"), None, ROOT / "generated")
     (table,) = [s.blocks[0] for s in page.sections if s.title.startswith("Operations")]
     rows = {row[0][0]: [cell[0] for cell in row[1:]] for row in table.rows}
@@ -205,7 +206,7 @@ def test_bytes_do_not_depend_on_the_hash_seed() -> None:
 
 
 def pages() -> str:
-    """Of a spec of each family, and the report of these."""
+    """Return the pages of one spec of each family, and their report."""
     specs = [load(ROOT / f"specs/{name}.yaml") for name in ("prefix_lm", "rms_norm", "retention_output")]
     made = [html(explained(one, Drawing(), ROOT / "generated")) for one in specs]
     return "".join([*made, html(record(specs, ROOT / "generated", ROOT / "benchmarks"))])

@@ -1,4 +1,4 @@
-"""Values and statements of kernels: how languages spell them, and what is asked of the trees."""
+"""Values and statements of kernels: their text in each language, and properties of their trees."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_value_is_spelled_in_each_language() -> None:
 
 @pytest.mark.parametrize("fn", TABLE)
 def test_every_function_has_both_languages(fn: str) -> None:
-    """And in neither the module of the other."""
+    """A spelling never uses the module of the other language."""
     for language in MODULES:
         other = next(m for name, (m, _) in MODULES.items() if name != language)
         form = TABLE[fn].spelled[language].form
@@ -107,7 +107,7 @@ def test_every_function_has_both_languages(fn: str) -> None:
 
 
 def test_printed_is_python() -> None:
-    """What is bracketed too little means another thing: the tree of the text is the tree."""
+    """The text has enough brackets: Python computes the value of the tree."""
     value = row("sub", A, row("mul", row("add", B, C), row("neg", row("sub", B, A))))
     found = eval(compile(ast.parse(str(value), mode="eval"), "", "eval"), {"a": 2, "b": 3, "c": 5})
     assert found == 2 - (3 + 5) * -(3 - 2)
@@ -130,7 +130,7 @@ def test_renamed() -> None:
 
 
 def test_needed() -> None:
-    """Directly or not, and a statement of several names once."""
+    """Required statements are found directly or through others, and once if they define several names."""
     statements = [
         assign("a", text("1")),
         assign("b", row("add", A, 1)),
@@ -143,7 +143,7 @@ def test_needed() -> None:
 
 
 def test_at_first_use() -> None:
-    """A keyword argument is no use of a name."""
+    """The name of a keyword argument is not a use."""
     statements = [assign("x", load(A, B)), assign("y", Name("live"))]
     defined = [assign("live", text("1")), assign("mask", row("and", "live", B))]
     assert [s.lines()[0] for s in at_first_use(statements, defined)] == [
@@ -189,7 +189,7 @@ def test_conjunction() -> None:
 
 
 def test_operations_are_told_apart() -> None:
-    """By what they are, not by how they are spelled."""
+    """Operations are compared by their row and operands, not by their text."""
     assert row("mul", A, B) == times(A, B)
     assert row("mul", A, B) != row("add", A, B)
     assert load(A) != load(A, B)
@@ -223,7 +223,7 @@ def test_statements_of_cuda_read_as_written_by_hand():
     copied = [new("h", A), new("y", row("mul", Name("h"), B)), out("out[i]", Name("y"))]
     assert lines_of(without_copies(copied), CUDA) == ["const float y = a * b;", "out[i] = y;"]
     assert lines_of(stored_at_once(without_copies(copied)), CUDA) == ["out[i] = a * b;"]
-    # What is used twice keeps its name, and so does what is not the whole of what is stored.
+    # A name stays if it is used twice, or is only a part of the stored value.
     twice = [new("y", product), out("out[i]", Name("y")), If(Name("N > 0"), (out("sum[i]", Name("y")),))]
     part = [new("y", product), out("out[i]", row("neg", Name("y")))]
     for statements in (twice, part):

@@ -1,4 +1,4 @@
-"""Expressions in CuTe DSL mean what they mean."""
+"""The CuTe DSL text of an expression has the value of the expression."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REAL = torch.float64
 
 
 def in_python(text: str, **values: object) -> float:
-    """What the text would be in a kernel, with Python's numbers in place of the kernel's."""
+    """Evaluate the text with Python's numbers instead of the kernel's."""
     own = {name: getattr(math, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")}
     own |= {name: getattr(math, name) for name in ("atan", "ceil", "erf", "expm1", "log1p", "pow")}
     functions = SimpleNamespace(**own, rsqrt=lambda x: x**-0.5, floor=math.floor, roundeven=round)
@@ -37,7 +37,7 @@ def in_python(text: str, **values: object) -> float:
 
 
 def written(tree, **names) -> str:
-    """The text of an expression, of variables under their own names but for `names`."""
+    """Return the text of an expression. Variables keep their names, except those in `names`."""
     return spell(value(tree, {v: Name(v) for v in variables(tree)} | names), CUTE)
 
 
@@ -86,7 +86,7 @@ def test_brackets_are_where_they_must_be(text, spelled):
     tree = parse_expression(text, scope, Type.FLOAT)
     text = written(tree)
     for values in ({"a": 0.5, "b": 1.5, "c": 2.0, "i": 1}, {"a": 3.0, "b": 0.25, "c": 0.5, "i": 4}):
-        if "~" not in text:  # of a truth value: Python's own are integers
+        if "~" not in text:  # `~` of a truth value is an integer in Python
             tensors = {n: torch.tensor(v, dtype=torch.int64 if n == "i" else REAL) for n, v in values.items()}
             want = float(evaluate(tree, tensors, torch, REAL))
             assert in_python(text, **values) == pytest.approx(want)

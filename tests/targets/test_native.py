@@ -1,4 +1,4 @@
-"""Calls from C: names that C has for something else, and expressions in C++ that have the values of the table."""
+"""Calls from C: names that C reserves, and C++ expressions with the values of the table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_header_of_c_is_no_name_of_a_package() -> None:
 
 
 def _calls() -> list[tuple[str, float]]:
-    """Expressions of C++ of some numbers, and what the table makes of them."""
+    """Return C++ expressions over some numbers, with the values of the table."""
     found = []
     for name, row in TABLE.items():
         least, most = row.arity
@@ -55,7 +55,7 @@ def _value(name: str, row: Function, given: list[Const]) -> list[tuple[str, floa
     try:
         kind = row.typed(tuple(c.type for c in given))
         value = row.value(*(c.value for c in given))
-    except Exception:  # not for arguments of these types, or without a value there
+    except Exception:  # the row refuses these types, or has no value there
         return []
     if isinstance(value, complex) or not math.isfinite(value):
         return []

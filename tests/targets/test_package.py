@@ -1,4 +1,4 @@
-"""`__init__.py` of an emitted folder: which of its files is called, and that nothing is lost on the way."""
+"""`__init__.py` of an emitted folder: the file that a call selects, with all of its arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def package(folder: Path, text: str) -> ModuleType:
-    """The package of a spec, its files replaced by ones that only say who they are."""
+    """Write the package of a spec. Its files only return their own name."""
     folder.mkdir()
     for name, source in render_spec(loads(text, "sample.yaml")).items():
         if name != "__init__.py":
@@ -56,7 +56,7 @@ def chosen(
     gradients: bool = False,
     missing: bool = False,
 ) -> str:
-    """Which file is called for tensors on a device of that compute capability (None: on the CPU)."""
+    """Return the file that is called for tensors on a device of that compute capability (None: the CPU)."""
     for name in [name for name in vars(module) if name.startswith("_runs_")]:
         vars(module)[name].cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -90,7 +90,7 @@ def test_a_file_for_each_architecture_and_no_other(folder, monkeypatch):
 
 @pytest.mark.parametrize(("fastest", "called"), [(2, "cuda"), (0, "triton")])
 def test_ranks_decide(folder, monkeypatch, fastest, called):
-    """CUDA on devices that it takes where it is the faster, else Triton without a choice."""
+    """CUDA runs on its devices if its rank is higher. Otherwise Triton runs without a choice."""
     from kgen.kernels.norm.targets.cuda import sources as norm
 
     plain = norm.sources
@@ -112,7 +112,11 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
 
 
 def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatch):
-    """What they register is what exported programs name. An error is no silence."""
+    """Exported programs name the operators that the files register, so importing the folder imports the
+    files.
+
+    A file that cannot be imported causes a warning.
+    """
     monkeypatch.setitem(sys.modules, "cuda.core", ModuleType("cuda.core"))
     module = package(folder, NORM)
     assert module._THERE == {"cuda": True}
@@ -139,7 +143,7 @@ def test_keywords_reach_the_file(folder):
 
 
 def test_compiled_whole_and_differentiable(folder):
-    """The file is chosen while the graph is made: nothing breaks it."""
+    """The file is selected during tracing, without a graph break."""
     spec = load(ROOT / "specs/gated_delta_output.yaml")
     for name, text in render_spec(spec).items():
         folder.mkdir(exist_ok=True)
@@ -157,7 +161,7 @@ def test_compiled_whole_and_differentiable(folder):
 
 @pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
 def test_every_folder_offers_its_function(path):
-    """From one file, or from the fastest of several."""
+    """The function comes from the only file, or from the fastest of several."""
     loaded = load(path)
     files = callable_files(s for target in asked_targets(loaded) for s in sources(loaded, target))
     assert files, "no file has the function"
@@ -177,7 +181,7 @@ HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which cannot be impo
 
 
 def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
-    """By a relative import, and never by their name."""
+    """`triton.py` imports `hopper.py` relatively, never by its bare name."""
     folder = tmp_path / "causal"
     folder.mkdir()
     for file in ("__init__.py", "_launch.py", "triton.py", "hopper.py"):
@@ -187,7 +191,7 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
     assert beside._portable_because(torch.device("cuda")) == ""
     assert beside._hopper().__name__ == "kgen_test_beside.hopper"
     assert beside._hopper()._launch is beside._launch
-    # Without them, it says so once, and takes its own kernels.
+    # Without `hopper.py`, the file warns once and runs its own kernels.
     (tmp_path / "hopper.py").write_text("raise AssertionError")
     monkeypatch.syspath_prepend(tmp_path)
     (folder / "hopper.py").unlink()
@@ -199,7 +203,7 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
     (said,) = {str(warning.message) for warning in caught}
     assert said.startswith(f"attention takes portable kernels: {HOPPER_SAYS}: ")
-    # Outside of a package, the file says what it needs.
+    # Outside of a package, the error names the missing files.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
     with pytest.raises(ImportError, match="causal needs the files beside it: import its folder"):
@@ -207,7 +211,7 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
 
 
 def test_one_file_has_all_kernels(tmp_path):
-    """`--single`: what a folder has, in one file that needs no other."""
+    """`--single` writes the content of a folder into one file that needs no other."""
     (text,) = render_spec(load(ROOT / "specs/causal.yaml"), single=True).values()
     path = tmp_path / "causal.py"
     path.write_text(text)
@@ -254,7 +258,7 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
-    """It imports nothing but Python, torch and triton, from a folder that has nothing else."""
+    """The file imports only Python, torch and triton, from a folder without other files."""
     (text,) = render_spec(load(ROOT / f"specs/{name}.yaml"), single=True).values()
     (tmp_path / f"{name}.py").write_text(text)
     nodes = [*ast.walk(ast.parse(text))]
@@ -282,5 +286,5 @@ def test_where_no_file_does_without_others():
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name)
 def test_cuda_files_import_without_a_gpu(path: Path) -> None:
-    """Operators are registered on import: with a wrong argument, no call would get there."""
+    """Import registers the operators, so a wrong argument of the registration fails here."""
     assert import_file(path, f"imported_{path.parent.name}")

@@ -1,4 +1,4 @@
-"""Emitted files under other Tritons than the one that is installed: what they say, and that they compile and run."""
+"""Emitted files under other Triton versions than the installed one: messages, compilation and results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _imported(monkeypatch: pytest.MonkeyPatch, version: str, *names: str) -> lis
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
 def test_an_older_triton_gets_one_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "__version__", "3.3.1")
-    # Which such a Triton has not.
+    # Old versions lack this module.
     monkeypatch.setitem(sys.modules, "triton.tools.tensor_descriptor", None)
     with pytest.raises(ImportError) as error:
         import_file(path, "kgen_test_tritons")
@@ -115,7 +115,7 @@ def test_which_kernels_a_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_launch_says_that_it_fuses() -> None:
-    """Triton 3.9 warns where it is not said, and 3.10 is to change what is meant then."""
+    """Triton 3.9 warns without the argument, and 3.10 changes the default."""
     launches = 0
     for path in FILES:
         tree = ast.parse(path.read_text())
@@ -125,7 +125,7 @@ def test_every_launch_says_that_it_fuses() -> None:
                 if called == "kernel" or called.endswith("_kernel"):
                     launches += 1
                     given = {k.arg: ast.unparse(k.value) for k in call.keywords}
-                    # Attention in fp32 has the same bits of a score in all of its kernels.
+                    # Attention in fp32 needs the same bits of a score in all of its kernels.
                     exact = path.parent.name == "causal_fp32"
                     assert given.get("enable_fp_fusion") == str(not exact), f"{path}:{call.lineno}"
     assert launches >= len(FILES)
@@ -133,7 +133,7 @@ def test_every_launch_says_that_it_fuses() -> None:
 
 @pytest.fixture(scope="session")
 def another_triton() -> Callable[[str], str]:
-    """The folder of a Triton of that version, installed once beside the one that the tests run with."""
+    """Return a function from a version to a folder with that Triton, which is installed once per environment."""
 
     def folder(version: str) -> str:
         if version == triton.__version__:
@@ -187,7 +187,7 @@ print(hopper)
 
 @pytest.mark.parametrize("version", [NEWEST, pytest.param(FLOOR, marks=pytest.mark.thorough)])
 def test_files_import(version: str, another_triton: Callable[[str], str], tmp_path: Path) -> None:
-    """Without a warning, and the newest with its Gluon; and a file with all kernels."""
+    """Files import without a warning, the newest Triton also imports Gluon, and a single file works too."""
     (tmp_path / "causal.py").write_text(single(ROOT / "specs/causal.yaml"))
     there = int(_run(another_triton(version), "-c", IMPORTS, version, str(tmp_path / "causal.py")))
     assert (there > 20) is (version == NEWEST)
@@ -215,7 +215,7 @@ COMPILED = [
         for name in WITH_HOPPER
     ),
     *(pytest.param(triton.__version__, name, "sm_90", marks=pytest.mark.thorough) for name in WITH_HOPPER),
-    # fp8 is for newer chips.
+    # fp8 needs sm_90.
     *(
         pytest.param(FLOOR, name, "sm_90" if name == "rms_norm_fp8" else "sm_80", marks=pytest.mark.thorough)
         for name in (path.parent.name for path in FILES)
@@ -226,7 +226,7 @@ COMPILED = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("version", "name", "arch"), COMPILED)
 def test_compiled(version: str, name: str, arch: str, another_triton: Callable[[str], str]) -> None:
-    """Every kernel, those for Hopper with the Tritons that they are taken from."""
+    """Compile every kernel. The Hopper kernels compile only with their own Triton versions."""
     options = ("--arch", arch, "--target", "triton")
     said = _run(another_triton(version), "-m", "kgen", "compile", f"specs/{name}.yaml", *options)
     assert " compiled, 0 failed" in said.splitlines()[-1]

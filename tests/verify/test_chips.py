@@ -1,4 +1,4 @@
-"""Kernels for one chip beside an emitted file: run in their interpreter on the CPU, or named as not run."""
+"""Kernels for one chip next to an emitted file: run in their interpreter on the CPU, or reported as not run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def generated(tmp_path: Path) -> Path:
 
 
 def run(generated: Path, name: str, *cases: str) -> tuple[list[dict[str, Any]], list[str], Ended]:
-    """The rows of some cases, what was not run, and the end of the run."""
+    """Return the rows of some cases, the files that were not run, and the end of the run."""
     heard: list[Event] = []
     rows = verified([load(ROOT / f"specs/{name}.yaml")], generated, "cpu", cases=cases, hear=heard.append)
     left_out = [f"{event.file.path.name} {event.why}" for event in heard if isinstance(event, LeftOut)]

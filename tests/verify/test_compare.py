@@ -58,7 +58,7 @@ def test_wrong(got, message):
 
 
 def test_a_factor_shows_through_coarse_rounding():
-    """Of elements that are rounded to 3 bits each by itself one per cent is less than the noise of all, and seen."""
+    """A factor of 1 % is below the noise of elements with 3 bits, but the second bound finds it."""
     coarse = {name: WANT * (1 + 3e-2 * torch.randn_like(WANT)) for name in ("eager", "got")}
     allowed = tolerance("fp8_e4m3")
     assert check("out", coarse["got"], WANT, coarse["eager"], allowed, Traits(apart=True)).ok
@@ -178,7 +178,7 @@ def test_every_run_has_the_bits_of_the_first(monkeypatch):
 
         return [verdict.message for verdict in careful(run, {}, "cuda")[1]]
 
-    seconds = 1.0  # a run
+    seconds = 1.0  # one run
     assert checked(wrong=50) == []
     assert checked(wrong=AGAIN) == ["dq differ from run to run"]
     seconds = AGAIN_SECONDS / 40

@@ -41,7 +41,7 @@ def test_a_ledger_that_cannot_be_read_ends_a_recorded_run_before_it_begins(tmp_p
 
 def test_what_does_not_compile_or_fit_is_a_row(tmp_path, monkeypatch, verdict):
     path = render(causal_alibi(), tmp_path)
-    # The forward kernel no longer compiles; the backward ones do, but find a smaller limit.
+    # The forward kernel fails to compile. The backward kernels compile, but exceed the lowered limit.
     path.write_text(path.read_text().replace("acc = acc / tl.where", "acc = no_such_name / tl.where"))
     monkeypatch.setitem(compiling.SHARED_LIMITS, 80, 9 * 1024)
     verdict(problem_of(causal_alibi()), tmp_path)
@@ -87,7 +87,7 @@ def test_the_capability_of_an_arch():
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f"])
 def test_cuda_of_a_chip_alone(arch, monkeypatch):
-    """The launcher decides by the number, and the kernels are compiled for what was asked."""
+    """The launcher compares the number of the architecture; the kernels are compiled for its full name."""
     pytest.importorskip("cuda.core")
     asked, said = set(), []
 

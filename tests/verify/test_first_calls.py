@@ -1,4 +1,4 @@
-"""What a first call of an emitted function imports."""
+"""Imports of the first call of an emitted function."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ assert "torch._dynamo" not in sys.modules, "imports all of torch.compile"
 def test_a_first_call_imports_what_it_needs(
     name: str, alone: bool, shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    """What registers an operator, or chooses a file, must not import torch.compile: seconds of each process."""
+    """Registering an operator or selecting a file must not import torch.compile, which takes seconds per
+    process."""
     if alone:
         (tmp_path / "sample.py").write_text(single(ROOT / "specs" / f"{name}.yaml"))
     else:

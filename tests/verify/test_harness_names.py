@@ -1,4 +1,4 @@
-"""What verification calls something may be the name of a spec's buffer or param: it is not taken for that thing."""
+"""A buffer or param of a spec may have any name that the harness uses for its own values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ output_mod: y * one * two
 
 
 def words(family: str) -> list[str]:
-    """Every identifier that stands in quotes, or before a keyword argument, in the harness of a family."""
+    """Return every identifier that is quoted, or names a keyword argument, in the harness of a family."""
     files = [*ROOT.glob("kgen/verify/*.py"), *ROOT.glob(f"kgen/kernels/{family}/verify/*.py")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     found = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
@@ -50,7 +50,7 @@ def words(family: str) -> list[str]:
 
 @cache
 def free(text: str, family: str) -> tuple[list[str], list[str]]:
-    """Those that a spec may have as the name of a buffer, and of a param."""
+    """Return the names that a spec may use for a buffer, and those for a param."""
 
     def fits(old: str, new: str) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What Triton's interpreter remembers once it is mended is what it would have worked out."""
+"""Values that `mend` caches in Triton's interpreter equal the values that Triton computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_what_is_remembered_is_right() -> None:
 
 
 def _three_times() -> tuple[list[str], list[str], list[str]]:
-    """Types and tensors as the interpreter makes them, as it does once it is mended, and again."""
+    """Return descriptions of types and tensors before `mend`, after it, and from its cache."""
     from kgen.verify.interpreter import mend
 
     before = _described()
@@ -58,7 +58,7 @@ def products(out, wide: tl.int64, narrow, large, N: tl.constexpr):
 
 
 def test_integers_are_as_wide_as_on_a_gpu(tmp_path: Path) -> None:
-    """64 bits where a parameter is annotated so, or the number needs them; else 32 bits, which wrap."""
+    """Integers have 64 bits if a parameter is annotated so or the number needs them. Otherwise 32 bits wrap."""
     path = tmp_path / "kernel.py"
     path.write_text(KERNEL)
     wide, narrow, large = interpreted(_products, path)

@@ -50,7 +50,7 @@ def test_states(tmp_path):
     enter(tmp_path, path, [row(), row(error=2e-3, pass_="backward", name="dq")])
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     text = path.read_text()
-    path.write_text(text.replace('"""', '"""Anew. ', 1) + "\n")  # what it says is no part of what it does
+    path.write_text(text.replace('"""', '"""Anew. ', 1) + "\n")  # a docstring is not part of the program
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     path.write_text(text + "x = 1\n")
     assert state(tmp_path) == ("stale", None, None)
@@ -110,8 +110,11 @@ def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
 
 
 def test_gluon_is_taken_from_tritons_of_the_ledger():
-    """The kernels for Hopper run with a Triton only if they were verified with it: the newest and the oldest over every
-    spec that has them, the others over those of the first race."""
+    """Hopper kernels run only with a Triton version that verified them.
+
+    The newest and the oldest verified every spec that has such kernels, the others the specs of the first
+    race.
+    """
     verified: dict[tuple[int, ...], set[str]] = {}
     for entry in ledger.read(ROOT / "generated").values():
         for found in entry["records"].values():
@@ -207,7 +210,7 @@ def test_processes_do_not_lose_entries(tmp_path):
 
 
 def test_the_header_of_a_file_does_not_count(tmp_path: Path) -> None:
-    """A change of the schema stamps other `inputs` on files whose programs stay the same."""
+    """A change of the schema changes the line `inputs` of files whose programs stay the same."""
     path = tmp_path / "triton.py"
     given = {"spec": "x", "spec_file": UserText("x.yaml"), "spdx": UserText("MIT")}
     hashes = []
@@ -218,7 +221,7 @@ def test_the_header_of_a_file_does_not_count(tmp_path: Path) -> None:
 
 
 def test_all_that_is_recorded_of_a_file(tmp_path: Path) -> None:
-    """Of a variant's, too, which lies one folder deeper."""
+    """The same holds for a variant, whose file is one folder deeper."""
     path = tmp_path / "many/bf16/triton.py"
     path.parent.mkdir(parents=True)
     path.write_text("x = 1\n")

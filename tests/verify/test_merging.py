@@ -1,4 +1,4 @@
-"""Ledgers of several machines: their order makes no difference, and what is none changes nothing."""
+"""Ledgers of several machines: their order does not matter, and a file that is not a ledger changes nothing."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_order_and_number_make_no_difference() -> None:
     assert union([whole, whole]) == whole
     assert set(whole) == {ONE, TWO}
     assert set(whole[ONE]["records"]) == {PLACE, "compiled sm_90", "proof"}
-    # A full run before a quick one, then the worse.
+    # A full run wins over a quick one. Of two full runs, the one with the larger errors wins.
     assert whole[ONE]["records"][PLACE] == ran(error=2e-3, cases=3)
 
 
 def test_newer_texts_take_the_place_of_others(tmp_path: Path) -> None:
-    """Where the present text of a file was tried, what an earlier one was found to be is forgotten."""
+    """A merge drops records of an earlier text once the present text ran on that device."""
     render(plain(), tmp_path)
     own = ledger.file_hash(tmp_path / "plain/triton.py")
     new = written(tmp_path / "new.json", of(own, ran(), name="plain/triton.py"))
@@ -79,7 +79,7 @@ def test_newer_texts_take_the_place_of_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a (copy)", ".old", "a~", "a+1", "0a", "zz"])
 def test_a_copy_of_a_folder_changes_nothing(name: str, tmp_path: Path) -> None:
-    """Whatever it is called, and in whatever order folders are listed: the ledger can be read."""
+    """Neither the name of a copied folder nor the order of folders matters: the ledger can be read."""
     render(plain(), tmp_path)
     own = ledger.file_hash(tmp_path / "plain/triton.py")
     into = written(tmp_path / ledger.FILENAME, of(own, ran(), name="plain/triton.py"))

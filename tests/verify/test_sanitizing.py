@@ -1,4 +1,4 @@
-"""`kgen verify --sanitizer`, over a stand-in for compute-sanitizer that runs what it is given."""
+"""`kgen verify --sanitizer` with a stand-in for compute-sanitizer that runs its command."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def sanitized(sample, tmp_path, monkeypatch, report, tool="racecheck", **more):
 
 
 def test_clean_then_not(sample, tmp_path, monkeypatch):
-    """The ledger has what was clean, until it is not; `kgen status` does not take it for verified."""
+    """The ledger records a clean file until a tool reports an error. `kgen status` does not count it as
+    verified."""
     generated = tmp_path / "generated"
     clean = 'echo "========= RACECHECK SUMMARY: 0 hazards displayed" >> $log'
     (row,) = sanitized(sample, tmp_path, monkeypatch, clean)

@@ -60,7 +60,7 @@ def test_the_plain_fixture_passes_and_is_recorded(tmp_path, verdict):
 
 
 def test_a_case_without_memory_is_tried_again(tmp_path, verdict):
-    """Other workers on the device give some back."""
+    """A case that runs out of memory is repeated, because other workers may release some."""
     call = "    out, lse = _forward("
     once = (
         "    if not CALLS:\n        CALLS.append(1)\n        raise torch.OutOfMemoryError('no memory left')\n"
@@ -99,7 +99,7 @@ BUGS = {
 def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
     old, new, group, case = BUGS[bug]
     edit(render(plain(), tmp_path), (old, new))
-    # Only the case that must notice, in a process that need not import torch: that is what takes the time.
+    # Run only the case that must fail. Its process need not import torch, which takes most of the time.
     whole = verifying._job
     monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
     one = ((group, case),)
@@ -121,7 +121,7 @@ def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     assert ("forward", "one") not in messages
 
 
-# Both passes in one process, and each in its own.
+# Both passes in one process, then each in its own.
 @pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     edit(

@@ -1,16 +1,23 @@
-"""Verdicts on emitted kernels: a test that passed is not run again while all that decides its outcome stays the same.
+"""Verdicts on emitted kernels: a test that passed is skipped while everything that decides its outcome is the same.
 
-A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
-there, as passed. The record is a hash of: the programs in the emitted files (no comments, docstrings or layout) and in
-the files that they import from their folder; the problem with its trees; the programs of the modules that verify
-(reference, cases, inputs, harness), of the test file, and of the modules that these import; and versions. Modules that
-distribute work and write results are left out. Planning and rendering decide an outcome only through the problem and
-the files. A test checks those before the call, and only verifies after it.
+A test calls `verdict(problem, *emitted)` when all of its inputs exist. If that call is recorded, the test passes and
+ends there. A record is a hash of:
 
-Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
-which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
-where it has none, and where other versions are installed none is written. A verdict is kept when its test has passed,
-with the teardown of its fixtures.
+- the programs of the emitted files, without comments, docstrings and layout
+- the programs of the files that these import from their folder
+- the problem with its trees
+- the programs of the modules that verify: reference, cases, inputs and harness
+- the programs of the test file and of the modules that it imports
+- versions
+
+Modules that distribute work and write results are left out. Planning and rendering decide an outcome only through the
+problem and the files. A test checks those before the call, and only verifies after it.
+
+pytest's cache keeps the records of one Python with its installed packages. tests/verdicts.json keeps the records of
+tests marked `thorough`, which `scripts/test --all` runs, for the versions in constraints.txt. A `thorough` test without
+a record fails. With other versions installed, no record is written.
+
+A verdict is kept when its test has passed, including the teardown of its fixtures.
 """
 
 from __future__ import annotations
@@ -36,27 +43,27 @@ from support.running.sampling import mark
 FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
 KEPT = "kgen/verdicts"
-"""Where, in that cache."""
+"""Path of the records in that cache."""
 HANDING_ON = {
     *(f"{name}.py" for name in ("compiling", "costs", "found", "ledger", "merging", "processes")),
     *("sanitizing.py", "verifying.py"),
     "farm",
 }
-"""Of `kgen/verify`, what hands out work and writes down what came of it, which has tests of its own."""
+"""Modules of `kgen/verify` that distribute work and record results. They have their own tests."""
 DIGEST = pytest.StashKey[str]()
 
 
 class OnRecord(Exception):
-    """Ends a test whose verdict is on record."""
+    """Exception that ends a test whose verdict is recorded."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the tests marked `thorough`, too")
-    parser.addoption("--fresh", action="store_true", help="run again what is on record as right")
+    parser.addoption("--all", action="store_true", help="also run the tests marked `thorough`")
+    parser.addoption("--fresh", action="store_true", help="ignore recorded verdicts")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--all`, of the tests marked `thorough` those stay that have their verdict on record."""
+    """Deselect `thorough` tests that have no verdict, unless `--all` is set."""
     mark(items)
     if not config.getoption("--all"):
         left_out = [x for x in items if _thorough(x) and "verdict" not in getattr(x, "fixturenames", ())]
@@ -65,15 +72,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Verdict:
-    """The fixture `verdict`, of one test."""
+    """The fixture `verdict` of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
         self.item = item
 
     def __call__(self, problem: Any, *emitted: Path | str) -> None:
-        """End the test if it is on record as right with these files, folders of them, or texts, of a problem.
+        """End the test if it passed before with these files of a problem.
 
-        Where that is None, they are of no spec, and any family may have a part in it.
+        Each of `emitted` is a file, a folder or a text. With the problem None, the files belong to no spec,
+        and the hash covers all families.
         """
         assert DIGEST not in self.item.stash, "a test has one verdict"
         thorough, option = _thorough(self.item), self.item.config.getoption
@@ -108,7 +116,7 @@ def _program(content: bytes, suffix: str) -> str:
 
 @pytest.fixture
 def verdict(request: pytest.FixtureRequest) -> Verdict:
-    """Ends a test that is on record as right: see `tests/support/running/verdicts.py`."""
+    """Return a function that ends a test whose verdict is recorded. See `tests/support/running/verdicts.py`."""
     return Verdict(request.node)
 
 
@@ -133,7 +141,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """How many verdicts were taken from where."""
+    """Print the number of verdicts from each record."""
     said = [
         dict(report.user_properties).get("verdict") for report in terminalreporter.stats.get("passed", ())
     ]
@@ -152,7 +160,7 @@ def _name(item: pytest.Item) -> str:
 
 
 def _key(item: pytest.Item) -> str:
-    """In the file of verdicts: names of tests are of one file each."""
+    """Return the key in the file of verdicts. The stem suffices, because names of test files are unique."""
     return f"{item.path.stem}::{_name(item)}"
 
 
@@ -162,12 +170,12 @@ def _known(item: pytest.Item, digest: str) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH)
             return bool(json.load(file).get(_key(item)) == digest)
     cache = _cache(item)
-    # What was cut off while it was written is as good as nothing.
+    # An incomplete record counts as none.
     return cache is not None and cache.get(f"{KEPT}/{digest}", False) is True
 
 
 def _cache(item: pytest.Item) -> pytest.Cache | None:
-    """None with `-p no:cacheprovider`."""
+    """Return pytest's cache, or None with `-p no:cacheprovider`."""
     return getattr(item.config, "cache", None)
 
 
@@ -187,13 +195,13 @@ def _keep(item: pytest.Item, digest: str) -> None:
 
 
 def _said(problem: Any) -> str:
-    """A problem, and what it makes of itself."""
+    """Return the text of a problem and of its properties."""
     made = (name for name, value in vars(type(problem)).items() if isinstance(value, property))
     return "\n".join([repr(problem), *(f"{name} = {getattr(problem, name)!r}" for name in made)])
 
 
 def _texts(emitted: Path | str) -> Iterator[str]:
-    """What there is to run: a text, a file, or all files of a folder with their names."""
+    """Yield the programs of a text, a file, or all files of a folder with their names."""
     if isinstance(emitted, str):
         yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
@@ -205,7 +213,7 @@ def _texts(emitted: Path | str) -> Iterator[str]:
 
 
 def _beside(emitted: Path | str) -> list[Path]:
-    """The files that an emitted file imports from its folder: the launch functions, kernels for one chip."""
+    """Return the files that an emitted file imports from its folder: launch functions, kernels for one chip."""
     if isinstance(emitted, str) or emitted.suffix != ".py":
         return []
     text = emitted.read_text()
@@ -218,7 +226,10 @@ def _beside(emitted: Path | str) -> list[Path]:
 
 
 def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
-    """Files and what they import of some folders, and so on, but not what a plan or a problem does."""
+    """Return files with the files that they import, directly or indirectly, from some folders.
+
+    Imports of plans and of `problem.py` are left out.
+    """
     found: set[Path] = set()
     to_do = [*files]
     while to_do:
@@ -235,14 +246,17 @@ def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
 
 
 def _hands_on(path: Path) -> bool:
-    """Whether a module of kgen, or its folder in `kgen/verify`, is one of those."""
+    """True if a module of `kgen/verify`, or its folder, is in `HANDING_ON`."""
     place = path.parent if path.parent.name in HANDING_ON else path
     return place.name in HANDING_ON and place.parent.name == "verify"
 
 
 @cache
 def _imports(source: str) -> frozenset[str]:
-    """The modules that one imports, wherever in it, but for type checking alone; and names of these, which may be."""
+    """Return the modules that a source imports, anywhere except for type checking.
+
+    Imported names are included, because they may be modules.
+    """
     found: set[str] = set()
     to_do: list[ast.AST] = [ast.parse(source)]
     while to_do:
@@ -257,7 +271,7 @@ def _imports(source: str) -> frozenset[str]:
 
 
 def _pinned(root: Path) -> str:
-    """The lines of constraints.txt that decide what kernels compute and what compilers make of them."""
+    """Return the lines of constraints.txt that can change results: numpy, torch, Triton and CUDA."""
     lines = (root / "constraints.txt").read_text().splitlines()
     return "\n".join(
         line for line in lines if line.startswith(("numpy", "torch", "triton", "nvidia", "cuda"))
@@ -265,7 +279,7 @@ def _pinned(root: Path) -> str:
 
 
 def _as_pinned(root: Path) -> bool:
-    """Whether these are the versions that are installed here."""
+    """True if these versions are installed."""
     wanted = map(Requirement, _pinned(root).splitlines())
     return all(
         one.specifier.contains(version(one.name), prereleases=True)
@@ -276,6 +290,6 @@ def _as_pinned(root: Path) -> bool:
 
 @cache
 def _versions() -> str:
-    """Of Python, of the machine, and of all that is installed."""
+    """Return the versions of Python, of the machine, and of all installed packages."""
     there = sorted({f"{one.name} {one.version}" for one in distributions()})
     return "\n".join([platform.python_version(), platform.platform(), *there])

@@ -1,4 +1,4 @@
-"""Parts of a whole: together they are it, and their ledgers are its ledger."""
+"""Shards of a run: together they equal the whole run, and so do their merged ledgers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_parts_are_the_whole() -> None:
     assert sorted(map(len, parts)) == [3, 3, 4]
     shuffled = random.Random(0).sample(names, len(names))
     assert [sorted(part.of(shuffled, str)) for part in PARTS] == parts
-    # What belongs together stays together.
+    # Equal keys are in one shard.
     assert WHOLE.of([*names, *names], str) == [*names, *names]
     assert [part.of([*names, *names], str) for part in PARTS] == [[*part, *part] for part in parts]
 
@@ -74,7 +74,7 @@ def test_ledgers_of_parts_are_the_ledger_of_the_whole(
 
 
 def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is for GPUs alone, or none: what the whole passes, its parts pass."""
+    """A shard passes like the whole run, even if its files need a GPU or it has none."""
 
     def rows(job: Any, *_: object) -> Any:
         for group, name in job.cases:
@@ -125,7 +125,7 @@ def test_what_is_lost_is_said_of_every_case(tmp_path: Path) -> None:
 
 
 def test_tasks_here_keep_their_order(tmp_path: Path) -> None:
-    """Whichever is done first; alone, they come one after the other."""
+    """Results have the order of the tasks, whichever ends first. With `alone`, tasks run one after the other."""
     order: list[str] = []
 
     def work(name: str) -> Any:
