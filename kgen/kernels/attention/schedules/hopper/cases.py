@@ -22,7 +22,7 @@ def for_hopper(problem: Any) -> tuple[Case, ...]:
 def _padded(problem: Any, group: int) -> Iterator[Case]:
     # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
     yield Case("long", 450, 450, heads_kv=2, group=group, lse=True)
-    yield Case("one", 1, 1, heads_kv=4, group=group)  # as many heads as `heads` of the plan
+    yield Case("one", 1, 1, heads_kv=4, group=group)  # four KV heads, each with one tile
     yield Case("whole", 256, 256, group=group)  # no partial tile of queries
     if not problem.tied_lengths:
         yield Case("fewer", 70, 400, group=group)  # tiles of keys that a causal mask shows to no query
