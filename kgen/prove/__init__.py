@@ -1,1 +1,1 @@
-"""Proofs of the index work of kernels: obligations from the trees of a plan, decided by z3."""
+"""Proofs of index arithmetic of kernels with z3: obligations compare a kernel with its spec."""

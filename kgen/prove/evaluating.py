@@ -1,7 +1,7 @@
-"""Terms of z3 at numbers, with the functions of the table as they are.
+"""Evaluate z3 terms at numbers, with the real functions of the function table.
 
-z3 knows of `tanh` that equal arguments give equal values, and nothing else. Its counterexample may need another `tanh`
-than there is, so it counts only if it still is one here.
+z3 knows only that `tanh` of equal arguments is equal. Its counterexample may need a function other than `tanh`.
+So a counterexample counts only if it holds with the real functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kgen.expr.functions import TABLE
 from kgen.prove.world import of_table
 
 DIFFERENT = 1e-6
-"""Two reals differ if they do by more than this, relative to the largest number that they are made of."""
+"""Relative difference above which two reals differ. It is relative to the largest intermediate value."""
 
 _Number = int | float | bool
 
@@ -31,16 +31,16 @@ class NoValueError(Exception):
 
 @dataclass
 class Point:
-    """The numbers that a model of z3 gives to unknowns. With `seed`, reals are random instead."""
+    """Values of unknowns from a z3 model. With `seed`, reals are random instead."""
 
     model: Any
     seed: int | None = None
     largest: float = 1.0
-    """The largest real number met so far."""
+    """The largest real number computed so far."""
     _done: dict[int, tuple[Any, _Number]] = field(default_factory=dict)
 
     def value(self, term: Any) -> _Number:
-        """The value of a term. Raises `NoValueError`."""
+        """Return the value of a term. Raise `NoValueError` if it has none."""
         try:
             return self._value(term)
         except (ArithmeticError, ValueError) as error:
@@ -54,7 +54,7 @@ class Point:
                 if not math.isfinite(found):
                     raise OverflowError("infinite")
                 self.largest = max(self.largest, abs(found))
-            # The term is kept: its number is free for another one once it is gone.
+            # Keep the term, because z3 reuses the ids of deleted terms.
             self._done[key] = term, found
         return self._done[key][1]
 
@@ -90,7 +90,7 @@ class Point:
 
 
 def refutes(model: Any, facts: Sequence[Any], claim: Any) -> bool:
-    """True if the facts hold in a model, and the claim does not, with functions as they are."""
+    """True if the facts hold in a model and the claim does not, with the real functions."""
     point = Point(model)
     try:
         return all(point.value(fact) for fact in facts) and not point.value(claim)
@@ -99,7 +99,7 @@ def refutes(model: Any, facts: Sequence[Any], claim: Any) -> bool:
 
 
 def apart(model: Any, facts: Sequence[Any], a: Any, b: Any, seeds: int = 6) -> bool:
-    """True if two reals differ where the integers are those of a model, and the reals are any."""
+    """True if two reals differ for the integers of a model and some choice of reals."""
     return any(_differ(Point(model, seed), facts, a, b) for seed in (None, *range(seeds)))
 
 
@@ -134,7 +134,7 @@ def _of_table(fn: str, args: Sequence[_Number]) -> _Number:
 
 
 def _quotient(a: int, b: int) -> int:
-    """z3's quotient: what is left is not negative, whatever the sign of the divisor."""
+    """Return the quotient as z3 defines it: the remainder is not negative, for divisors of either sign."""
     return a // b if b > 0 else -(a // -b)
 
 

@@ -1,5 +1,8 @@
-"""The function table over terms of z3: Python's `//` and `%`, reals that do not round, and functions such as `exp` of
-which it is known alone that equal arguments have equal values."""
+"""The function table over z3 terms.
+
+`//` and `%` are Python's, and reals do not round. About functions such as `exp`, z3 knows only that equal arguments
+have equal values.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from kgen.prove.world import World, number
 
 
 class Beyond(Exception):
-    """A term that the encoding has no meaning for."""
+    """A term that has no encoding."""
 
 
 def floor_div(a: Any, b: Any) -> Any:
-    """Python's quotient: z3's is the floor for divisors above zero alone."""
+    """Return Python's quotient. The quotient of z3 is the floor only for positive divisors."""
     if _above_zero(b):
         whole, rest = _multiples(a, z3.simplify(b).as_long())
         return whole + rest / b
@@ -26,19 +29,19 @@ def floor_div(a: Any, b: Any) -> Any:
 
 
 def floor_mod(a: Any, b: Any) -> Any:
-    """Python's remainder: it has the sign of the divisor."""
+    """Return Python's remainder, which has the sign of the divisor."""
     if _above_zero(b):
         return _multiples(a, z3.simplify(b).as_long())[1] % b
     return a - b * floor_div(a, b)
 
 
 def toward_zero(a: Any, b: Any) -> Any:
-    """The quotient of C++, and of `//` in Triton."""
-    return z3.If(a >= 0, a / b, -((-a) / b))  # of what is not negative, z3 rounds toward zero
+    """Return the quotient of C++, and of `//` in Triton."""
+    return z3.If(a >= 0, a / b, -((-a) / b))  # z3 rounds quotients of non-negative numbers toward zero
 
 
 def of_bits(fn: str, a: Any, b: Any) -> Any | None:
-    """Shifts by a number, the lowest bits and all but these, as arithmetic; None of other bits."""
+    """Return arithmetic for a shift by a number, or for a mask of low or high bits; None for other operations."""
     if fn == "bitand" and z3.is_int_value(z3.simplify(a)):
         a, b = b, a
     known = z3.simplify(b)
@@ -46,7 +49,7 @@ def of_bits(fn: str, a: Any, b: Any) -> Any | None:
         return None
     bits = known.as_long()
     if fn in ("lshift", "rshift"):
-        if not 0 <= bits < 32:  # out of contract
+        if not 0 <= bits < 32:  # undefined
             return None
         size = z3.IntVal(2**bits)
         return a * size if fn == "lshift" else floor_div(a, size)
@@ -63,7 +66,10 @@ def _above_zero(b: Any) -> bool:
 
 
 def _multiples(a: Any, n: int) -> tuple[Any, Any]:
-    """A sum as n times what is the first, and the rest: `(128 * tile + row) // 16` is `8 * tile + row // 16`."""
+    """Split a sum into `whole` and `rest`, so that it equals `n * whole + rest`.
+
+    So `(128 * tile + row) // 16` becomes `8 * tile + row // 16`.
+    """
     a = z3.simplify(a)
     whole, rest = z3.IntVal(0), z3.IntVal(0)
     for part in a.children() if z3.is_add(a) else [a]:
@@ -76,7 +82,7 @@ def _multiples(a: Any, n: int) -> tuple[Any, Any]:
 
 
 def real(a: Any) -> Any:
-    """A number as a real one."""
+    """Return a number as a real."""
     if z3.is_bool(a):
         return z3.If(a, z3.RealVal(1), z3.RealVal(0))
     return z3.ToReal(a) if z3.is_int(a) else a
@@ -121,7 +127,7 @@ _MEANING: dict[str, Callable[..., Any]] = {
 
 
 def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
-    """What a row of the table gives for terms."""
+    """Return a function of the table, applied to terms."""
     match fn:
         case "and":
             return z3.And(*args)
@@ -147,7 +153,7 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
         return _bits(world, fn, *_alike(args))
     if fn in _MEANING:
         return _MEANING[fn](*_alike(args))
-    # Congruence is all that is known: spelled alike, equal arguments are seen to be equal at once.
+    # Only congruence is known, so a normal form of the arguments makes equal ones identical.
     ordered = [z3.simplify(real(a), som=True) for a in args]
     if (known := _of_numbers(fn, ordered)) is not None:
         return known
@@ -155,7 +161,7 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
 
 
 def _of_numbers(fn: str, args: Sequence[Any]) -> Any | None:
-    """The value of a function of numbers alone, where it has one."""
+    """Return the value of a function if all arguments are numbers, else None."""
     if not all(z3.is_rational_value(a) for a in args):
         return None
     try:
@@ -171,8 +177,10 @@ _BOOLEAN: dict[str, Callable[..., Any]] = {"bitand": z3.And, "bitor": z3.Or, "bi
 
 
 def _bits(world: World, fn: str, a: Any, b: Any) -> Any:
-    """Arithmetic where a number says which bits are meant; otherwise congruence, of operands in one order, and that
-    the bits of two numbers of 32 bits are one."""
+    """Return a bit operation as arithmetic if a number selects the bits.
+
+    Otherwise only congruence is known, with operands in one order, and that the result of 32-bit numbers has 32 bits.
+    """
     if z3.is_bool(a):
         return _BOOLEAN[fn](a, b)
     a, b = z3.simplify(a), z3.simplify(b)
@@ -190,5 +198,5 @@ def _bits(world: World, fn: str, a: Any, b: Any) -> Any:
 
 
 def _whole(a: Any) -> Any:
-    """Toward zero."""
+    """Round a real toward zero."""
     return z3.If(a >= 0, z3.ToInt(a), -z3.ToInt(-a))

@@ -1,4 +1,4 @@
-"""An obligation, and how it is decided: proved, refuted by a counterexample, or unknown for a reason."""
+"""Obligations and their decision: proved, refuted by a counterexample, or unknown for a reason."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import z3
 from kgen.prove.evaluating import apart, refutes
 from kgen.prove.world import Place, shown
 
-NOT_ONE = "z3's counterexample is none with functions as they are"
+NOT_ONE = "the counterexample of z3 does not hold with the real functions"
 
 MOST_CONDITIONS = 16
-"""Conditions that a real number is split by."""
+"""Maximum number of conditions by which a real term is split into cases."""
 MOST_CASES = 64
-"""Cases that they may make."""
+"""Maximum number of these cases."""
 CASE_SECONDS = 0.5
 RECIPROCAL = z3.Function("reciprocal", z3.RealSort(), z3.RealSort())
 ROUNDED = 1e-12
-"""What is left of a number that was rounded, relative to the others."""
+"""Relative size of terms that count as zero, because literals are rounded."""
 
 
 class Verdict(str, Enum):
-    """What came of an obligation."""
+    """The result of deciding an obligation."""
 
     PROVED = "proved"
     REFUTED = "refuted"
@@ -36,10 +36,10 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Obligation:
-    """That `claim` follows from `facts`. `beyond` says which term has no encoding, in which case there is no claim.
+    """The statement that `claim` follows from `facts`.
 
-    `equal` are two real numbers instead, which is shown by bringing their difference into a normal form first. `parts`
-    are claims by the texts that they are of, instead.
+    `equal` or `parts` can replace the claim: two real numbers, or several claims, each with its code as text. If a
+    term has no encoding, `beyond` names it, and there is no claim.
     """
 
     kernel: str
@@ -54,7 +54,7 @@ class Obligation:
 
 @dataclass(frozen=True)
 class Decision:
-    """`counterexample` has the values that refute it; `why` names what is beyond the proof, or what is refuted."""
+    """A verdict. `counterexample` has the values of a refutation, and `why` the reason or the refuted part."""
 
     verdict: Verdict
     counterexample: Mapping[str, str] = field(default_factory=dict)
@@ -62,17 +62,17 @@ class Decision:
 
     @property
     def message(self) -> str:
-        """What there is to say of it."""
+        """The reason and the counterexample as text."""
         numbers = ", ".join(f"{name} = {value}" for name, value in self.counterexample.items())
         return f"{self.why}: {numbers}" if self.why and numbers else self.why or numbers
 
 
 _PROVED: dict[int, Any] = {}
-"""Claims that follow from no facts, and are proved: they say the same for every spec. Kept terms keep their ids."""
+"""Proved claims that need no facts, by id, so they hold for every spec. Stored terms keep their ids."""
 
 
 def decide(obligation: Obligation, timeout: float) -> Decision:
-    """Decide an obligation within so many seconds."""
+    """Decide an obligation within `timeout` seconds."""
     if obligation.beyond:
         return Decision(Verdict.UNKNOWN, why=f"beyond the encoding: {obligation.beyond}")
     if obligation.equal is not None:
@@ -108,7 +108,7 @@ def _given_up(solver: Any, claim: Any) -> Decision:
 
 
 def _of_reals(obligation: Obligation, timeout: float) -> Decision:
-    """Decide that two reals are equal: as polynomials, case by case; else z3 looks for numbers at which they differ."""
+    """Decide if two reals are equal: compare polynomials case by case, then let z3 search for a difference."""
     assert obligation.equal is not None
     a, b = obligation.equal
     begun = time.monotonic()
@@ -127,7 +127,7 @@ def _of_reals(obligation: Obligation, timeout: float) -> Decision:
 
 
 def _refuted(model: Any, obligation: Obligation) -> Decision:
-    """The numbers of a counterexample; of several parts the one that does not hold, and what it is about."""
+    """Return the counterexample, and for several parts the first one that fails."""
     wrong = (part for part in obligation.parts if z3.is_false(model.eval(part[1], model_completion=True)))
     if (first := next(wrong, None)) is None:
         return Decision(Verdict.REFUTED, _values(model, obligation.values))
@@ -138,7 +138,7 @@ def _refuted(model: Any, obligation: Obligation) -> Decision:
 
 
 def _constants(terms: Sequence[Any]) -> set[str]:
-    """The names of the unknowns in terms."""
+    """Return the names of the unknowns in terms."""
     seen: dict[int, Any] = {}
     waiting = list(terms)
     while waiting:
@@ -163,8 +163,8 @@ def _values(model: Any, terms: Mapping[str | Place, Any]) -> dict[str, str]:
 
 
 def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
-    """Whether two reals are the same polynomial, in each case of the conditions in them; False if time is up."""
-    if _is_zero(z3.simplify(a - b, som=True)):  # often no case matters
+    """True if two reals are the same polynomial in each case of their conditions. False if time is up."""
+    if _is_zero(z3.simplify(a - b, som=True)):  # often the conditions do not matter
         return True
     conditions = list(dict.fromkeys(_conditions(a - b)))
     if len(conditions) > MOST_CONDITIONS:
@@ -179,10 +179,10 @@ def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
 
 
 def _spelled(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield two reals as they are, then with products by reciprocals for quotients.
+    """Yield two reals unchanged, then with quotients replaced by products with reciprocals.
 
-    z3 knows nothing of x / 0, so `(a * b) / x` and `a * (b / x)` differ there. A score that is divided by zero is no
-    score, so one reciprocal stands for both.
+    z3 leaves x / 0 undefined, so `(a * b) / x` and `a * (b / x)` may differ there. A score divided by zero is
+    undefined, so one reciprocal can stand for both.
     """
     yield a, b
     if quotients := [part for part in _parts(a - b) if _is_quotient(part)]:
@@ -198,9 +198,9 @@ def _is_quotient(term: Any) -> bool:
 
 
 def _vanishes(a: Any, b: Any) -> bool:
-    """True if a difference has no term but what is left where numbers are rounded."""
+    """True if all terms of a difference are within the rounding of literals."""
     difference = a - b
-    for _ in range(2):  # what is simplified may let functions of equal arguments meet
+    for _ in range(2):  # the first pass may make arguments of functions equal, whose values then cancel
         difference = z3.simplify(difference, som=True)
     if _is_zero(difference):
         return True
@@ -217,13 +217,13 @@ def _summands(term: Any) -> list[Any]:
 
 
 def _factor(product: Any) -> float:
-    """The number that a product begins with, without its sign."""
+    """Return the magnitude of the leading number of a product."""
     first = product.arg(0) if z3.is_mul(product) else product
     return abs(float(first.as_fraction())) if z3.is_rational_value(first) else 1.0
 
 
 def _cases(conditions: list[Any], facts: Sequence[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """Every choice of truth values that the facts allow."""
+    """Yield all truth values of the conditions that the facts allow."""
     solver = _solver(CASE_SECONDS, *facts)
 
     def choose(left: list[Any], chosen: list[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
@@ -241,14 +241,14 @@ def _cases(conditions: list[Any], facts: Sequence[Any]) -> Iterator[list[tuple[A
 
 
 def _conditions(term: Any) -> Iterator[Any]:
-    """What choices between numbers depend on."""
+    """Yield the conditions of choices between numbers."""
     for part in _parts(term):
         if z3.is_app_of(part, z3.Z3_OP_ITE) and not z3.is_bool(part):
             yield part.arg(0)
 
 
 def _parts(term: Any) -> Iterator[Any]:
-    """Yield a term and all of its parts, once each; no part comes after a part of its own."""
+    """Yield a term and all of its parts, once each, and each part before its own parts."""
     above: dict[int, int] = {}
     known = [term]
     seen = {term.get_id()}

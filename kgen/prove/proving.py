@@ -1,4 +1,4 @@
-"""`kgen prove`: what can be stated of the index work of a spec's kernels, and what z3 says of it."""
+"""`kgen prove`: decide the obligations of a spec's kernels with z3."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kgen.verify.emitted import parts, require_emitted
 from kgen.verify.toolchain import Progress
 
 BUDGET = 60.0
-"""Seconds for all obligations of a spec."""
+"""Time limit in seconds for all obligations of a spec."""
 
 Row = dict[str, Any]
 
@@ -32,11 +32,11 @@ def prove_specs(
     record: bool = False,
     without: Callable[[Any], None] | None = None,
 ) -> list[Row]:
-    """Decide the obligations of some specs, `timeout` seconds for each at most.
+    """Decide the obligations of some specs, with at most `timeout` seconds for each obligation.
 
-    Returns rows of spec, target, kernel, obligation, verdict, seconds, message. A spec of which nothing is stated is
-    handed to `without`. `record` writes the ledger, for files that are what the spec makes now. Raises `KgenError` for
-    others.
+    Return rows of spec, target, kernel, obligation, verdict, seconds, message and counterexample. `without` is called
+    with each spec that has no obligations. `record` enters the results in the ledger. It raises `KgenError` if an
+    emitted file differs from the rendered one.
     """
     if record:
         ledger.require_readable(generated)
@@ -58,7 +58,7 @@ def prove_specs(
 
 
 def _proved(loaded: Any, name: str) -> Target | None:
-    """A target of whose files something is proved."""
+    """Return a target of a spec if it has obligations, else None."""
     target = family(loaded.spec.kernel).targets.get(name)
     return target if target is not None and target.obligations is not None else None
 
@@ -73,7 +73,7 @@ def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Ro
             found = (
                 decide(obligation, min(timeout, left))
                 if left > 0
-                else Decision(Verdict.UNKNOWN, why=f"the {BUDGET:g} seconds of the spec were spent")
+                else Decision(Verdict.UNKNOWN, why=f"the limit of {BUDGET:g} seconds for the spec is reached")
             )
             yield {
                 "spec": loaded.folder,
@@ -88,13 +88,13 @@ def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Ro
 
 
 def _require_current(loaded: Any, generated: Path) -> None:
-    """A proof is of what the spec makes now: raise `KgenError` where that is not what lies there."""
+    """Raise `KgenError` if an emitted file differs from the rendered one, which the proof is about."""
     made = render_spec(loaded, None)
     for file in require_emitted(generated, loaded):
         for path in parts(file.path):
             text = made.get(path.name)
             if text is not None and path.read_text(encoding="utf-8") != text:
-                message = f"`{path}` is not what the spec makes now, and nothing is recorded of it"
+                message = f"`{path}` differs from the rendered file, so its proof is not recorded"
                 raise KgenError(
                     Diagnostic("stale", message, file=str(loaded.path), hint=f"kgen render {loaded.path}")
                 )

@@ -1,7 +1,7 @@
-"""Statements of kernels, as they are printed, run on terms of z3: one lane of each vector stands for all of them.
+"""Run the printed statements of kernels on z3 terms. One lane of each vector stands for all lanes.
 
-Every load is kept with the condition under which it is made, and so is every integer of 32 bits that is computed:
-obligations are stated of these.
+The machine records every load and every computed 32-bit integer, with the condition under which it runs. Obligations
+are stated about these records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AS_IT_IS = ("{0}", "({0})", "column", "row", "({0})[:, None]", "{0}[:, None]", 
 
 @dataclass(frozen=True)
 class Number:
-    """A value; `bits` is the width of an integer."""
+    """A number, with the width of an integer in bits."""
 
     term: Any
     bits: int = 32
@@ -35,14 +35,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Stride:
-    """How far apart elements of a buffer lie along a dimension."""
+    """The stride of a buffer along a dimension."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Offset:
-    """So many elements along a dimension."""
+    """An offset of `count` elements along a dimension."""
 
     stride: str
     count: Number
@@ -58,7 +58,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A name whose value is beyond the encoding, and why."""
+    """The value of a name that has no encoding, with the reason."""
 
     why: str
 
@@ -68,7 +68,7 @@ Value = Number | Stride | Offset | Pointer | Unknown | tuple[Number, ...]
 
 @dataclass(frozen=True)
 class Load:
-    """What is read: it has to be `inside` wherever `when` holds. None where the address is beyond the encoding."""
+    """A load that must be `inside` its buffer if `when` holds. None if the address has no encoding."""
 
     text: str
     when: Any
@@ -78,7 +78,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Computed:
-    """An integer of 32 bits, and when it is computed."""
+    """A 32-bit integer, and the condition under which it is computed."""
 
     text: str
     when: Any
@@ -87,7 +87,7 @@ class Computed:
 
 @dataclass
 class Machine:
-    """Runs statements over a world. `values` are those of names; Python's booleans are known as a kernel compiles."""
+    """Runs statements over a world. `values` has the names; Python booleans are compile-time constants."""
 
     world: World
     values: dict[str, Value | bool]
@@ -95,18 +95,18 @@ class Machine:
     computed: list[Computed] = field(default_factory=list)
     path: tuple[Any, ...] = ()
     lanes: Mapping[str, Any] = field(default_factory=dict)
-    """Any element of a range of positions, by the name of its length."""
+    """An arbitrary element of a range of positions, by the name of its length."""
     vectors: tuple[Any, ...] = ()
-    """The unknowns that stand for any element of a vector, where least and greatest ones are asked for."""
+    """The unknowns that stand for an arbitrary element of a vector, for minima and maxima."""
     wraps: bool = False
-    """Whether integers may wrap here, as those may that reach real numbers alone."""
+    """True if integers may wrap, because they only become real numbers."""
 
     def copy(self) -> Machine:
-        """The same state, apart."""
+        """Return an independent copy of the state."""
         return replace(self, values=dict(self.values), loads=list(self.loads), computed=list(self.computed))
 
     def given(self, **values: Any) -> Machine:
-        """The same with more names."""
+        """Add values of names, and return the machine."""
         self.values |= {n: v if isinstance(v, bool) else Number(v) for n, v in values.items()}
         return self
 
@@ -117,7 +117,7 @@ class Machine:
         return self
 
     def value(self, code: Code) -> Any:
-        """The term of a value. Raises `Beyond`."""
+        """Return the term of a value. Raise `Beyond` if it has no encoding."""
         found = self._of(code)
         if not isinstance(found, Number):
             raise Beyond(str(code))
@@ -131,7 +131,7 @@ class Machine:
         elif isinstance(statement, If):
             self._choose(statement)
         elif isinstance(statement, Run):
-            # A load that is beyond the encoding is kept as one.
+            # A load without an encoding is recorded, so only the exception is dropped.
             with suppress(Beyond):
                 self._of(statement.value)
 
@@ -251,7 +251,7 @@ class Machine:
         return self._kept(code, found, bits) if code.fn in _GROWS else Number(found, bits)
 
     def _extreme(self, code: Op, value: Any) -> Number:
-        """The least or greatest value of a vector: the lane's own is not beyond it, and some other lane has it."""
+        """Return the minimum or maximum of a vector: a bound of the lane's own value that some lane attains."""
         others = [(lane, z3.FreshInt(f"other_{lane}")) for lane in self.vectors]
         found = z3.substitute(value, *others)
         facts = [(fact, z3.substitute(fact, *others)) for fact in self.world.facts]
@@ -296,7 +296,7 @@ class Machine:
     # --- memory ------------------------
 
     def _indices(self, pointer: Pointer, dims: int) -> tuple[Any, ...]:
-        """The indices of an address along the first dimensions of its buffer."""
+        """Return the indices of an address along the first `dims` dimensions of its buffer."""
         found: dict[str, Any] = {f"{pointer.buffer}_{d}": z3.IntVal(0) for d in range(dims)}
         for offset in pointer.offsets:
             if offset.stride not in found:
@@ -305,7 +305,7 @@ class Machine:
         return tuple(found.values())
 
     def _load(self, code: Op, address: Code, guard: list[Code]) -> Number:
-        wraps, self.wraps = self.wraps, False  # a wrap may not reach an address
+        wraps, self.wraps = self.wraps, False  # addresses must not use wrapped integers
         try:
             pointer = self._of(address)
             condition = self.value(guard[0]) if guard else z3.BoolVal(True)
@@ -339,12 +339,12 @@ class Machine:
         return tuple(Number(f) for f in found)
 
     def _searched(self, code: Op, shape: tuple[int | str, ...], row: tuple[Any, ...], size: Any) -> Load:
-        """A search reads what is below the size that it is told, in its row."""
+        """Return the load of a search, which reads its row up to the size that the kernel passes."""
         inside = [z3.And(i >= 0, i < self.world.length(s)) for i, s in zip(row, shape, strict=False)]
         inside.append(size <= self.world.length(shape[-1]))
         return Load(str(code), self._when(), z3.And(*inside))
 
 
 def values_of(names: Mapping[str, Any]) -> dict[str, Value | bool]:
-    """Terms as values of names."""
+    """Return terms as values of names."""
     return {name: v if isinstance(v, bool) else Number(v) for name, v in names.items()}

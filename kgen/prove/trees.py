@@ -1,4 +1,4 @@
-"""Expression trees as terms of z3."""
+"""Expression trees as z3 terms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INFINITY = "inf"
 
 
 def term(world: World, node: Node, names: Mapping[str, Any]) -> Any:
-    """The value of a tree, with values for its names."""
+    """Return the value of a tree for the values of its names."""
     done: dict[Node, Any] = {}
 
     def visit(part: Node) -> Any:
@@ -45,7 +45,7 @@ def _term(world: World, node: Node, names: Mapping[str, Any], visit: Any) -> Any
 
 
 def hidden(world: World, node: Node, names: Mapping[str, Any]) -> Any:
-    """Where a score as written is minus infinity, which is to say masked."""
+    """Return the condition that a written score is minus infinity, so the pair is masked."""
     if not isinstance(node, Call):
         return z3.BoolVal(False)
     inner = [hidden(world, a, names) for a in node.args]

@@ -1,7 +1,7 @@
-"""What a proof knows: sizes and params as unknown integers, buffers as functions that nothing is known of.
+"""The unknowns of a proof: sizes and params are integers, and buffers are functions.
 
-A buffer that the spec declares sorted ascends: that is stated for every two of its elements that an obligation names,
-so that no formula has a quantifier.
+A buffer that the spec declares sorted ascends. The world states this for each pair of elements that an obligation
+names, so no formula needs a quantifier.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from kgen.expr.nodes import Type, Var
 from kgen.expr.unparse import show
 
 LONGEST = 2**29
-"""Sizes are at most that."""
+"""Maximum of sizes."""
 MOST = 2**30
-"""Run-time params and elements of int32 buffers are at most that far from zero."""
+"""Maximum magnitude of run-time params and of elements of int32 buffers."""
 MOST_WIDE = 2**62
-"""The same of elements of int64 buffers."""
+"""Maximum magnitude of elements of int64 buffers."""
 
 SHORT = 2**20
-"""Denominators of literals that are taken for fractions."""
+"""Maximum denominator of a fraction that replaces a literal."""
 ROUNDING = Fraction(1, 2**48)
-"""How far a literal may be from its fraction: a few roundings of float64."""
+"""Maximum relative distance of a literal from its fraction: a few roundings of float64."""
 
 IN_RANGE_MS = 500
 
 
 _OF_TABLE = "()"
-"""Behind the name of a function of the table: a buffer may have the same name."""
+"""Suffix of names of table functions, because a buffer may have the same name."""
 
 
 def of_table(name: str) -> str | None:
-    """The row of the function table that a function of z3 stands for; None if it is a buffer."""
+    """Return the name in the function table of a z3 function; None for a buffer."""
     return name.removesuffix(_OF_TABLE) if name.endswith(_OF_TABLE) else None
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """An element of a buffer: its name is written when it is shown, for terms are slow to print."""
+    """An element of a buffer. Its name is built only when it is printed, because printing terms is slow."""
 
     buffer: str
     indices: tuple[Any, ...]
@@ -53,23 +53,23 @@ class Place:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared buffer: its sizes are numbers or names."""
+    """A declared buffer, whose sizes are numbers or names."""
 
     shape: tuple[int | str, ...]
     dtype: str
     ascends: bool
     within: int | None = None
-    """No element is further from zero; None for the bound of its dtype."""
+    """Maximum magnitude of its elements; None for the bound of its dtype."""
 
 
 @dataclass
 class World:
-    """The unknowns of one family of obligations, and what is taken for granted of them (`facts`)."""
+    """The unknowns of a group of obligations, and the assumptions about them (`facts`)."""
 
     buffers: Mapping[str, Buffer]
     facts: list[Any] = field(default_factory=list)
     shown: dict[str | Place, Any] = field(default_factory=dict)
-    """What a counterexample gives the values of, by name."""
+    """Terms whose values a counterexample prints, by name."""
     _quotients: list[tuple[Any, Any, Any]] = field(default_factory=list)
     _functions: dict[str, Any] = field(default_factory=dict)
     _elements: dict[str, dict[tuple[int, ...], tuple[Any, ...]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class World:
     _known: dict[int, tuple[Any, bool]] = field(default_factory=dict)
 
     def integer(self, name: str, low: int | None = None, high: Any = None) -> Any:
-        """An unknown integer between two bounds, inclusive."""
+        """Return the unknown integer of a name, between two inclusive bounds."""
         found = z3.Int(name)
         if name not in self.shown:
             self.shown[name] = found
@@ -86,38 +86,38 @@ class World:
         return found
 
     def divides(self, whole: Any, one: Any, other: Any) -> None:
-        """State that a number is a product of two, so that it divided by one of them is the other."""
+        """State that `whole` is `one * other`, so that division by one factor gives the other."""
         self.facts.append(whole == one * other)
         self._quotients += [(whole, one, other), (whole, other, one)]
 
     def quotient(self, a: Any, b: Any) -> Any | None:
-        """What is known to be `a // b`."""
+        """Return the known value of `a // b`, or None."""
         return next((found for x, y, found in self._quotients if x.eq(a) and y.eq(b)), None)
 
     def length(self, size: int | str) -> Any:
-        """A size of a buffer."""
+        """Return a size of a buffer."""
         if isinstance(size, int):
             return z3.IntVal(size)
         return self.integer(show(Var(size, Type.INT)), 0, LONGEST)
 
     def function(self, name: str, *sorts: Any) -> Any:
-        """A function of which nothing is known but its name."""
+        """Return the uninterpreted function of a name."""
         if name not in self._functions:
             self._functions[name] = z3.Function(name, *sorts)
         return self._functions[name]
 
     def of_row(self, fn: str, sort: Any, args: Sequence[Any]) -> Any:
-        """What a row of the function table gives, of which nothing is known but that it is a function."""
+        """Apply a function of the table as an uninterpreted function."""
         return self.function(f"{fn}{_OF_TABLE}", *(a.sort() for a in args), sort)(*args)
 
     def inside(self, buffer: str, indices: tuple[Any, ...]) -> Any:
-        """That an element is there."""
+        """State that the indices are in bounds."""
         sizes = self.buffers[buffer].shape
         parts = [z3.And(i >= 0, i < self.length(s)) for i, s in zip(indices, sizes, strict=True)]
         return z3.And(*parts) if parts else z3.BoolVal(True)
 
     def read(self, buffer: str, indices: tuple[Any, ...]) -> Any:
-        """The value of an element as a spec means it: zero where it is not there."""
+        """Return an element as a spec defines it: zero if an index is out of bounds."""
         element, inside = self.element(buffer, indices), self.inside(buffer, indices)
         if self.holds(inside):
             return element
@@ -125,12 +125,12 @@ class World:
         return z3.If(inside, element, zero)
 
     def element(self, buffer: str, indices: tuple[Any, ...]) -> Any:
-        """The element at a place where there is one."""
+        """Return an element whose indices are in bounds."""
         of = self.buffers[buffer]
         real = of.dtype in ("fp32", "bf16", "fp16", "any")
         sort = z3.RealSort() if real else z3.IntSort()
         indices = tuple(z3.simplify(i) for i in indices)
-        # z3 has a function without arguments as a constant.
+        # In z3, a function without arguments is a constant.
         found = (
             self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
             if indices
@@ -158,15 +158,17 @@ class World:
         self.facts.append(z3.Implies(z3.And(*same, *there), function(*first) <= function(*second)))
 
     def first_at_least(self, buffer: str, row: tuple[Any, ...], value: Any) -> Any:
-        """The first position of a sorted row whose element is not smaller than a value, its length where there is
-        none."""
+        """Return the first position in a sorted row with an element of at least `value`.
+
+        It is the length of the row if no element is.
+        """
         value, row = z3.simplify(value), tuple(z3.simplify(i) for i in row)
         key = (buffer, *(i.get_id() for i in (*row, value)))
         if key in self._searches:
             return self._searches[key][0]
         size = self.length(self.buffers[buffer].shape[-1])
         found = self.integer(f"{buffer} from {len(self._searches)}", 0)
-        # Terms are kept: the number of one that is gone may become that of another.
+        # Keep the terms, because z3 reuses the ids of deleted terms.
         self._searches[key] = (found, value, *row)
         self.facts.append(found <= size)
         before, at = self.element(buffer, (*row, found - 1)), self.element(buffer, (*row, found))
@@ -174,7 +176,7 @@ class World:
         return found
 
     def holds(self, claim: Any) -> bool:
-        """Whether something follows from the facts for certain, and quickly."""
+        """True if z3 proves quickly that a claim follows from the facts."""
         claim = z3.simplify(claim)
         if z3.is_true(claim):
             return True
@@ -187,7 +189,7 @@ class World:
 
 
 def number(value: int | float | bool) -> Any:
-    """A literal. A real one stands for the simplest fraction that rounds to it: `x / 20` and `0.05 * x` are equal."""
+    """Return a literal. A real becomes the simplest fraction that rounds to it, so `x / 20` equals `0.05 * x`."""
     if isinstance(value, bool):
         return z3.BoolVal(value)
     if isinstance(value, int):
@@ -198,10 +200,10 @@ def number(value: int | float | bool) -> Any:
     return z3.Q(found.numerator, found.denominator)
 
 
-# A term is a graph, and as text a tree: what is shown of it is its top.
+# A term is a graph, and its text is a tree, which can be much larger. So only the top is printed.
 z3.set_option(max_depth=12, max_visited=400)
 
 
 def shown(term: Any) -> str:
-    """A term on one line."""
+    """Return a term as text on one line."""
     return " ".join(str(term).split())

@@ -1,8 +1,8 @@
-"""What is proved of specs before their files are written.
+"""Proofs of specs before their files are written.
 
-Plans are compared with their specs at points, always. Where z3 is installed, it decides which pairs of positions the
-kernels compute, that they do so once, and what they compute of them. A result is kept in the cache of the folder that
-is written, by a hash of all that decides it.
+Plans are compared with their specs at points. If z3 is installed, it also decides masks, scores, and the pairs
+of positions that kernels compute, once each. The cache of the output folder stores results, by a hash of
+all inputs of the proof.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 SECONDS = 2.0
-"""For one obligation."""
+"""Time limit for one obligation."""
 BUDGET = 10.0
-"""Seconds of CPU time for all obligations of a spec, so that a busy machine proves as much as an idle one."""
+"""Seconds of CPU time for all obligations of a spec. A busy machine proves as much as an idle one."""
 WITHOUT = "`--no-prove` writes the kernels as they are"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How many obligations of a spec are proved, how many are unknown, and what is not proved of the first of these.
+    """Numbers of proved and unknown obligations of a spec, and the name of the first unknown one (`why`).
 
-    `late`: time was up before all obligations were looked at.
+    `late`: time was up before all obligations were decided.
     """
 
     proved: int = 0
@@ -48,7 +48,7 @@ class Proof:
 
 
 def checkable(loaded: Loaded, targets: Collection[str] | None = None) -> list[Target]:
-    """The targets of a spec, of those that are written, of whose kernels something can be proved."""
+    """Return the written targets of a spec whose kernels have obligations."""
     known = family(loaded.spec.kernel).targets
     written = [name for name in asked_targets(loaded) if targets is None or name in targets]
     return [known[name] for name in written if known[name].pairs is not None]
@@ -57,8 +57,10 @@ def checkable(loaded: Loaded, targets: Collection[str] | None = None) -> list[Ta
 def prove_written(
     specs: Iterable[Loaded], targets: Collection[str] | None, generated: Path, *, keep: bool
 ) -> list[tuple[Loaded, Proof]]:
-    """Prove the kernels of specs that are about to be written, or raise `RefutedError` with a counterexample for each
-    that is wrong. `keep`: remember the results beside `generated`."""
+    """Prove the kernels of specs before they are written. `keep`: store the results next to `generated`.
+
+    Raise `RefutedError` with a counterexample for each spec whose kernels are wrong.
+    """
     found: list[tuple[Loaded, Proof]] = []
     wrong: list[Diagnostic] = []
     for loaded in specs:
@@ -127,7 +129,7 @@ def _diagnostic(loaded: Loaded, refuted: Sequence[str]) -> Diagnostic:
 
 
 def _key(loaded: Loaded, targets: Sequence[Target]) -> str:
-    """Stands for a spec as it is understood, the code that plans and proves it, and z3."""
+    """Return the cache key: a hash of the parsed spec, the code of kgen and the version of z3."""
     prover = version("z3-solver") if has_z3() else "points"
     places = [f"{target.pairs} {target.points}" for target in targets]
     called = json.dumps(sorted(loaded.called.items()))
@@ -147,7 +149,7 @@ def _read(key: str, generated: Path) -> Proof | None:
 
 
 def unknowns(proofs: Iterable[tuple[Loaded, Proof]]) -> Iterator[str]:
-    """Yield a line for each spec of whose kernels something is unknown."""
+    """Yield a line for each spec with unknown obligations."""
     for loaded, proof in proofs:
         if proof.unknown:
             counted = f"{proof.unknown} of {proof.proved + proof.unknown} obligations are unknown"

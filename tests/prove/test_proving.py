@@ -54,7 +54,7 @@ def test_only_what_the_spec_makes_is_recorded(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "\n")
     run = kgen("prove", "specs/full.yaml", "--record", "--generated", str(tmp_path))
     assert run.returncode == 2
-    assert "is not what the spec makes now" in run.stderr
+    assert "differs from the rendered file" in run.stderr
     assert not (tmp_path / "verified.json").exists()
 
 

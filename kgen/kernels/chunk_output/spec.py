@@ -112,7 +112,7 @@ else:
 class ChunkOutputSpec(SpecModel):
     """The output step of chunked linear attention, from the chunk and the state before it.
 
-    A chunk has BT tokens, c(i) is the value of `decay` at position i, and b is the base of the gate:
+    A chunk has BT tokens. With c(i) the value of `decay` at position i and b the base of the gate:
 
         o[i] = scale * (b**c(i) * q[i] @ state  +  sum over j <= i of b**(c(i) - c(j)) * (q[i] . k[j]) * v[j])
     """

@@ -142,4 +142,4 @@ def test_what_is_better_done_otherwise(more: str, bias: bool, documents: bool) -
     found = hopper.idioms["forward"]
     assert (found.bias is not None, found.documents is not None) == (bias, documents)
     text = explain(spec(more))
-    assert ("The bias grows by the same" in text, "Documents are sorted" in text) == (bias, documents)
+    assert ("The bias is linear in the key" in text, "Documents are sorted" in text) == (bias, documents)

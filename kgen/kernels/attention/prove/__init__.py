@@ -1,1 +1,1 @@
-"""What is proved of attention kernels."""
+"""Obligations of attention kernels."""

@@ -1,4 +1,4 @@
-"""What is proved of a block mask: what its kernel leaves out of lists, or lists as whole, and how it sees pairs."""
+"""Obligations of the kernel that builds a block mask: skipped blocks, full blocks, and its mask of pairs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
 def of_lists(
     loaded: Loaded, plan: AttentionPlan, lowering: Lowering, extent: Extent = ALL
 ) -> Iterator[Obligation]:
-    """Those of the kernel that decides what is left of each block."""
+    """Yield the obligations of the kernel that classifies each block."""
     assert plan.block_mask is not None
     decision = plan.block_mask.decision
     kernel = block_mask_kernel(plan.block_mask, lowering)
@@ -40,7 +40,7 @@ def of_lists(
     q, kv = names["q_idx"], start + lane
     row = z3.Int("row")
     world.facts += [number < count, lane >= 0, lane < BLOCK_SIZE]
-    # It follows, and spares z3 the search.
+    # These facts follow from the others. They save z3 the search.
     world.facts += [row / BLOCK_SIZE == 0, lane / BLOCK_SIZE == 0]
     world.shown["kv_idx"] = kv
     machine = setting.machine().given(
@@ -77,7 +77,7 @@ def of_lists(
     yield each_block_once(NAME, ONCE)
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided(kernel.possible)))
     yield stated(WHOLE, whole)
-    # Pairs are looked at where what is said of blocks holds.
+    # The kernel evaluates pairs only in blocks that may be partial.
     yield stated(MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv))))
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
     if extent.memory:

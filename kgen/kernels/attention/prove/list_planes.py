@@ -1,8 +1,8 @@
-"""A tile reads its own list: the one that is made for its sequence, its head and its block.
+"""The obligation that a tile reads the list of its own sequence, head and block.
 
-Lists that do not depend on the sequence or the head are shared. The rows of kinds, and the walk through their columns
-in `_block_lists_kernel`, are text of a template (`_block_mask.j2`). Their index arithmetic is written here again, and a
-test holds these lines of the template.
+Lists that do not depend on the sequence or the head are shared. The template `_block_mask.j2` contains the rows of
+kinds, and the loop over their columns in `_block_lists_kernel`. This module repeats their index arithmetic, and a test
+compares these lines of the template.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kgen.targets.code import Name, cdiv, over
 
 
 def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligation:
-    """State it of the tiles of a loop, `block` positions of its outer axis each."""
+    """Return the obligation for the tiles of a loop, with `block` positions of its outer axis each."""
     world = World({})
     sizes = {n: world.integer(n, 1, LONGEST) for n in ("B", "HQ", "SQ", "SK")}
     names = {**sizes, "b": world.integer("b", 0, sizes["B"] - 1), "h": world.integer("h", 0, sizes["HQ"] - 1)}
@@ -39,7 +39,7 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
         counts = {x: reader.value(cdiv(f"S{x}", "BLOCK_SIZE")) for x in "QK"}
         number = reader.value(over(loop.outer.start.name, "BLOCK_SIZE"))
         inside = z3.And(number >= 0, number < counts[outer])
-        # With that, numbers of blocks are any: z3 need not know how they come about.
+        # With this claim, the numbers of blocks can be arbitrary, and z3 need not know how they are computed.
         blocks = {x: world.integer(f"{x.lower()}_blocks", 1) for x in "QK"}
         own = world.integer("own", 0, blocks[outer] - 1)
         row = reader.value(Name("row"))
@@ -48,7 +48,7 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
         planes = (sizes["B"] if mask.by_batch else 1) * (sizes["HQ"] if mask.by_head else 1)
         claims = [
             ("a block of the tensor", inside),
-            # So the row is below the number of lists, `planes` times the number of blocks.
+            # So the row is less than the number of lists, `planes` times the number of blocks.
             ("a list of the mask", z3.And(plane >= 0, plane < planes, row == plane * blocks[outer] + own)),
             *(_made_for if outer == "Q" else _column)(world, mask, names, row, own, blocks),
         ]
@@ -58,7 +58,7 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
 
 
 def _plane(mask: BlockMask, names: Any) -> Any:
-    """The number of a sequence and a head among those that have lists of their own."""
+    """Return the number of the plane: of the sequence and head if their lists differ."""
     if mask.by_batch and mask.by_head:
         return names["b"] * names["HQ"] + names["h"]
     return names["b"] if mask.by_batch else names["h"] if mask.by_head else z3.IntVal(0)
@@ -67,7 +67,7 @@ def _plane(mask: BlockMask, names: Any) -> Any:
 def _column(
     world: World, mask: BlockMask, names: Any, row: Any, own: Any, blocks: Any
 ) -> Iterator[tuple[str, Any]]:
-    """A list of blocks of queries has a column of the kinds, entry by entry."""
+    """Yield the claims about a list of blocks of queries, which comes from a column of the kinds."""
     entry = world.integer("q_block", 0, blocks["Q"] - 1)
     plane, column = _divided(world, "list", row, blocks["K"])
     address = plane * blocks["Q"] * blocks["K"] + column + entry * blocks["K"]
@@ -78,7 +78,7 @@ def _column(
 
 
 def _divided(world: World, name: str, number: Any, by: Any) -> tuple[Any, Any]:
-    """A quotient and its remainder as unknowns, which z3 handles better than a division by an unknown."""
+    """Return a quotient and its remainder as unknowns, because z3 handles division by unknowns badly."""
     quotient, rest = world.integer(f"{name}_row", 0), world.integer(f"{name}_column", 0)
     world.facts += [quotient * by + rest == number, rest < by]
     return quotient, rest
@@ -87,7 +87,7 @@ def _divided(world: World, name: str, number: Any, by: Any) -> tuple[Any, Any]:
 def _made_for(
     world: World, mask: BlockMask, names: Any, row: Any, own: Any, blocks: Any
 ) -> Iterator[tuple[str, Any]]:
-    """Whose row of kinds a program makes."""
+    """Yield the claims that a program builds the row of kinds of the right block, sequence and head."""
     maker = Machine(world, values_of({"row": row, "q_blocks": blocks["Q"], "HQ": names["HQ"]}))
     maker.run(plane_lines(mask))
     number, rest = _divided(world, "made", row, blocks["Q"])

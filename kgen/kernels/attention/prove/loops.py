@@ -1,4 +1,4 @@
-"""What is proved of a loop of attention over tiles, from the statements that its kernel is printed from."""
+"""Obligations of a loop over tiles, from the printed statements of its kernel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kgen.targets.code import Code, Name, Statement
 
 @dataclass(frozen=True)
 class Visit:
-    """A loop `lo <= start < hi - gap` in steps of a tile. From `gap_lo` on `gap` is left out."""
+    """A loop over the tiles of `[lo, hi)`. If it has a gap, it skips `[gap_lo, gap_lo + gap)`."""
 
     lo: Any
     hi: Any
@@ -36,18 +36,18 @@ class Visit:
     gap: Any = None
 
     def start(self, number: Any) -> tuple[Any, Any]:
-        """The first position of its tile of a number, and that there is one of that number."""
+        """Return the first position of a tile by its number, and the condition that the tile exists."""
         at = self.lo + self.block * number
         if self.gap is None:
             return at, z3.And(number >= 0, at < self.hi)
         return z3.If(at < self.gap_lo, at, at + self.gap), z3.And(number >= 0, at < self.hi - self.gap)
 
     def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
-        """What the lists that a loop goes by have decided of its pairs."""
+        """Return the facts about its pairs that the lists of a block mask guarantee."""
         return []
 
     def times(self, position: Any) -> list[Any]:
-        """Conditions of which as many hold as there are tiles with a position."""
+        """Return conditions, of which as many hold as there are tiles that contain a position."""
         if self.gap is None:
             return [self._at(position, self.hi)]
         end = self.hi - self.gap
@@ -64,7 +64,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Listed(Visit):
-    """A loop over the blocks of a list, in tiles that divide a block: `hi` is the end of the last block."""
+    """A loop over the blocks of a list, in tiles that divide a block. `hi` is the end of the last block."""
 
     def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
         if self.masked:
@@ -75,9 +75,9 @@ class Listed(Visit):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loop of a kernel: what happens ahead of it, which tiles it visits, and what it computes of one.
+    """A loop of a kernel: the statements before it, the tiles that it visits, and the statements for one tile.
 
-    `spans` are the loops, each with the statements ahead of them.
+    `spans` are the loops, each with the statements before them.
     """
 
     name: str
@@ -88,14 +88,14 @@ class Kernel:
     body: TileBody
     store_guard: Code | None
     given: Mapping[str, Any] = field(default_factory=dict)
-    """More names that it is given."""
+    """Values of further names."""
 
     def obligations(self) -> Iterator[Obligation]:
-        """All of them."""
+        """Yield the obligations of the kernel."""
         machine = self.setting.machine()
         machine.values |= self.given
         outer, inner = (axis.index.name.removesuffix("_idx") for axis in (self.loop.outer, self.loop.inner))
-        machine.wraps = True  # what scores are made of is computed here too
+        machine.wraps = True  # operands of scores are also computed here
         machine.run(self.before)
         machine.wraps = False
         try:
@@ -130,7 +130,7 @@ class Kernel:
         return visits
 
     def _listed(self, machine: Machine) -> list[Visit]:
-        """Blocks that may need the mask, and blocks that do not; what is in the lists is proved of what makes them."""
+        """Return the loops over partial and full blocks. Other obligations prove the contents of the lists."""
         size, block = self.setting.inner_size, self.setting.inner_block
         end = (size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
         return [Listed(z3.IntVal(0), end, masked, block) for masked in (self.loop.masked, False)]
@@ -141,7 +141,7 @@ class Kernel:
         return Visit(machine.value(part.lo), machine.value(part.hi), part.masked, block, *gap)
 
     def _body(self, before: Machine, visit: Visit, inner: str) -> _Body:
-        """What is computed of one lane of one tile."""
+        """Run the statements for one lane of one tile."""
         setting, machine = self.setting, before.copy()
         loads, computed = len(machine.loads), len(machine.computed)
         number, lane = z3.Int(f"{inner}_tile"), setting.lane
@@ -149,7 +149,7 @@ class Kernel:
         position = start + lane
         q, kv = (setting.names["q_idx"], position) if inner == "kv" else (position, setting.names["kv_idx"])
         facts = [visited, lane >= 0, lane < visit.block, *visit.known(setting, q, kv)]
-        # What is true of the tile is known to loads in it.
+        # Loads in the tile run under the facts about the tile.
         of_tile = replace(machine, path=tuple(facts))
         offsets = {"kv": "offs_n", "q": "offs_m"}[inner]
         of_tile.given(
@@ -158,7 +158,7 @@ class Kernel:
         if visit.masked:
             of_tile.run(self.body.mask_lines)
         of_tile.wraps = True
-        # Addresses of a first tile are made ahead of the loop, of the same lane.
+        # Addresses of the first tile are computed before the loop, for the same lane.
         of_tile.run([*self.body.row_lines, *self.body.read_lines, *self.body.score_lines])
         setting.world.shown |= {f"{inner}_start": start, f"{inner}_idx": position}
         return _Body(visit, of_tile, q, kv, start, position, facts, loads, computed)
@@ -208,7 +208,7 @@ class Kernel:
             return self._obligation(LOADS, beyond=str(beyond))
 
     def _tile_load(self, body: _Body, inner: str) -> Any:
-        """That what streams is loaded of positions that exist."""
+        """State that loads of keys or queries are in bounds."""
         inside = z3.And(body.position >= 0, body.position < self.setting.inner_size)
         if not body.visit.masked or self.loop.inner_live == TRUE:
             return inside
@@ -244,7 +244,7 @@ class Kernel:
                 yield self._obligation(MASK, None, beyond=str(beyond))
 
     def _scores(self, body: _Body) -> Obligation:
-        """Base-2 logits, and what rows get back, are log2(e) times the score."""
+        """State that base-2 logits plus the term `row_rest` equal log2(e) times the score."""
         setting, lowered = self.setting, self.body
         try:
             logits = body.machine.value(Name(lowered.logits))
@@ -261,7 +261,7 @@ class Kernel:
 
 
 def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any:
-    """That a mask holds for pairs that are allowed, and for none whose score a kernel must not compute."""
+    """State that a mask is true for all allowed pairs, and false if a kernel must not compute the score."""
     allowed = z3.And(there, setting.allowed(*pair))
     if not setting.hides_by_score:
         return mask == allowed
@@ -270,7 +270,7 @@ def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any
 
 
 def beyond_all(kernel: str, setting: Setting, why: str) -> Iterator[Obligation]:
-    """Every obligation of a kernel whose bounds have no encoding."""
+    """Yield every obligation of a kernel as unknown, because its bounds have no encoding."""
     memory = (*(LOADS,) * setting.addresses, *(INT32,) * setting.memory)
     for what in (SKIPPED, WHOLE, ONCE, *memory, MASK, SCORE):
         yield Obligation(kernel, what, beyond=why)
@@ -292,14 +292,14 @@ class _Body:
 
 
 def in_32_bits(computed: Sequence[Computed]) -> list[tuple[str, Any]]:
-    """That integers are what they would be without an end."""
+    """Return the claims that integers fit 32 bits, each with its code as text."""
     least, most = -(2**31), 2**31
     distinct = {(c.when.get_id(), c.term.get_id()): c for c in computed}
     return [(c.text, z3.Implies(c.when, z3.And(c.term >= least, c.term < most))) for c in distinct.values()]
 
 
 def loads_inside(loads: Iterable[Load]) -> list[tuple[str, Any]]:
-    """That what is loaded is there. Raises `Beyond` for an address without a meaning."""
+    """Return the claims that loads are in bounds. Raise `Beyond` for an address without an encoding."""
     found = []
     for load in loads:
         if load.inside is None:
@@ -311,7 +311,7 @@ def loads_inside(loads: Iterable[Load]) -> list[tuple[str, Any]]:
 def row_rest(
     setting: Setting, loop: TileLoop, machine: Machine, pair: tuple[Any, Any], more: Mapping[str, Any]
 ) -> Any:
-    """What the log-sum-exp of a row gets back: a tree of the plan, with the names that its program binds."""
+    """Return `row_rest`, which `lse` adds: a tree of the plan, with the names that its program binds."""
     rest = loop.program.results.get("row_rest")
     if rest is None:
         return z3.RealVal(0)
@@ -323,7 +323,7 @@ def row_rest(
 
 
 def kernel_of(name: str, setting: Setting, loop: TileLoop, kernel: LoopKernel) -> Kernel:
-    """A kernel as its template gets it."""
+    """Return a kernel for proofs from the kernel that its template prints."""
     return Kernel(
         name,
         setting,

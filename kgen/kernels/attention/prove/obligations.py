@@ -1,4 +1,4 @@
-"""The obligations of an attention spec: those of each kernel that its files have, for each size of tile."""
+"""The obligations of an attention spec: of each kernel in its files, for each tile shape."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 
 PAIRS = Extent(memory=False, values=False)
-"""Which pairs are computed, and what is computed of them."""
+"""The extent of proofs before a file is written: pairs in all tile shapes, the rest in one."""
 
 
 def of_pairs(loaded: Loaded) -> Iterator[Obligation]:
-    """What is to be proved before the files of a spec are written: which pairs count, once each, and their scores."""
+    """Yield the obligations to decide before files are written: pairs, each once, and their scores."""
     return obligations(loaded, PAIRS)
 
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
-    """What is to be proved of the files of a spec."""
+    """Yield the obligations of the files of a spec."""
     loaded = apart(loaded)
-    # Kernels that more calls take come first.
+    # Kernels that serve more calls come first.
     for schedule in reversed(SCHEDULES):
         if schedule.obligations is not None:
             yield from schedule.obligations(loaded, extent)

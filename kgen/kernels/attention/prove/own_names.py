@@ -1,4 +1,4 @@
-"""Names that proofs have for themselves, and that a spec may have, too."""
+"""Rename names of a spec that proofs use for their own unknowns."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _OF_PROOFS = "tile row lane number other position consumer block pages size colu
 
 
 def apart(loaded: Loaded) -> Loaded:
-    """The spec with other names for those that have a meaning in proofs, and for those that give way in its files."""
+    """Return the spec with other names for the names of proofs, and for names that its files rename."""
     return named_apart(loaded, frozenset(_OF_PROOFS.split()))

@@ -1,7 +1,7 @@
-"""Masks, scores and ranges of a plan beside those of a spec as it is written, at boundary points and at random ones.
+"""Compare masks, scores and ranges of a plan with the written spec, at boundary points and at random points.
 
-It needs neither z3 nor torch, and takes milliseconds. It says nothing of points that it does not look at, nor of the
-statements that kernels are printed from: those are for z3.
+The comparison needs neither z3 nor torch, and takes milliseconds. It covers only these points. z3 covers all others,
+and the printed statements of kernels.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from kgen.kernels.attention.spec import KV_LENS
 from kgen.spec.load import Loaded
 
 POINTS = 48
-"""Pairs that are looked at for each choice of sizes."""
+"""Pairs of positions for each choice of sizes."""
 LONG = 2**20
-"""Constants up to this make sequences of their own, so that positions reach them."""
+"""Constants below this limit get sequences that are longer than the constant."""
 TOLERANCE = 1e-6
 Pair = tuple[int, int]
 
 
 class _Undefined(Exception):
-    """A value that is out of contract at a point."""
+    """A value that is undefined at a point."""
 
 
 def differences(loaded: Loaded) -> Iterator[str]:
-    """Yield what the plan of a spec has otherwise than the spec, with the point."""
+    """Yield the first difference between a spec and its plan, with the point."""
     loaded = apart(loaded)
     plan = plan_attention(loaded)
     loops = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
@@ -72,7 +72,7 @@ def _up(number: int, multiple: int) -> int:
 
 
 def _constants(loaded: Loaded) -> set[int]:
-    """Numbers that positions may be compared with."""
+    """Return the numbers that expressions may compare positions with."""
     params = [p.value for p in loaded.spec.params.values() if isinstance(p.value, int)]
     nodes = [node for tree in loaded.trees.values() for node in walk(tree)]
     numbers = [int(n.value) for n in nodes if isinstance(n, Const) and n.type.integral]
@@ -81,7 +81,7 @@ def _constants(loaded: Loaded) -> set[int]:
 
 @dataclass
 class _Call:
-    """A call with some sizes, whose buffers and scalars are drawn."""
+    """A call with some sizes, and with random buffers and scalars."""
 
     loaded: Loaded
     plan: AttentionPlan
@@ -107,7 +107,7 @@ class _Call:
         return self.plan.score_mod is not None and INF in walk(self.plan.score_mod)
 
     def pairs(self) -> list[Pair]:
-        """Pairs at the ends, about the diagonal, about every constant, and any."""
+        """Return pairs at the ends, near the diagonal, near every constant, and at random."""
         sq, sk = self.sizes["SQ"], self.sizes["SK"]
         near = {c + d for c in _constants(self.loaded) for d in (-1, 0, 1)} | {0, 1}
         found = [(q, kv) for q in near | {sq - 1} for kv in near | {sk - 1}]
@@ -119,7 +119,7 @@ class _Call:
         return self.rng.sample(there, min(len(there), POINTS))
 
     def element(self, buffer: str, indices: Sequence[int]) -> Any:
-        """An element; zero outside of the buffer."""
+        """Return an element, or zero if an index is out of bounds."""
         of = self.plan.spec.buffers[buffer]
         shape = [self.scalars[s] if isinstance(s, str) else s for s in named_extents(buffer, of.shape)]
         if not all(0 <= i < size for i, size in zip(indices, shape, strict=True)):
@@ -136,8 +136,10 @@ class _Call:
     def values(
         self, names: Mapping[str, Any], bound: Mapping[str, Node] | None = None
     ) -> Callable[[Node], Any]:
-        """The value of trees, of which some names stand for numbers, and some that are `bound` for trees. It raises
-        `_Undefined`."""
+        """Return a function that evaluates trees, with `names` for numbers and `bound` names for trees.
+
+        It raises `_Undefined` if a value is undefined.
+        """
         known, done, bound = {**self.scalars, **names}, dict[Node, Any](), bound or {}
 
         def of(node: Node) -> Any:
@@ -151,7 +153,7 @@ class _Call:
         def value(node: Node) -> Any:
             try:
                 return of(node)
-            except (ArithmeticError, ValueError, TypeError):  # a power may be complex, which nothing compares
+            except (ArithmeticError, ValueError, TypeError):  # a power may be complex, which has no order
                 raise _Undefined from None
 
         return value
@@ -181,7 +183,7 @@ class _Call:
     # --- the spec as it is written ------------------------
 
     def written(self, pair: Pair) -> tuple[bool, Any]:
-        """Whether the spec allows a pair, and its score in base 2 where it does."""
+        """Return if the spec allows a pair, and its score in base 2."""
         spec, (q, kv) = self.plan.spec, pair
         end = self.element(KV_LENS, [self.scalars["b"]]) if spec.per_batch else self.sizes["SK"]
         at = q + end - self.sizes["SQ"] if spec.aligned_to_end else q
@@ -196,12 +198,12 @@ class _Call:
 
 
 def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
-    """What a loop computes otherwise than the spec at a pair."""
+    """Return the obligation that a loop violates at a pair, or None."""
     try:
         allowed, score = call.written(pair)
         place = _position(call, loop, pair)
         whole = call.values(place, _bound(loop))
-        # A score of minus infinity leaves a pair out where the mask and the range do not.
+        # A score of minus infinity can remove a pair that the mask and the range keep.
         lost = not allowed and call.hides_by_score and _score(loop, whole) == -math.inf
         if loop.masked and bool(whole(loop.program.results["mask"])) != allowed and not lost:
             return MASK
@@ -215,14 +217,14 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
 
 
 def _bound(loop: TileLoop) -> dict[str, Node]:
-    """The values that a program computes before its results, by name."""
+    """Return the values that a program computes before its results, by name."""
     axes = {"outer_live": loop.outer, "inner_live": loop.inner}
     live = {axis.index.name.removesuffix("idx") + "live": loop.program.results[n] for n, axis in axes.items()}
     return {**{binding.name: binding.node for binding in loop.program.bindings}, **live}
 
 
 def _position(call: _Call, loop: TileLoop, pair: Pair) -> dict[str, Any]:
-    """A pair in tiles of 64."""
+    """Return the names of a pair in tiles of 64."""
     names: dict[str, Any] = {"q_idx": pair[0], "kv_idx": pair[1]}
     for side, place, size in (("q", pair[0], call.sizes["SQ"]), ("kv", pair[1], call.sizes["SK"])):
         start = place // 64 * 64
@@ -240,7 +242,7 @@ def _out_of_range(loop: TileLoop, value: Callable[[Node], Any], pair: Pair, allo
 
 
 def _score(loop: TileLoop, value: Callable[[Node], Any]) -> Any:
-    """The logit in base 2, with what rows get back."""
+    """Return the logit in base 2, with `row_rest`."""
     found = value(loop.program.results["core"]) * value(loop.program.results["qk_scale"])
     for name in ("bias", "row_rest"):
         if name in loop.program.results:

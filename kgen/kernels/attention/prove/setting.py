@@ -1,5 +1,7 @@
-"""What attention kernels are launched for: sizes that the launcher admits, a tile, a pair of positions in it; and which
-pairs a spec allows and what it makes of their scores, from the trees as they are written."""
+"""The setting of a proof: sizes that the launcher admits, a tile, a pair of positions, and the written spec.
+
+The spec states which pairs are allowed, and their scores.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +32,25 @@ Blocks = tuple[int, int]
 
 
 def all_of_them(shapes: list[Blocks]) -> list[Blocks]:
-    """Every shape of tile."""
+    """Return all tile shapes."""
     return shapes
 
 
 def shapes(rows: Iterable[Sequence[Any]]) -> list[Blocks]:
-    """The distinct tiles of a table."""
+    """Return the distinct tile shapes of a table."""
     return list(dict.fromkeys((tile.BLOCK_M, tile.BLOCK_N) for row in rows for tile in row))
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is stated of a spec's kernels."""
+    """The extent of the obligations of a spec's kernels."""
 
     shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
-    """The shapes of tiles that are looked at, of those that a kernel has."""
+    """Selects the tile shapes to check, from all shapes of a kernel."""
     memory: bool = True
-    """True if integer widths are checked too, and loads and stores in every shape."""
+    """True to check integer widths, and loads and stores in every tile shape."""
     values: bool = True
-    """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
+    """True to check masks and scores in every tile shape, although their statements are the same."""
 
 
 ALL = Extent()
@@ -58,8 +60,8 @@ ALL = Extent()
 class Setting:
     """A program of a kernel that owns a tile of `outer` and visits tiles of `inner`, of `blocks` (queries, keys).
 
-    `q` and `kv` are any two positions; those of the outer axis lie in the program's tile, which may end past the
-    tensor.
+    `q` and `kv` are arbitrary positions. The position of the outer axis is in the program's tile, which may end past
+    the tensor.
     """
 
     loaded: Loaded
@@ -67,7 +69,7 @@ class Setting:
     outer: Axis
     blocks: Blocks
     packed: bool = False
-    """Rows of a tile are of several query heads."""
+    """True if the rows of a tile belong to several query heads."""
     memory: bool = True
     """True if integer widths are checked."""
     values: bool = True
@@ -75,7 +77,7 @@ class Setting:
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
     shared: Any = field(init=False)
-    """Query heads of a head of keys."""
+    """Query heads per key-value head."""
 
     def __post_init__(self) -> None:
         spec = self.plan.spec
@@ -98,7 +100,7 @@ class Setting:
         self._tile(own)
 
     def _heads(self, sizes: Mapping[str, Any], h: Any) -> None:
-        """GQA query heads share a head of keys. What follows of the head of keys is stated: divisors are unknown."""
+        """State that GQA query heads share a key-value head, with consequences that z3 cannot derive."""
         gqa = self.plan.spec.gqa
         self.shared = heads = z3.IntVal(gqa) if isinstance(gqa, int) else self.world.integer("GQA", 1)
         self.world.divides(sizes["HQ"], heads, sizes["HKV"])
@@ -106,12 +108,12 @@ class Setting:
 
     @property
     def addresses(self) -> bool:
-        """True if loads and stores are looked at: in one shape of tile at least."""
+        """True to check loads and stores, in at least one tile shape."""
         return self.memory or self.values
 
     @property
     def by_query(self) -> bool:
-        """Whether programs own queries."""
+        """True if programs own queries."""
         return self.outer is Q_AXIS
 
     @property
@@ -128,7 +130,7 @@ class Setting:
 
     @property
     def lane(self) -> Any:
-        """Any position of a tile of the inner axis, from its first."""
+        """The offset of an arbitrary position in a tile of the inner axis."""
         return z3.Int("lane")
 
     @property
@@ -148,7 +150,7 @@ class Setting:
         return found
 
     def _tile(self, own: Any) -> None:
-        """The tile of the program: its first position, its last one that exists, and any of its positions."""
+        """Define the tile of the program: its first position, its last one in bounds, and an arbitrary one."""
         block = self.blocks[0 if self.by_query else 1]
         if self.packed:
             self._rows(own, block)
@@ -162,8 +164,11 @@ class Setting:
         self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
 
     def _rows(self, own: Any, block: int) -> None:
-        """A tile whose rows are heads of queries, so many of each query in order. Of an unknown number of heads it is
-        any stretch of queries; tiles that divide the number of queries divide that of rows."""
+        """Define a tile whose rows are (query, head of the group), ordered by query.
+
+        If the number of heads is unknown, the tile is an arbitrary range of queries. A tile size that divides the
+        number of queries also divides the number of rows.
+        """
         gqa, world = self.plan.spec.gqa, self.world
         start, last, at = (world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
         if isinstance(gqa, int):
@@ -182,19 +187,19 @@ class Setting:
 
     @property
     def there(self) -> Any:
-        """That the outer position exists."""
+        """The condition that the outer position is in bounds."""
         return self.names[self.outer.index.name] < self.names["SQ" if self.by_query else "SK"]
 
     @property
     def promises(self) -> list[Any]:
-        """What callers promise and no launcher checks. Kernels read inside of their tensors without it."""
+        """Promises of callers that no launcher checks. Loads are in bounds without them."""
         if not self.plan.spec.per_batch:
             return []
         keys = self.world.read(KV_LENS, (self.names["b"],))
         return [keys >= 0, keys <= self.names["SK"]]
 
     def written(self, q: Any, kv: Any) -> dict[str, Any]:
-        """What the names of expressions stand for at a query and a key."""
+        """Return the values of the names of expressions at a query and a key."""
         spec = self.plan.spec
         end = self.world.read(KV_LENS, (self.names["b"],)) if spec.per_batch else self.names["SK"]
         at = q + (end - self.names["SQ"]) if spec.aligned_to_end else q
@@ -203,14 +208,14 @@ class Setting:
         return {**self.names, **own, "q_idx": at, "kv_idx": kv, "score": score}
 
     def allowed(self, q: Any, kv: Any) -> Any:
-        """That the spec lets a query see a key: what its mask says, and its score where that is minus infinity."""
+        """State that the spec allows a pair: its mask is true, and its score is not minus infinity."""
         tree = self.loaded.trees.get("score_mod")
         if tree is None:
             return self._unmasked(q, kv)
         return z3.And(self._unmasked(q, kv), z3.Not(hidden(self.world, tree, self.written(q, kv))))
 
     def _unmasked(self, q: Any, kv: Any) -> Any:
-        """That the key exists, and the mask as it is written holds."""
+        """State that the key exists and the written mask is true."""
         parts = []
         if self.plan.spec.per_batch:
             parts.append(kv < self.world.read(KV_LENS, (self.names["b"],)))
@@ -220,13 +225,16 @@ class Setting:
 
     @property
     def hides_by_score(self) -> bool:
-        """True if kernels compute scores of minus infinity, by which pairs are left out that their mask allows."""
+        """True if kernels compute scores of minus infinity, which remove pairs that their mask allows."""
         score = self.plan.score_mod
         return score is not None and INF in walk(score)
 
     def possible(self, q: Any, kv: Any) -> Any:
-        """That a kernel may compute the score of a pair: the spec allows it, or hides it by a score that the plan
-        computes, minus infinity included. Obligations about scores then cover these pairs."""
+        """State that a kernel may compute the score of a pair.
+
+        The spec allows the pair, or removes it by a score of minus infinity that the plan computes. Obligations about
+        scores cover these pairs.
+        """
         if not self.hides_by_score:
             return self.allowed(q, kv)
         planned = self.plan.mask_mod
@@ -235,7 +243,7 @@ class Setting:
         return z3.And(self._unmasked(q, kv), mask)
 
     def score(self, q: Any, kv: Any) -> Any:
-        """The score as it is written."""
+        """Return the score as written."""
         names = self.written(q, kv)
         tree: Node | None = self.loaded.trees.get("score_mod")
         return names["score"] if tree is None else term(self.world, tree, names)
@@ -243,7 +251,7 @@ class Setting:
     # --- the kernel ------------------------
 
     def machine(self) -> Machine:
-        """A kernel that knows its tile, ahead of its first statement."""
+        """Return the state of a kernel before its first statement, with the names of its tile."""
         params = self.plan.spec.params
         names = {n.upper() if n in params and not params[n].runtime else n: v for n, v in self.names.items()}
         names |= {size_name(*size): v for n, v in self.names.items() if (size := measured(n))}

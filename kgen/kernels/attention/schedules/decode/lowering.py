@@ -69,7 +69,7 @@ class KeyLoad:
 
 @dataclass(frozen=True)
 class Merged:
-    """A block of columns of what splits have left of a row."""
+    """A block of columns of the partial results of a row."""
 
     tag: str
     columns: str
@@ -80,12 +80,12 @@ class Merged:
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """The kernels for few queries: one for a share of the keys, and one that merges what shares have left."""
+    """The kernels for few queries: one for a split of the keys, and one that merges the splits."""
 
     loop: LoopKernel
     page_size: int | None
     rows_known: bool
-    """True where the rows of a tile lie one behind the other."""
+    """True if the rows of a tile are consecutive in memory."""
     page_lines: list[Statement]
     """The lines that find where a tile of keys begins, or each of its keys."""
     k_loads: list[KeyLoad]
@@ -93,19 +93,19 @@ class DecodeKernel:
     k_strides: list[Param]
     v_strides: list[Param]
     balanced: bool
-    """True where sequences of different lengths share out the splits."""
+    """True if sequences of different lengths get different numbers of splits."""
     spans: tuple[LiveSpan, ...]
     live_lines: list[Statement]
     """The lines that find the tiles that a tile of rows sees."""
     live_names: list[str]
     """The names of the problem that these lines use."""
     row_rest: Code | None
-    """The term that the log-sum-exp of a single row gets back."""
+    """`row_rest` of a single row, which `lse` adds."""
     merged: list[Merged]
 
     @property
     def paged(self) -> bool:
-        """True where keys are in pages."""
+        """True if keys are in pages."""
         return self.page_size is not None
 
     @property
@@ -115,12 +115,12 @@ class DecodeKernel:
 
     @property
     def live_params(self) -> list[str]:
-        """The signature of what finds them."""
+        """The parameters of the function that finds the tiles."""
         return ["b", "q_start", "q_last", *self.live_names, "BLOCK_N: tl.constexpr"]
 
     @property
     def live_args(self) -> list[str]:
-        """Its call, but for the batch and the tile."""
+        """The arguments of its call, without the batch and the tile."""
         return ["q_start", "q_last", *self.live_names]
 
     @property
@@ -207,7 +207,7 @@ def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], l
 
 
 def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
-    """A span, and the share of it that goes from `begin` to `stop`, of `several` spans counted from its first tile."""
+    """Return a span and its part from `begin` to `stop`, which count tiles from the first span."""
     tiles, share = row("sub", end, first), [Name("begin"), Name("stop")]
     own: list[Code] = [maximum("begin", 0), minimum("stop", tiles)] if several else [*share]
     lo, hi = (in_tiles(row("add", first, at), Name("BLOCK_N")) for at in own)
@@ -216,7 +216,7 @@ def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
 
 
 def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
-    """The term that the log-sum-exp of a single row gets back."""
+    """Return `row_rest` of a single row, which `lse` adds."""
     rest = plan.attention.form.row_rest
     if rest is None:
         return None
@@ -225,7 +225,7 @@ def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:
-    """The lines that find where a tile of keys begins, or each of its keys where they are in several pages."""
+    """Return the lines that find the page of a tile of keys, or of each key."""
     if plan.page_size is None:
         return []
     at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size
@@ -240,7 +240,7 @@ def _page_lines(plan: DecodePlan) -> list[Statement]:
 
 
 def _loads(plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None) -> list[KeyLoad]:
-    """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
+    """Return the addresses and guards of a tile of K or V, by block of columns."""
     loads = list[KeyLoad]()
     for chunk in chunks:
         if plan.page_size is None:

@@ -35,7 +35,7 @@ class DecodeCalls(Template):
 
 @dataclass(frozen=True)
 class DecodeWorkspace(Template):
-    """The lines that find how much of a workspace a call with few queries takes."""
+    """The lines that compute the size of the workspace of a call with few queries."""
 
     template: ClassVar[str] = "attention/decode/_workspace.j2"
 
@@ -61,6 +61,6 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 
 
 def _tables(plan: DecodePlan) -> list[Tiles]:
-    """A row for each chip. A tile has as many rows as there are, up to what is said here: no constant of a kernel."""
+    """Return a row for each chip. Its number of rows is a maximum, not a constant of a kernel."""
     rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
     return [Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")]

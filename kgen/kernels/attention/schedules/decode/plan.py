@@ -1,8 +1,8 @@
-"""Decoding: few queries over many keys, split over the keys so that the whole device reads them.
+"""Decoding: few queries over many keys. Programs split the keys, so that the whole device reads them.
 
-A program takes one KV head of one sequence, a tile of rows that are (query, head of the group), and a share of the KV
-tiles that these rows see; a second kernel merges the shares. The time is that of reading K and V once, so the tile is
-small, masks are evaluated everywhere, and nothing but the number of programs in flight is tuned.
+A program has one KV head of one sequence, and a tile of rows (query, head of the group). It processes one split of
+the KV tiles that these rows see, and a second kernel merges the splits. The run time is the time to read K and V once.
+So the tile is small, each tile evaluates the mask, and only the number of programs in flight is tuned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kgen.sizes import KIB, SHARED_MEMORY
 from kgen.spec.load import Loaded
 
 MOST_QUERIES = 64
-"""Up to so many queries the emitted function decodes, where it has a forward kernel too."""
+"""Maximum number of queries for decoding, if the emitted function also has a forward kernel."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,28 @@ class DecodePlan:
     """The decoding kernels of one spec."""
 
     attention: AttentionPlan
-    """The attention with the query heads of a KV head as rows; its forward loop is the one that is split."""
+    """The plan with the query heads of a KV head as rows. Its forward loop is split."""
     balanced: bool
-    """Sequences see different numbers of tiles: programs are shared out in proportion to them, in the kernel."""
+    """True if sequences see different numbers of tiles: the kernel assigns programs in proportion."""
     tiles: dict[int, DecodeTile]
     page_size: int | None
     page_per_tile: bool
-    """A tile of keys lies within one page."""
+    """True if a tile of keys is within one page."""
     alone: bool
-    """There is no other portable forward kernel: all calls that no schedule for a chip takes come here."""
+    """True if there is no other portable forward kernel, so these kernels serve calls of any size."""
     hidden_by_head: bool
-    """Keys are hidden from some query heads alone. Rows of a tile are of several heads, and what all of them do not see
-    may be NaN."""
+    """True if keys are hidden from only some query heads.
+
+    Rows of a tile belong to several heads, and keys that none of them sees may be NaN."""
 
 
 def decodes(loaded: Loaded) -> bool:
-    """Whether the spec has decoding kernels; keys in pages are read by them whatever the number of queries."""
+    """True if the spec has decoding kernels. They also serve all calls with paged keys."""
     return "decode" in loaded.spec.passes or loaded.spec.paged_kv is not None
 
 
 def plan_decode(loaded: Loaded) -> DecodePlan:
-    """The decoding kernels of a loaded attention spec."""
+    """Return the decoding kernels of a loaded attention spec."""
     plan = plan_attention(loaded, packed=True)
     page_size = None if loaded.spec.paged_kv is None else loaded.spec.paged_kv.page_size
     tiles = _tiles(plan, page_size is not None)
@@ -80,14 +81,17 @@ def _searches(node: Node) -> bool:
 
 
 def _tiles(plan: AttentionPlan, paged: bool) -> dict[int, DecodeTile]:
-    """By compute capability; a row equal to row 0 is left out."""
+    """Return tiles by compute capability, without rows that are equal to row 0."""
     chosen = {chip: _tile(plan, paged, chip, limit) for chip, limit in SHARED_MEMORY.items()}
     return {chip: tile for chip, tile in chosen.items() if chip == 0 or tile != chosen[0]}
 
 
 def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile:
-    """The first tile in order of preference that fits: more stages first, except where a page has to be looked up
-    ahead of the loads, which more programs hide better (docs/performance/decoding.md)."""
+    """Return the first tile that fits, in order of preference: more stages first.
+
+    With pages, the loads wait for the lookup of a page. More programs hide this wait better than more stages
+    (docs/performance/decoding.md).
+    """
     spec = plan.spec
     bytes_per_element = 4 if spec.dtype == "fp32" else 2
     columns = sum(c.size for c in (*plan.qk_chunks, *plan.v_chunks))
@@ -103,6 +107,6 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
         return bytes_per_element * rows * columns + stages * streamed + 2 * KIB
 
     keys, stages = next((o for o in options if shared(rows, *o) <= limit), options[-1])
-    # With 16 rows the loop holds one buffer less than it has stages.
+    # With 16 rows, the loop has one buffer less than stages.
     fit = limit // shared(16, keys, max(1, stages - 1))
     return DecodeTile(rows, keys, warps, stages, per_sm=max(1, min(3, fit)))

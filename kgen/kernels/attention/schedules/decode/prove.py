@@ -1,4 +1,4 @@
-"""What is proved of the decoding kernels: the tiles that a tile of rows sees are those of the loops over its shares."""
+"""Obligations of the decoding kernels. The loops over splits together visit the tiles that a tile of rows sees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
 
 
 def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Iterator[Obligation]:
-    """Those of the kernel that is split over keys."""
+    """Yield the obligations of the kernel that is split over keys."""
     attention = plan.attention
     kernel = decode_kernel(plan, Lowering(attention))
     loop = kernel.loop
@@ -55,12 +55,15 @@ def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Itera
 
 
 def _of_a_row(line: Statement) -> Statement:
-    """That some row sees a key, asked of any row: what is proved where it does is proved of all."""
+    """Replace the test that some row of a tile sees a key by the test of an arbitrary row.
+
+    A proof for an arbitrary row that sees the key covers all rows.
+    """
     return assign("kv_live", "mask") if line.defines == {"kv_live"} and "mask" in line.uses else line
 
 
 def _pages(setting: Setting, size: int) -> dict[str, Any]:
-    """The table of pages, whose row the kernel has gone to: SK is as many pages as a row has."""
+    """Define the table of pages, at the row of the sequence. SK is the number of pages of a row times the page size."""
     world = setting.world
     pages = world.integer("pages", 0, LONGEST)
     world.facts.append(setting.names["SK"] == size * pages)

@@ -1,4 +1,4 @@
-"""The kernels for Hopper: when there are some, with what tiles, what they are made of, and what is proved of them."""
+"""The Hopper kernels: their conditions, tiles, parts and obligations."""
 
 from kgen.family import Chip, Lazy
 from kgen.kernels.attention.schedules.schedule import Schedule

@@ -1,4 +1,4 @@
-"""Cases for kernels for Hopper, in the interpreter of Gluon: more tiles than slots, and what ends where."""
+"""Cases for the Hopper kernels in the Gluon interpreter: more tiles than slots, and ends at all places."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kgen.kernels.attention.verify.case import Case
 
 
 def for_hopper(problem: Any) -> tuple[Case, ...]:
-    """Of any attention spec."""
+    """Yield the cases of any attention spec."""
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     if problem.varlen:
         return tuple(_packed(group))
@@ -22,8 +22,8 @@ def for_hopper(problem: Any) -> tuple[Case, ...]:
 def _padded(problem: Any, group: int) -> Iterator[Case]:
     # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
     yield Case("long", 450, 450, heads_kv=2, group=group, lse=True)
-    yield Case("one", 1, 1, heads_kv=4, group=group)  # as many heads as take turns
-    yield Case("whole", 256, 256, group=group)  # no tile at an end of the queries
+    yield Case("one", 1, 1, heads_kv=4, group=group)  # four KV heads, each with one tile
+    yield Case("whole", 256, 256, group=group)  # no partial tile of queries
     if not problem.tied_lengths:
         yield Case("fewer", 70, 400, group=group)  # tiles of keys that a causal mask shows to no query
         yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked

@@ -1,4 +1,4 @@
-"""The kernels for Hopper, and what each has beside its loop and its operands."""
+"""The Hopper kernels, with the values of their templates other than loops and operands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, te
 
 @dataclass(frozen=True)
 class ColumnsOfKeys:
-    """The columns of Q and K that V has, or those past them, whose products have sums of their own."""
+    """Columns of Q and K within the width of V, or the rope columns, whose products have separate sums."""
 
     suffix: str
     """The end of the names of their tiles."""
@@ -29,12 +29,12 @@ class ColumnsOfKeys:
     layout: str
     """The layout of a sum over rows."""
     keys: str
-    """The function that gives a tile of keys."""
+    """The function that returns a tile of keys."""
     words: str
 
 
 def next_item(dynamic: bool, counter: str) -> list[str]:
-    """The lines by which a producer goes on."""
+    """Return the lines by which a producer gets its next tile."""
     if not dynamic:
         return ["number += gl.num_programs(0)"]
     return [
@@ -55,13 +55,13 @@ class Common:
     dynamic: bool
     """True where programs take tiles from a counter."""
     problem: Record
-    """The arguments of the problem that kernels hand on, except compile-time constants."""
+    """The arguments of the problem that kernels pass to functions, except compile-time constants."""
     problem_params: list[str]
     no_specialize: str
     width: int
     """Columns of a tile."""
     rope: int
-    """Columns of Q and K past those of V, which are tiles of their own."""
+    """Rope columns of Q and K, which have their own tiles."""
     q: list[str]
     """The tiles of Q."""
     k: list[str]
@@ -69,7 +69,7 @@ class Common:
     vectors: Code
     """The offset of a head's row of log-sum-exp and delta."""
     consumers: int
-    """Consumers of forward."""
+    """Number of consumers of forward."""
     streams: list[Stream]
     hidden_keys: HiddenKeys | None
     """The keys past an end that only the mask of a tile excludes."""
@@ -88,13 +88,13 @@ class Common:
 
     @property
     def of_heads(self) -> bool:
-        """True where batches of one head come one after the other."""
+        """True if programs process the batches of one head in sequence."""
         return bool(self.streams) and all(s.of_heads for s in self.streams)
 
 
 @dataclass(frozen=True)
 class RingAt:
-    """A ring that is read in turn with another, and the number of the tile."""
+    """A ring that a consumer reads alternately with another ring, and the number of the tile."""
 
     name: str
     at: str
@@ -102,7 +102,7 @@ class RingAt:
 
 @dataclass(frozen=True)
 class SkippedRings:
-    """The rings from which a half releases tiles that are the other half's alone."""
+    """The rings from which a half releases tiles that only the other half needs."""
 
     ring: str
     beside: list[RingAt] = field(default_factory=list)
@@ -126,21 +126,21 @@ class ForwardKernel:
     key_slots: Record
     columns_of_out: Columns
     lanes: list[int]
-    """Threads of a warp beside each other in a row, eight elements each, and rows."""
+    """Threads of a warp along a row, with eight elements each, and the number of rows."""
     k_bytes: str
     skipped: SkippedRings
     sink_load: Code | None
     dead_rows: str
-    """Rows that see no key, in words."""
+    """Text for rows that see no key."""
 
     @property
     def part(self) -> str:
-        """The part of a tile of queries that a consumer has, in words."""
+        """Text for the part of a tile of queries that a consumer has."""
         return {2: "half", 3: "third"}[self.tile.consumers]
 
     @property
     def columns(self) -> str:
-        """Keys of which a consumer has scores at a time."""
+        """Number of keys whose scores a consumer has at a time."""
         return "BLOCK_N" if self.tile.chained else "BLOCK_N // 2"
 
     @property
@@ -150,18 +150,18 @@ class ForwardKernel:
 
     @property
     def alpha(self) -> list[str]:
-        """The results of a tile's softmax beside P, m_i and l_i."""
+        """The results of a tile's softmax other than P, m_i and l_i."""
         return [] if self.tile.bounded else ["alpha"]
 
     @property
     def sum(self) -> str:
-        """The sum of a row. Of bounded logits m_i is a number where no key is seen, too."""
+        """The sum of a row. With bounded logits, m_i is finite even in a row that sees no key."""
         return "l_i" if self.tile.bounded else "l_safe"
 
 
 @dataclass(frozen=True)
 class MaskedLate:
-    """The values that one late mask hides: the products of dS, and the sums over keys."""
+    """The values that one late mask sets to zero: the products of dS, and the sums over keys."""
 
     products: list[Statement]
     names: list[str]
@@ -180,17 +180,17 @@ class DqKernel:
     operands: KernelOperands
     lse: Statement
     delta: Statement
-    """Both are loads of a number for each row."""
+    """The loads of log-sum-exp and delta, one number for each row."""
     row_gradients: tuple[RowGradient, ...]
     row_sums: list[str]
     stored: list[Statement]
-    """The stores of sums over keys in place of the tiles of Q."""
+    """The stores of dq, which use the slots of the tiles of Q."""
     key_slots: Record
     sums_over_keys: list[Statement]
     """The stores of gradients of buffers."""
     rings: DqRings
     also: list[str]
-    """The gradients of buffers in words."""
+    """Text for the gradients of buffers."""
 
     @property
     def carried(self) -> str:
@@ -206,10 +206,13 @@ class DqKernel:
 
 @dataclass(frozen=True)
 class DqRings:
-    """The rings of K and V in dq, and the values that its loop carries: also dS of the tile before, if its K fits."""
+    """The rings of K and V in dq, and the loop-carried values.
+
+    The values include dS of the previous tile, if shared memory has room for its K.
+    """
 
     bound: Statement
-    """The rings, which the consumer has as its own names."""
+    """The statement that gives the rings names in the consumer."""
     rings: list[str]
     held: list[str]
     """The slots in which the loop finds Q and dO."""
@@ -219,9 +222,9 @@ class DqRings:
     """The sums that products are added to."""
     products: str
     younger: int
-    """Products that are younger than dP."""
+    """Number of products that start after dP."""
     apart: bool
-    """True where K and V have rings of their own, and no tile is ahead of the loop."""
+    """True if K and V have separate rings. Then no tile is computed before the loop."""
 
 
 def rings_of_dq(plan: HopperPlan) -> DqRings:
@@ -245,7 +248,7 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
 
 
 def stored_in_place(x: str, gradients: Gradients, operands: Operands) -> list[Statement]:
-    """The store of the sums of dq in place of the tile of Q, or of its rope columns."""
+    """Return the store of dq, which uses the slot of the tile of Q or of its rope columns."""
     name, scaled = f"d{x}", reached(gradients.scaled(f"d{x}"), operands.reach)
     at = "(2 * i + CONSUMER) % 2"
     form = f"_store_tile(args.{name}_desc, [{operands.rows.first.q}, 0], {x}_ring.slots, {at}, {{0}})"
@@ -253,12 +256,12 @@ def stored_in_place(x: str, gradients: Gradients, operands: Operands) -> list[St
 
 
 def stored_keys(x: str, slots: str, scaled: Code, rows: Rows) -> Statement:
-    """The store of a gradient of keys in place of a tile that is not needed any more."""
+    """Return the store of dk or dv, which uses the slot of a released tile."""
     return Run(op(f"_store_tile(args.{x}_desc, [{rows.stored_at}, 0], {slots}, {{0}})", scaled))
 
 
 def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> Record:
-    """The slots of K and V, of which there are so many; in pages, a tile of so many columns is of several."""
+    """Return the slots of K and V. With `paged`, a tile of that many columns consists of several pages."""
     names, slots = [k[0], "v", *k[1:]], {"v": values}
 
     def made(x: str) -> str:
@@ -277,18 +280,18 @@ def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
 
 @dataclass(frozen=True)
 class StreamedQueries:
-    """The tensors that stream past tiles of keys: Q, dO, log-sum-exp and delta, in one ring."""
+    """The tensors that are loaded for each tile of queries, in one ring: Q, dO, log-sum-exp and delta."""
 
     slots: Record
     """The slots of the ring, by tensor."""
     writers: int
-    """The number of writers of a slot: TMA, and the producer itself where vectors may begin anywhere."""
+    """Number of writers of a slot: TMA, and the producer for vectors at unaligned addresses."""
     nbytes: Statement
-    """The statement that says how many bytes of a tile TMA brings."""
+    """The statement that counts the bytes of a tile that TMA loads."""
 
 
 def streamed_queries(operands: Operands) -> StreamedQueries:
-    """The tensors that stream past tiles of keys."""
+    """Return the tensors that are loaded for each tile of queries."""
     rope, packed = operands.q[1:], operands.packed
     nbytes = ["2 * args.q_desc.block_type.nbytes"]
     if not packed:
@@ -318,17 +321,17 @@ class DkdvKernel:
     operands: KernelOperands
     queries: StreamedQueries
     split: bool
-    """True where one consumer has dv, and the other dk."""
+    """True if one consumer computes dv, and the other dk."""
     head_columns: int
     next_item: list[str]
     """The lines by which the producer goes on."""
     held_keys: list[str]
-    """K as the loop of dv has it."""
+    """The names of K in the loop of dv."""
     store_dk: Statement
-    """The store of dk in place of K or V."""
+    """The store of dk, which uses the slot of K or V."""
     store_dk_rope: Statement
     with_dq: bool
-    """True where one kernel may have dq, too."""
+    """True if the plan also has one kernel for dq, dk and dv."""
 
 
 @dataclass(frozen=True)
@@ -338,21 +341,21 @@ class FusedKernel:
     tile: HopperTile
     operands: KernelOperands
     columns_guard: str | None
-    """Which columns of dq are there."""
+    """The guard of the columns of dq."""
     strides_o: str
     """The strides of dq, as parameters."""
 
 
 @dataclass(frozen=True)
 class BackwardOperands:
-    """The arguments of `backward_on_hopper` beside the inputs."""
+    """The arguments of `backward_on_hopper` other than the inputs."""
 
     operands: list[str]
     gradients: list[str]
 
     @property
     def descs(self) -> list[str]:
-        """The descriptors of what all kernels have tiles of 64 rows of."""
+        """The descriptors of tensors that all kernels load in tiles of 64 rows."""
         return [f"{x}_desc" for x in ["q", "k", "v", "do", *self.gradients]]
 
 
@@ -374,17 +377,17 @@ class Kernels:
 
     @property
     def streams(self) -> list[Stream]:
-        """The tensors that forward fetches for each tile of keys beside K and V."""
+        """The tensors that forward loads for each tile of keys in addition to K and V."""
         return self.common.streams
 
     @property
     def streamed(self) -> list[str]:
-        """The tensors of these."""
+        """The tensors of the streams."""
         return [s.tensor for s in self.streams]
 
     @property
     def backward(self) -> BackwardOperands:
-        """The arguments of `backward_on_hopper` beside the inputs."""
+        """The arguments of `backward_on_hopper` other than the inputs."""
         gradients = [*(["dq"] if self.dq is not None else []), "dk", "dv"]
         ahead = ["counters"] if self.dynamic else []
         ahead += ["dq_sum"] if self.fused is not None else []

@@ -1,4 +1,4 @@
-"""The kernels for Hopper whose tiles are keys: those of dk and dv, with dq or without."""
+"""The Hopper kernels whose programs own tiles of keys: dk and dv, with or without dq."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from kgen.targets.code import (
 
 @dataclass(frozen=True)
 class KeyPart:
-    """A loop over the tiles of queries `[lo, hi)`, with tiles before and after it that the other half has alone."""
+    """A loop over the tiles of queries `[lo, hi)`, and the tiles around it that only the other half needs."""
 
     masked: bool
     lo: str
     hi: str
     ahead: list[str] = field(default_factory=list)
-    """The counts of tiles that it leaves out before, one or none."""
+    """The counts of tiles that it skips before, one or none."""
     past: list[str] = field(default_factory=list)
 
 
@@ -66,42 +66,42 @@ class KeyConsumer:
     offs_n: list[Statement]
     begin: list[Statement]
     shared_prologue: list[Statement]
-    """The part of it that the plan asks for."""
+    """The statements of it that come from the plan."""
 
 
 @dataclass(frozen=True)
 class KeyProducts:
-    """How a consumer takes the queries of a tile: at once, or in two halves."""
+    """The products of a tile: a consumer processes its queries at once, or in two halves."""
 
     lse_rows: str
     delta_rows: str
     younger: int
-    """How many products are younger than that of the scores."""
+    """Number of products that start after the product of the scores."""
     columns: str
     held: str
-    """The operands with K and V, as the loop's function gets them and names them."""
+    """The operands with K and V, as parameters of the loop's function."""
     held_params: str
     looked_up: bool
-    """True where K and V are looked up for each tile, for registers are short."""
+    """True if the loop looks up K and V for each tile, because registers are scarce."""
     at_the_end: str
 
 
 @dataclass(frozen=True)
 class KeysLoop:
-    """A kernel whose tiles are keys: its range of queries, and what it computes of a tile of them."""
+    """A kernel that owns tiles of keys: its range of queries, and the statements for one tile of queries."""
 
     range: TileRange
     body: ConsumedTile
     gradient: GradientOfScores
     consumer: KeyConsumer
     late_consumer: KeyConsumer
-    """That of dk, where the other has dv alone."""
+    """The consumer of dk, if the other consumer has only dv."""
     of_head: list[Statement]
     """The values that a consumer computes for each query head."""
     passed: list[str]
     """The values that the functions of a tile read and do not change."""
     linear: bool
-    """True where the log-sum-exp of a query is linear in it."""
+    """True if the log-sum-exp of a query is linear in the query."""
     own_bounds: list[Statement]
     """The statements that find the tiles of this half."""
     past: bool
@@ -110,22 +110,22 @@ class KeysLoop:
     q_start: Code
     """The start of the j-th tile of queries."""
     produced: Code
-    """The same to the producer."""
+    """The start of the j-th tile of queries in the producer."""
     of_tiles: list[str]
     """The arguments of the loop's function that describe the range."""
     products: KeyProducts
     stored_dk: Code
     stored_dk_rope: Code
     reach: Mapping[str, str] = field(default_factory=dict)
-    """How its functions have the names of a call."""
+    """The names of a call in its functions."""
 
     @property
     def fixed(self) -> Record:
-        """The record of what the functions of a tile work with."""
+        """The record of values that the functions of a tile use."""
         return record("DkdvFixed", "fixed", self.passed, self.reach)
 
     def reached(self, reach: Mapping[str, str]) -> KeysLoop:
-        """The same with names as the records of its functions have them."""
+        """Return the loop with names as fields of the records of its functions."""
         inner = replace(self, reach=reach).fixed.reach
         assert not inner.keys() & self.body.defines
         body, gradient = reached(self.body, inner), reached(self.gradient, inner)
@@ -133,19 +133,19 @@ class KeysLoop:
 
     @property
     def left_out(self) -> list[str]:
-        """The counts of tiles that are the other half's alone."""
+        """The counts of tiles that only the other half needs."""
         return [name for name, there in (("n_ahead", self.ahead), ("n_past", self.past)) if there]
 
 
 @dataclass(frozen=True)
 class _Prologue:
-    """The values that are computed for a tile of keys ahead of its loop."""
+    """The values that are computed for a tile of keys before its loop."""
 
     shared: list[Statement]
     by_head: list[Statement]
     needed: list[Statement]
     late: list[Statement]
-    """The values that the consumer of dk needs. It knows nothing of tiles."""
+    """The values that the consumer of dk needs. It does not know the tile."""
     used_late: frozenset[str]
 
     @property
@@ -162,19 +162,21 @@ def keys_loop(
     problem: list[str],
     hidden: frozenset[str],
 ) -> KeysLoop:
-    """The kernel of dk and dv; its loop over query heads has a prologue of its own. `hidden` is what tells which keys
-    are past an end."""
+    """Return the kernel of dk and dv, whose loop over query heads has a separate prologue.
+
+    `hidden` identifies the keys past an end.
+    """
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
     if plan.rest_slope is not None:
-        # By the columns of a tile.
+        # By the number of columns of a tile.
         slope = kernels.printer(of).own(plan.rest_slope)
         lse_lines: list[Statement] = [assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))]
         kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
-        # In packed sequences, sizes are those of the next tile by the time dk is stored.
+        # When dk is stored, the sizes of packed sequences are already the sizes of the next tile.
         shared.append(assign("dk_scale", gradients.factor))
         gradients = replace(gradients, factor=Name("dk_scale"))
     prologue = _prologue(kernel, gradients, shared, plan.split_dkdv, hidden)
@@ -223,7 +225,7 @@ def _prologue(
     split: bool,
     hidden: frozenset[str],
 ) -> _Prologue:
-    """The values of a tile of keys that its loop, its end and its hidden keys need."""
+    """Return the values of a tile of keys that its loop, its epilogue and its hidden keys need."""
     by_head = [of_half(line, "kv") for line in kernel.prologue]
     of_tiles = names_of_tile(kernel) | uses_of(kernel.body.lse_lines)
     at_the_end = uses_of([gradients.factor])
@@ -238,7 +240,7 @@ def _prologue(
 
 
 def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
-    """The statements that find the tiles of a half: how many masked tiles it leaves out."""
+    """Return the statements that count the masked tiles that a half skips."""
     lines = [*own.lines]
     masked = "n_masked" if found.has_full else "n_tiles"
     rest: Code = maximum(row("sub", masked, 1), 0)
@@ -253,7 +255,7 @@ def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
 
 
 def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
-    """The loops over the tiles of queries that a tile of keys meets, those with the mask first."""
+    """Return the loops over the tiles of queries of a tile of keys, masked tiles first."""
     n_masked = "n_masked" if found.has_full else "n_tiles"
     loops: list[KeyPart] = []
     if masked:
@@ -289,7 +291,7 @@ def _body(kernel: LoopKernel) -> ConsumedTile:
 
 
 def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
-    """How the kernel of dk and dv takes the queries of a tile, and where it has K and V."""
+    """Return the products of the kernel of dk and dv, and the place of its K and V."""
     if tile.halves:
         return KeyProducts(
             lse_rows="lse_rows",
@@ -316,7 +318,7 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
 
 
 def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
-    """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
+    """Return the kernel of dk and dv with keys past the end masked, because they would add to dq."""
     ends = op("({0})[:, None]", row("lt", "kv_idx", "SK"))
     lines = [
         line.map(lambda code: row("and", ends, code)) if line.defines == {"mask"} else line
@@ -326,7 +328,7 @@ def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
 
 
 def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernels: Lowering) -> KeyConsumer:
-    """A consumer that uses some names of a tile of keys."""
+    """Return a consumer that uses some names of a tile of keys."""
     offs_n = offsets(rows, 1) if "kv_idx" in used else []
     begin = [head_of(used, kernels.packed)]
     if kernels.plan.grouped:
@@ -341,7 +343,7 @@ def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernel
 
 
 def start_of_queries(found: TileRange, lo: Code) -> Code:
-    """The start of the j-th tile of queries that a tile of keys meets."""
+    """Return the start of the j-th tile of queries of a tile of keys."""
     if found.listed:
         return op("_listed(j, {0}, BLOCK_M)", "q_blocks")
     first = ZERO if found.head is None else Name("n_first_masked")

@@ -1,5 +1,4 @@
-"""The range of a loop of a kernel for Hopper, and what a tile of it computes, from the fields of the kernels for every
-chip."""
+"""The range of a loop of a Hopper kernel, and the statements for one tile, built from the portable kernels."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ ZERO = text("0")
 
 @dataclass(frozen=True)
 class DocumentEnds:
-    """How a producer calls the documents of the first and the last query of a tile."""
+    """The names in a producer for the documents of the first and the last query of a tile."""
 
     first: str
     last: str
@@ -45,7 +44,7 @@ class DocumentEnds:
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """The part of a mask that compares documents: only where a tile of queries has several."""
+    """The part of a mask that compares documents, needed only if a tile of queries has several."""
 
     several: Code
     load: Statement
@@ -58,39 +57,39 @@ class MaskLoad:
 
     name: str
     dtype: Code
-    """The type of its elements, as the kernel has it."""
+    """The type of its elements in the kernel."""
     line: Statement
 
 
 @dataclass(frozen=True)
 class TileRange:
-    """The tiles that a program's tile meets, as the producer finds them."""
+    """The range of inner tiles of a program's tile, as the producer computes it."""
 
     lo: Code
     length: Code
     bounds: list[Statement]
     """The statements that compute its ends."""
     has_full: bool
-    """True where some tiles may need no mask."""
+    """True if some tiles may need no mask."""
     full_length: Code
     """The length of the part that needs no mask."""
     full_end: Code
-    """The end of that part, from the beginning of the range."""
+    """The end of the part without a mask, relative to the start of the range."""
     head: Code | None = None
-    """How far ahead of what needs no mask the range begins; None where it is not."""
+    """The length of the range before the part without a mask; None if that part begins the range."""
     last: bool = False
-    """True where the last position of a program's tile is asked for."""
+    """True if the bounds use the last position of a program's tile."""
     blocks: list[Statement] = field(default_factory=list)
-    """The list that a block mask has for a program's tile."""
+    """The statements that find the list of a block mask for a program's tile."""
     searches: bool = False
-    """True where two keys are searched for."""
+    """True if the producer searches for two keys."""
     listed: bool = False
     from_first_key: DocumentEnds | None = None
     """The names of a range that begins with the first key of a document."""
 
     @property
     def from_start(self) -> bool:
-        """True where the range begins with the first position."""
+        """True if the range begins with the first position."""
         return self.lo == ZERO
 
 
@@ -100,10 +99,10 @@ class ConsumedTile:
 
     masked: bool
     mask_loads: list[MaskLoad]
-    """The loads that are issued before the product is waited for."""
+    """The loads that are issued before the wait for the product."""
     mask_lines: list[Statement]
     mask: Statement | None
-    """The mask itself, where it is not among its lines."""
+    """The statement of the mask, if `mask_lines` does not contain it."""
     documents: DocumentMask | None
     score_lines: list[Statement]
     logits: str
@@ -113,14 +112,17 @@ class ConsumedTile:
 
     @property
     def defines(self) -> frozenset[str]:
-        """The names that it gives values to."""
+        """The names that its statements define."""
         lines = [*self.mask_lines, *self.score_lines, *(load.line for load in self.mask_loads)]
         return frozenset().union(*(line.defines for line in lines))
 
 
 @dataclass(frozen=True)
 class GradientOfScores:
-    """How dS follows from dP: what multiplies it is there before, unless gradients of buffers want the parts of dS."""
+    """The computation of dS from dP.
+
+    The factor of dP is computed before dP, unless gradients of buffers need the parts of dS.
+    """
 
     factor: str
     factor_lines: list[Statement]
@@ -131,8 +133,10 @@ class GradientOfScores:
 
 @dataclass(frozen=True)
 class Own:
-    """The range `[own_lo, own_hi)` of half a tile, and what of it needs no mask, `[own_full_lo, own_full_hi)`: whether
-    they may begin, or end, at other tiles than the whole's."""
+    """The range `[own_lo, own_hi)` of half a tile, and its part without a mask, `[own_full_lo, own_full_hi)`.
+
+    The flags are true if an end may be in another tile than the end of the whole range.
+    """
 
     lines: list[Statement]
     ahead: bool
@@ -140,12 +144,13 @@ class Own:
     full_ahead: bool
     full_past: bool
     before: bool = False
-    """A half without any may begin before the whole does: where there is nothing, a range begins at the end of the
-    tensor, and one beside it may begin past that."""
+    """True if the range of a half may begin before the whole range.
+
+    An empty range begins at the end of the tensor. The range of the other half may begin past it."""
 
 
 NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
-"""That of who has whole tiles."""
+"""The value for kernels whose consumers use the range of the whole tile."""
 
 
 def own_range(
@@ -156,7 +161,7 @@ def own_range(
     by_query: bool,
     block: int,
 ) -> Own:
-    """The ends of a half's range that are worth computing: none if a tile is longer than the half."""
+    """Return the ends of a half's range that are worth computing: none if a tile is longer than the half."""
     if block > HALF:
         return NO_OWN
     outer, inner, rows, size = ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
@@ -186,7 +191,7 @@ def own_range(
 def tile_range(
     kernel: LoopKernel, searches: bool, before: list[Statement], of_documents: DocumentEnds | None = None
 ) -> TileRange:
-    """The range of a loop with one span, an end of which it may search for; `before` is what it may be told."""
+    """Return the range of a loop with one span. `before` has the statements that the bounds may use."""
     (span,) = kernel.ranges.spans
     if kernel.ranges.listed:
         return _listed_range(span)
@@ -211,7 +216,7 @@ def tile_range(
 
 
 def _listed_range(span: SpanLoops) -> TileRange:
-    """As `tile_range`, of what a block mask lists: blocks with the mask come first."""
+    """Return the range for the lists of a block mask, in which partial blocks come first."""
     *counts, blocks = span.bounds
     full = text("n_full * BLOCK_SIZE")
     return TileRange(
@@ -227,7 +232,7 @@ def _listed_range(span: SpanLoops) -> TileRange:
 
 
 def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
-    """How dS follows from dP in a kernel."""
+    """Return the computation of dS from dP in a kernel."""
     lines, dqk = gradients.lines, gradients.dqk
     if dqk == "ds" or gradients.rows:
         return GradientOfScores("p", [], lines, dqk)
@@ -236,7 +241,7 @@ def gradient_of_scores(gradients: Gradients) -> GradientOfScores:
 
 
 def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> frozenset[str]:
-    """The names that a tile computes with, from outside or its own."""
+    """Return the names that the statements of a tile use."""
     body, gradients = kernel.body, kernel.gradients
     lines: list[Statement | Code | None] = [*body.mask_lines, *body.score_lines, body.scaled]
     if gradients is not None:
@@ -247,7 +252,7 @@ def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> 
 
 
 def passed_names(used: Set[str], before: Iterable[Statement | str], problem: list[str]) -> list[str]:
-    """Which names of the function outside, given or made there by statements, are `used`."""
+    """Return the `used` names of the outer function: its parameters, and names that its statements define."""
     made = [name for b in before for name in ([b] if isinstance(b, str) else b.names_in_order)]
     return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
 
@@ -257,7 +262,7 @@ def _less(a: Code, b: Code) -> Code:
 
 
 def from_zero(code: Code, lo: str = "kv_lo") -> Code:
-    """A bound of a range that begins with the first position."""
+    """Return a bound without the start of the range, if the range begins with the first position."""
 
     def change(part: Code) -> Code | None:
         match part:
@@ -269,7 +274,10 @@ def from_zero(code: Code, lo: str = "kv_lo") -> Code:
 
 
 def of_half(line: Statement, x: str) -> Statement:
-    """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
+    """Return a line of a tile for a half that may begin past the end.
+
+    Its loads are clamped to the last position, and the kernel does not store such rows.
+    """
     if not any(calls(code, "load") for code in codes([line])):
         return line
     first = minimum(f"{x}_start", row("sub", f"S{x[0].upper()}", 1))
@@ -277,17 +285,17 @@ def of_half(line: Statement, x: str) -> Statement:
 
 
 def head_of(used: Set[str], packed: bool) -> Statement:
-    """The head of a consumer's item, and its batch, which finds the rows of tensors that are not packed."""
+    """Return the statement for the head of a consumer's item, and for its batch if it is needed."""
     batch, head = over("b_h", "HQ"), op("{0} % {1}", "b_h", "HQ", binds=MUL, operand=MUL)
     return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
 
 
 def offsets(length: str, dim: int) -> list[Statement]:
-    """Keys of a tile, in the layout of scores without a dimension."""
+    """Return the offsets of keys of a tile, in the layout of scores without dimension `dim`."""
     form = f"gl.arange(0, {{0}}, layout=gl.SliceLayout({dim}, SCORES))"
     return [assign("offs_n", op(form, length, fn="arange"))]
 
 
 def begin_of_range(found: TileRange, name: str) -> Code:
-    """The start of a tile's range, as its consumers know it."""
+    """Return the start of a tile's range in its consumers."""
     return ZERO if found.from_start else op("{0}", name)

@@ -1,7 +1,7 @@
-"""The kernels for Hopper, from those for every chip.
+"""Build the Hopper kernels from the portable kernels.
 
-They are written in Gluon, which has Triton's functions under its own name; whatever has positions gets its layout from
-the index vectors that the templates make.
+They are written in Gluon, which has Triton's functions in its own namespace. Values with positions get their layout
+from the index vectors that the templates define.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HopperLoops:
 
     @property
     def last_masked(self) -> Code:
-        """How many tiles of keys at the end of a range have the mask, as the producer of forward and dq knows it."""
+        """The number of masked tiles of keys at the end of a range, in the producer of forward and dq."""
         assert self.forward is not None
         return last_masked(self.forward, self.dq)
 
@@ -73,8 +73,8 @@ class HopperLoops:
 def hopper_loops(
     plan: HopperPlan, attention: AttentionPlan, kernels: Lowering, portable: Portable
 ) -> HopperLoops:
-    """The loop of each kernel, from those for every chip."""
-    # Lengths of packed sequences are told with each tile.
+    """Return the loop of each kernel, built from the portable loops."""
+    # The producer publishes the lengths of packed sequences with each tile.
     known = [*kernels.problem, *(("SQ", "SK") if kernels.packed else ())]
     forward, hidden = _forward_loop(plan, attention, kernels, portable, known)
     dq, dkdv = None, None
@@ -94,7 +94,7 @@ def hopper_loops(
 
 
 def _reached(loops: HopperLoops, reach: Mapping[str, str]) -> HopperLoops:
-    """The loops with names as the records of their functions have them."""
+    """Return the loops with names as fields of the records of their functions."""
     hidden = loops.hidden_keys
     if hidden is not None:
         given = [reach.get(name, name) for name in hidden.names]
@@ -114,7 +114,7 @@ def _forward_loop(
     portable: Portable,
     known: list[str],
 ) -> tuple[QueriesLoop | None, HiddenKeys | None]:
-    """The loop of forward, and how it knows which keys only the mask hides."""
+    """Return the loop of forward, and its test for keys that only the mask hides."""
     if plan.forward is None:
         return None, None
     kernel, streams = portable.forward, streams_of(plan, kernels)
@@ -138,7 +138,7 @@ def _forward_loop(
 def hopper_kernels(
     attention: AttentionPlan, kernels: Lowering, portable: Portable, placement: Surroundings
 ) -> Kernels | None:
-    """The kernels for Hopper, from those for every chip; None without one."""
+    """Return the Hopper kernels, or None if the plan has none."""
     plan = plan_hopper(attention)
     if plan is None:
         return None
@@ -231,7 +231,7 @@ def _dq(
     assert portable.dq is not None
     assert portable.dq.gradients is not None
     gradients, gradient = portable.dq.gradients, gradient_of_scores(portable.dq.gradients)
-    # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
+    # Only at run time it is known if a tile needs a mask. So the mask is applied once, after all values that it hides.
     late = loops.dq.body.masked and (kernels.packed or gradients.open_ended)
     rings, inner = rings_of_dq(plan), loops.dq.fixed.reach
     return DqKernel(

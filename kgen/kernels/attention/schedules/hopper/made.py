@@ -33,12 +33,12 @@ from kgen.targets.triton.tritons import GLUON
 
 FILE = "hopper.py"
 MODULE = "_hopper()."
-"""How `triton.py` has the module beside it."""
+"""The prefix by which `triton.py` calls functions of `hopper.py`."""
 
 
 @dataclass(frozen=True)
 class GluonOpening(Template):
-    """The Tritons with which the kernels run, and Gluon where they are in the same file."""
+    """The supported versions of Triton, and the import of Gluon if the kernels are in the same file."""
 
     template: ClassVar[str] = "attention/hopper/_opening.j2"
 
@@ -49,17 +49,17 @@ class GluonOpening(Template):
 
 @dataclass(frozen=True)
 class ChipChoice(Template):
-    """When the kernels serve."""
+    """The condition under which the kernels run."""
 
     template: ClassVar[str] = "attention/hopper/_chip.j2"
 
     single: bool
-    """True where they are in this file."""
+    """True if they are in this file."""
 
 
 @dataclass(frozen=True)
 class WhyPortable(Template):
-    """The lines that find out why a call takes portable kernels."""
+    """The lines that find why a call uses portable kernels."""
 
     template: ClassVar[str] = "attention/hopper/_why_portable.j2"
 
@@ -68,7 +68,7 @@ class WhyPortable(Template):
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
-    """The kernels for Hopper of a spec; without some, the reasons."""
+    """Return the Hopper kernels of a spec, and reasons for passes without them."""
     missing = without_kernels(planned.free_plan)
     remarks = tuple(_remarks(planned.plan.spec, missing))
     portable = _portable(planned) if plan_hopper(planned.free_plan) is not None else None
@@ -122,7 +122,7 @@ def _kernels(planned: Planned, portable: Portable) -> Kernels | None:
 
 
 def _portable(planned: Planned) -> Portable:
-    """The loops for every chip, which those for Hopper are made of."""
+    """Return the portable loops, from which the Hopper loops are built."""
     plan = planned.free_plan
     whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
     lowering = planned.free_lowering
@@ -132,7 +132,7 @@ def _portable(planned: Planned) -> Portable:
 
 
 def _call(planned: Planned, portable: Portable, shares: bool) -> Call:
-    """How the launcher has a call."""
+    """Return the names by which the launcher has the values of a call."""
     params = forward_params(planned.lowering, portable.forward)
     at = planned.at
     return Call(
@@ -164,7 +164,7 @@ def _branch(kernels: Kernels) -> Branch:
 
 
 def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str]) -> Choice:
-    """The answer for each pass: found by a call, or why there are no kernels."""
+    """Return the kernels of each pass: a call that decides, or the reason for portable kernels."""
     answers = {
         name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"', ("portable",))
         if name in missing
@@ -184,7 +184,7 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
 
 
 def _remarks(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each reason why passes have no kernels for Hopper."""
+    """Yield a sentence for each reason why passes have no Hopper kernels."""
     asked = {name: missing[name] for name in spec.passes if name in missing}
     for reason in dict.fromkeys(asked.values()):
         passes = " and ".join(name for name, why in asked.items() if why == reason)

@@ -1,4 +1,4 @@
-"""Kernels for Hopper from C: when they serve, what TMA is told, and in which order they are launched."""
+"""Launches of the Hopper kernels from C: their conditions, TMA descriptors and order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
 from kgen.targets.template import Template
 
 ARCH = 90
-"""The compute capability that the kernels are for."""
+"""The compute capability of the kernels."""
 FLAG = "on_hopper"
-"""The member of a problem that says that they serve."""
+"""The member of a problem that is true if the kernels can run."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """The columns of a tensor that are rotated, which begin at one of them."""
+    """The rope columns of a tensor, with the first of them."""
 
     tensor: str
     first: int
@@ -36,7 +36,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class StreamedTensor:
-    """A tensor that streams beside keys and values."""
+    """A tensor that is loaded for each tile in addition to keys and values."""
 
     name: str
     tensor: BufferTensor
@@ -45,7 +45,7 @@ class StreamedTensor:
 
 @dataclass(frozen=True)
 class HopperForward(Template):
-    """The forward kernel: when it serves, and its launch."""
+    """The forward kernel: its conditions and its launch."""
 
     template: ClassVar[str] = "attention/hopper/_forward_calls.j2"
 
@@ -54,7 +54,7 @@ class HopperForward(Template):
     descs: tuple[Tiled, ...]
     ropes: tuple[Rope, ...]
     dynamic: bool
-    """True where programs take tiles from a counter, and begin beside the end of another kernel."""
+    """True if programs take tiles from a counter, and begin before another kernel ends."""
     group: int
     paged: bool
 
@@ -74,7 +74,7 @@ class HopperForward(Template):
 
     @property
     def stream_checks(self) -> str:
-        """The condition that TMA can load what streams, behind another."""
+        """The condition that TMA can load the streamed tensors, as a term to append."""
         of = (s.tensor for s in self.streams)
         return "".join(f" && kgen_by_tma(&{t.member}, 4, {t.bytes})" for t in of)
 
@@ -114,7 +114,7 @@ class HopperBackward:
 
     @property
     def stores(self) -> str:
-        """The condition that TMA can store the gradients, behind another."""
+        """The condition that TMA can store the gradients, as a term to append."""
         return "".join(f" && by_tma(&a->{x})" for x in self.stored)
 
     @property
@@ -124,7 +124,7 @@ class HopperBackward:
 
     @property
     def at_lse(self) -> int:
-        """The place of the log-sum-exp's descriptor."""
+        """The index of the descriptor of log-sum-exp."""
         return len(self.descs) + len(self.short_descs)
 
     @property
@@ -138,7 +138,7 @@ class HopperBackward:
 
     @property
     def enough(self) -> str:
-        """A further condition of one kernel ahead of two."""
+        """A further condition for one kernel, when it is faster than two."""
         if not self.dynamic:
             return ""
         return " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
@@ -153,7 +153,7 @@ class ForwardWorkspace(Template):
 
 @dataclass(frozen=True)
 class BackwardServes(Template):
-    """The function that finds whether the kernels of the backward pass serve."""
+    """The function that is true if the kernels of the backward pass can run."""
 
     template: ClassVar[str] = "attention/hopper/_backward_serves.j2"
 
@@ -191,7 +191,7 @@ class BackwardZeros(Template):
 
 
 def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
-    """The kernels for Hopper, where there is machine code for it."""
+    """Return the launches of the Hopper kernels, if there is machine code for them."""
     hopper = plan_hopper(of.free_plan) if ARCH in of.chips else None
     if hopper is None:
         return Calls()

@@ -1,5 +1,4 @@
-"""Parameters of the kernels for Hopper, the operands that they hand on, and the tiles that a producer publishes to its
-consumers."""
+"""Parameters of the Hopper kernels, the operands of their warpgroups, and the published tiles of a producer."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ class Warpgroup:
     """The parameters of a function of one or several warpgroups."""
 
     operands: Record
-    """The operands, which the kernel has as a variable of that name and the function as `args`."""
+    """The operands. The kernel has them in a variable of that name, and the function in `args`."""
     constexprs: list[str]
-    """Known when it is compiled."""
+    """The compile-time parameters."""
     own: list[str] = field(default_factory=list)
-    """Operands of which each warpgroup has another."""
+    """Operands that differ between warpgroups."""
 
     @property
     def params(self) -> list[str]:
@@ -48,8 +47,11 @@ class Warpgroup:
         return [ARGS, PROBLEM, *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
 
     def partitions(self, function: str, n: int = 1, **given: str) -> list[Partition]:
-        """Entries of `warp_specialize` for `n` warpgroups; `given` are other arguments than the operands, in which
-        `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
+        """Return the entries of `warp_specialize` for `n` warpgroups.
+
+        `given` are the arguments other than the operands. In them, `{n}` is the number of the warpgroup, and
+        `{letter}` its letter.
+        """
 
         def entry(number: int) -> Partition:
             letter = "abc"[number]
@@ -69,7 +71,7 @@ class Warpgroups:
     warps: list[int]
     registers: list[int]
     others: str
-    """The warpgroups in words."""
+    """Text for the warpgroups."""
     registers_in_all: int
     """The arrivals of one thread of each warpgroup."""
 
@@ -83,7 +85,7 @@ class KernelOperands:
     producer: Warpgroup
     consumer: Warpgroup
     dk_consumer: Warpgroup | None = None
-    """The consumer of dk, where the other has dv."""
+    """The consumer of dk, if the other consumer has dv."""
 
     @property
     def declared(self) -> list[str]:
@@ -98,12 +100,15 @@ class KernelOperands:
 
 @dataclass(frozen=True)
 class Lag:
-    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores."""
+    """`LAG`, the number of tiles by which V follows K.
+
+    It is one if P @ V of a tile runs during the scores of the next tile.
+    """
 
     own: str
-    """That of forward."""
+    """The lag of forward."""
     given: bool
-    """True where the producer serves dq, too, which needs K and V together: it is told."""
+    """True if the lag is a parameter: the producer also serves dq, which needs K and V together."""
 
 
 class Operands:
@@ -128,20 +133,20 @@ class Operands:
 
     @property
     def reach(self) -> dict[str, str]:
-        """How the function of a warpgroup has the names of a call, and of lists of blocks and sinks."""
+        """The names of a call, of lists of blocks and of sinks in the function of a warpgroup."""
         own = _names([*self.lists["kv"], *self.lists["q"], *SINKS])
         return self.problem.reach | record("", ARGS, own).reach
 
     def counter(self, tensor: str) -> list[Param]:
-        """The counter of tiles, where programs take tiles from one."""
+        """Return the counter of tiles, if programs take tiles from a counter."""
         return [Param("counter_ptr", tensor)] if self.plan.dynamic else []
 
     def constexprs(self, *more: str) -> list[str]:
-        """The compile-time parameters of a kernel."""
+        """Return the compile-time parameters of a kernel."""
         return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
 
     def forward(self, streams: list[Stream], pages: Pages, sinks: list[Param]) -> KernelOperands:
-        """Forward, and the producer of queries' tiles, which may serve dq too."""
+        """Return the operands of forward, and of the producer of tiles of queries, which may also serve dq."""
         tile = self.plan.forward
         assert tile is not None
         lists, streamed = self.lists["kv"], _descs([s.name for s in streams])
@@ -181,7 +186,7 @@ class Operands:
         return KernelOperands(params, groups, producer, consumer)
 
     def dq(self, rings: list[str], sums: list[str]) -> KernelOperands:
-        """dq, and its own producer where K and V have rings of their own."""
+        """Return the operands of dq, which has its own producer if K and V have separate rings."""
         tile, apart = self.plan.dq, self.plan.dq_rings_apart
         assert tile is not None
         lists, counter = self.lists["kv"], self.counter("counters")
@@ -208,7 +213,7 @@ class Operands:
         return KernelOperands([*descs, *own, *vectors, *lists, *counter], groups, producer, consumer)
 
     def dkdv(self) -> KernelOperands:
-        """dk and dv, of both of which each consumer has half of the keys, or one of which each has."""
+        """Return the operands of dk and dv: each consumer has half of the keys, or one of the gradients."""
         tile = self.plan.dkdv
         assert tile is not None
         lists, short = self.lists["q"], tile.BLOCK_M < HALF
@@ -240,7 +245,7 @@ class Operands:
     def _split(
         self, tile: HopperTile, params: list[Param], own: list[Param], producer: Warpgroup
     ) -> KernelOperands:
-        """One consumer has dv, and the other dk."""
+        """Return the operands of the kernel in which one consumer has dv, and the other dk."""
         ahead, (*dk_descs, dv_desc) = ["scheduler", *self.key_rings, "q_ring", "factors"], _names(own)
         lists = _names(self.lists["q"][2:])
         dv = Warpgroup(record("DvConsumer", "dv_consumer", [*ahead, *lists, dv_desc]), self.constexprs())
@@ -254,7 +259,7 @@ class Operands:
         return KernelOperands(params, groups, producer, dv, dk)
 
     def fused(self) -> KernelOperands:
-        """dq, dk and dv in one kernel."""
+        """Return the operands of the kernel of dq, dk and dv."""
         tile, lists = self.plan.fused, self.lists["q"]
         assert tile is not None
         own, sums = _descs(["dk", "dv"]), [Param("dq_sum_ptr", "dq_sum")]
@@ -339,12 +344,12 @@ class PublishedTile:
 
     @property
     def rest(self) -> list[str]:
-        """The same without where it begins."""
+        """The names of its fields without its start."""
         return self.fields[1:]
 
     @property
     def count(self) -> int:
-        """How many numbers it is."""
+        """The number of its fields."""
         return len(self.told)
 
     @property
@@ -354,17 +359,17 @@ class PublishedTile:
 
     @property
     def size(self) -> int:
-        """Numbers of a slot of the scheduler."""
+        """Number of values in a slot of the scheduler."""
         return 8 if self.count <= 8 else 16
 
     @property
     def masks_last(self) -> bool:
-        """True where it is told how many tiles at the end of its range have the mask."""
+        """True if it has the number of masked tiles at the end of its range."""
         return "n_last_masked" in self.fields
 
 
 def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool) -> PublishedTile:
-    """The published fields of a tile of queries: those that forward or dq needs."""
+    """Return the published fields of a tile of queries: the fields that forward or dq needs."""
     used = forward.asks if dq is None else forward.asks | dq.asks
     told = [Told("q_start", "q_start"), Told("b_h", "b_h")]
     if forward.range.listed:

@@ -281,7 +281,7 @@ def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
 
 
 def _light(loop: TileLoop | None) -> bool:
-    """True if the factor of dP needs at most one value per pair in addition to P, such as a soft cap's tanh.
+    """True if the factor of dP needs at most one value per pair besides P, as a soft cap does.
 
     With 64 queries, dk and dv leave no registers for more.
     """

@@ -21,7 +21,7 @@ class Portable:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """How the kernels for every chip find rows and heads, and what they declare of the problem."""
+    """The code by which portable kernels find rows and heads, and their declarations of the problem."""
 
     kv_heads: str
     problem_params: list[str]
@@ -37,7 +37,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Call:
-    """How the launcher has a call."""
+    """The names by which the launcher has the values of a call."""
 
     inputs: str
     """Its tensors and numbers."""
@@ -45,9 +45,9 @@ class Call:
     sizes: Sizes
     shape_of_lse: str
     group: int
-    """How many heads are taken at a time."""
+    """Number of heads that are processed at a time."""
     shares: bool
-    """True where backward is begun and ended by others."""
+    """True if other functions begin and end backward."""
 
 
 def portable_of(loops: Mapping[str, LoopKernel]) -> Portable:

@@ -1,5 +1,7 @@
-"""What is proved of the kernels for Hopper: the tiles that the halves of a program's tile meet, by their numbers, and
-what they compute of them. What streams is loaded by TMA, which ends with the tensor."""
+"""Obligations of the Hopper kernels: the tiles that each half of a program's tile processes, masks and scores.
+
+TMA loads Q, K and V, and never reads past the end of a tensor.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,13 @@ from kgen.targets.triton.printer import first_at_least
 
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
-    """The obligations of the kernels for Hopper of a spec."""
+    """Yield the obligations of the Hopper kernels of a spec."""
     free = without_promises(loaded)
     yield from of_hopper(loaded, plan_attention(loaded if free.spec == loaded.spec else free), extent)
 
 
 def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iterator[Obligation]:
-    """Those of `hopper.py`, whose plan is of lengths without promises."""
+    """Yield the obligations of `hopper.py`, whose plan ignores promises about lengths."""
     hopper = plan_hopper(plan)
     if hopper is None:
         return
@@ -72,7 +74,7 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iter
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Tiles by number: where the j-th begins, which are loaded, which a half takes, and which of them have no mask."""
+    """The j-th tile: its start, and if it is loaded, processed by a half, and processed without the mask."""
 
     start: Any
     loaded: Any
@@ -81,18 +83,18 @@ class _Numbered:
 
     @property
     def visited(self) -> Any:
-        """That a half takes it, and that it is there."""
+        """The condition that the tile is loaded and a half processes it."""
         return z3.And(self.loaded, self.taken)
 
     @property
     def whole(self) -> Any:
-        """That it is taken without the mask."""
+        """The condition that a half processes the tile without the mask."""
         return z3.And(self.visited, self.unmasked)
 
 
 @dataclass(frozen=True)
 class HopperKernel:
-    """A kernel whose producer finds the `ranges` of a tile, and whose consumers compute what is `made` of a half."""
+    """A kernel: `ranges` of a tile in its producer, and the loop of a half in its consumers (`made`)."""
 
     name: str
     setting: Setting
@@ -103,7 +105,7 @@ class HopperKernel:
     made: QueriesLoop | KeysLoop
 
     def obligations(self) -> Iterator[Obligation]:
-        """All of them."""
+        """Yield the obligations of the kernel."""
         producer, number, listed = self.setting.machine(), z3.Int("number"), self.loop.listed
         try:
             producer.run([] if listed else (line.map(_searched) for line in self.ranges.bounds))
@@ -128,14 +130,17 @@ class HopperKernel:
         visited = tiles(self._number(producer, consumer, position)).visited
         found = self._obligation(SKIPPED, z3.Implies(setting.allowed(*self._pair(position)), visited), there)
         yield replace(found, values={**found.values, setting.inner.index.name: position})
-        # What a half takes has to be loaded: it would wait forever.
+        # A half would wait forever for a tile that is not loaded.
         loaded = z3.Implies(one.taken, one.loaded)
         yield self._obligation(ONCE, z3.And(loaded, self._once(producer, tiles)))
 
     def _of_a_tile(
         self, producer: Machine, consumer: Machine, one: _Numbered, at: Any
     ) -> Iterator[Obligation]:
-        """What is computed of any tile; a consumer may take its columns in parts, which are any columns, too."""
+        """Yield the obligations for an arbitrary tile.
+
+        They also cover consumers that process its columns in parts, because the column is arbitrary.
+        """
         setting, size, lane, pair = self.setting, self.setting.inner_size, self.setting.lane, self._pair(at)
         path = (one.visited, lane >= 0, lane < setting.inner_block)
         body = self._body(consumer, one, at, path)
@@ -163,12 +168,12 @@ class HopperKernel:
         yield self._obligation(INT32, parts=in_32_bits([*producer.computed, *body.computed]))
 
     def _pair(self, inner: Any) -> tuple[Any, Any]:
-        """The query and the key of a position of the inner axis."""
+        """Return the query and the key of a position of the inner axis."""
         outer = self.setting.names[self.loop.outer.index.name]
         return (outer, inner) if self.setting.by_query else (inner, outer)
 
     def _of_lists(self, consumer: Machine) -> Any:
-        """Tiles of listed blocks may be any."""
+        """Return arbitrary tiles, for the blocks of a list."""
         block = self.setting.inner_block
         consumer.wraps = True
         consumer.run(self._prologue())
@@ -194,7 +199,7 @@ class HopperKernel:
             return self._obligation(what, None, beyond=str(beyond))
 
     def _half(self, producer: Machine) -> Machine:
-        """A consumer: the rows of the tile that are its own, from the first of them."""
+        """Return the state of a consumer, with its own rows of the tile."""
         setting = self.setting
         axis, block = self.loop.outer, setting.blocks[0 if setting.by_query else 1]
         parts = self.tile.consumers if setting.by_query else 1 if self.hopper.split_dkdv else 2
@@ -250,27 +255,27 @@ class HopperKernel:
             return self._obligation(SCORE, None, beyond=str(beyond))
 
     def _prologue(self) -> list[Statement]:
-        """The values that a consumer computes ahead of its loop."""
+        """Return the statements of a consumer before its loop."""
         raise NotImplementedError
 
     def _begun(self, body: Machine) -> Any:
-        """What the product of queries and keys is added to."""
+        """Return the value with which the product of queries and keys begins."""
         return z3.RealVal(0)
 
     def _tiles(self, producer: Machine, consumer: Machine) -> Any:
         raise NotImplementedError
 
     def _number(self, producer: Machine, consumer: Machine, position: Any) -> Any:
-        """The number of the tile that a position would be in."""
+        """Return the number of the tile that would contain a position."""
         raise NotImplementedError
 
     def _once(self, producer: Machine, tiles: Any) -> Any:
-        """That no two numbers are of one tile."""
+        """State that tiles of different numbers do not overlap."""
         raise NotImplementedError
 
 
 def _searched(code: Code) -> Code:
-    """A value in which the producer's search for one key is that for two."""
+    """Replace the producer's search for one key by the search for two keys."""
 
     def change(part: Code) -> Code | None:
         match part:
@@ -286,7 +291,7 @@ def _down(a: Any, b: int) -> Any:
 
 
 def _up(a: Any, b: int) -> Any:
-    """The quotient as `cdiv` has it, of what may be negative."""
+    """Return the quotient as `cdiv` computes it, also for negative numbers."""
     return _down(a + b - 1, b)
 
 
@@ -300,11 +305,11 @@ def _most(a: Any, b: Any) -> Any:
 
 @dataclass(frozen=True)
 class QueryTile(HopperKernel):
-    """Forward and dq: the last tile of keys comes first; what is masked of them is at the ends."""
+    """Forward and dq: the last tile of keys comes first, and masked tiles are at the ends."""
 
     made: QueriesLoop
     last_masked: Code
-    """How many tiles at the end have the mask."""
+    """The number of masked tiles at the end."""
 
     def _prologue(self) -> list[Statement]:
         return self.made.prologue

@@ -1,4 +1,4 @@
-"""The kernels for Hopper whose tiles are queries: forward, and dq."""
+"""The Hopper kernels whose programs own tiles of queries: forward and dq."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ OUTSIDE = ("b", "h", "q_idx", "q_start", "item")
 
 @dataclass(frozen=True)
 class QuerySteps:
-    """How a kernel whose tiles are queries goes over its tiles of keys."""
+    """The loop over tiles of keys of a kernel that owns tiles of queries."""
 
     tile: HopperTile
     idioms: Idioms
     roped: bool
-    """True where keys have tiles of their rope dims."""
+    """True if keys have tiles of rope columns."""
     begun: bool
-    """True where the first tile is ahead of the loops."""
+    """True if the first tile is processed before the loops."""
     forward: bool = False
-    """True in forward: masked tiles have a loop of their own, if they lie at one end alone."""
+    """True in forward: masked tiles have a separate loop, if they are only at one end."""
 
 
 @dataclass(frozen=True)
 class ProductBias:
-    """A bias of a row's scores that is linear in the key, with which their product begins."""
+    """A bias that is linear in the key, with which the product of the scores begins."""
 
     start: Code
     slope: Code
@@ -87,31 +87,31 @@ class QueryPart:
     lo: Code
     hi: Code
     masked: list[str]
-    """The compile-time parameter that says if tiles have the mask; none if that is known only at run time."""
+    """The compile-time parameter for tiles with the mask; empty if this is known only at run time."""
 
 
 @dataclass(frozen=True)
 class MaskedTiles:
-    """Which tiles of keys have the mask, and the loops over all of them, or over what follows the first."""
+    """The tiles of keys that have the mask, and the loops over all tiles, or over all but the first."""
 
     tile: Code
-    """True where the tile at hand has it."""
+    """The condition that the current tile has the mask."""
     param: list[str]
     loops: list[QueryPart]
 
 
 @dataclass(frozen=True)
 class QueriesLoop:
-    """A kernel whose tiles are queries: its range of keys, and what it computes of a tile of them."""
+    """A kernel that owns tiles of queries: its range of keys, and the statements for one tile of keys."""
 
     kernel: str
-    """The kernel in the names of its records."""
+    """The name of the kernel in the names of its records."""
     range: TileRange
     body: ConsumedTile
     begin: list[Statement]
     """The values that a consumer computes for a published tile of queries."""
     prologue: list[Statement]
-    """The part of it that the plan asks for."""
+    """The statements of it that come from the plan."""
     offs_n: list[Statement]
     passed: list[str]
     """The values that the functions of a tile read and do not change."""
@@ -121,11 +121,11 @@ class QueriesLoop:
     own_bounds: list[Statement]
     """The statements that find the tiles of this half."""
     past: bool
-    """True where tiles at the end of the range may be the other half's alone."""
+    """True if only the other half may need some tiles at the end of the range."""
     ahead: bool
-    """True where tiles at its start may be."""
+    """True if only the other half may need some tiles at the start of the range."""
     fewer_first: bool
-    """True where a half may have fewer masked tiles at the start."""
+    """True if a half may have fewer masked tiles at the start."""
     kv_start: Code
     """The start of the j-th tile of keys."""
     v_start: Code
@@ -140,7 +140,7 @@ class QueriesLoop:
     store_guard: Code | None
     vector_guard: Code | None
     reach: Mapping[str, str] = field(default_factory=dict)
-    """How its functions have the names of a call."""
+    """The names of a call in its functions."""
 
     @property
     def scores(self) -> Statement:
@@ -149,11 +149,11 @@ class QueriesLoop:
 
     @property
     def fixed(self) -> Record:
-        """The record of what the functions of a tile work with."""
+        """The record of values that the functions of a tile use."""
         return record(f"{self.kernel}Fixed", "fixed", self.passed, self.reach)
 
     def reached(self, reach: Mapping[str, str]) -> QueriesLoop:
-        """The same with names as the records of its functions have them."""
+        """Return the loop with names as fields of the records of its functions."""
         inner = replace(self, reach=reach).fixed.reach
         assert not inner.keys() & self.body.defines
         body = replace(reached(self.body, inner), lse_lines=reached(self.body.lse_lines, reach))
@@ -163,22 +163,22 @@ class QueriesLoop:
 
 @dataclass(frozen=True)
 class HiddenKeys:
-    """How forward knows which keys of the first tile that it takes are past the end."""
+    """The test in forward for keys past the end, in the first tile that it processes."""
 
     live: Statement
     needed: list[Statement]
-    """The statements that the producer has not computed for the range."""
+    """The statements that the bounds of the range do not already contain."""
     last_live: Statement
     names: list[str]
-    """The parameters of functions that ask it."""
+    """The parameters of functions that test for hidden keys."""
     given: list[str]
     """The arguments for them."""
     of_scores: bool
-    """True where hidden scores have to be numbers."""
+    """True if hidden scores must be numbers."""
 
 
 def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool) -> HiddenKeys:
-    """The keys of forward that only its mask hides."""
+    """Return the test for keys of forward that only its mask hides."""
     (live,) = (line for line in kernel.body.mask_lines if line.defines == {"kv_live"})
     assert isinstance(live, Assign)
     names = passed_names(uses_of([live]), ["b", "h", *kernel.prologue], problem)
@@ -194,7 +194,7 @@ def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_sc
 
 @dataclass(frozen=True)
 class _Made:
-    """A kernel for every chip with what is better done otherwise on Hopper."""
+    """A portable kernel with its changes for Hopper."""
 
     kernel: LoopKernel
     ends: Ends
@@ -207,7 +207,7 @@ class _Made:
 def queries_loop(
     kernel: LoopKernel, steps: QuerySteps, of: TileLoop, kernels: Lowering, problem: list[str]
 ) -> QueriesLoop:
-    """A kernel whose tiles are queries: forward, and dq."""
+    """Return a kernel that owns tiles of queries: forward or dq."""
     of_documents, documents = None, None
     if (found := steps.idioms.documents) is not None:
         kernel, of_documents = from_first_key(kernel, found, of, kernels)
@@ -224,8 +224,10 @@ def queries_loop(
 def _with_bias(
     kernel: LoopKernel, found: LinearBias | None, of: TileLoop, kernels: Lowering
 ) -> tuple[LoopKernel, ProductBias | None]:
-    """A kernel whose scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is
-    where the product begins."""
+    """Return a kernel, and the bias with which its product begins, if there is one.
+
+    Scores are q @ k^T times a positive number. A bias that is linear in the key is divided by that number.
+    """
     if found is None:
         return kernel, None
     printer = kernels.printer(of)
@@ -239,7 +241,7 @@ def _with_bias(
 
 def _product(steps: QuerySteps, bias: ProductBias | None) -> Code:
     """The scores of a tile, in flight."""
-    # If dq has K and V in rings of their own, no tile comes ahead of its loop.
+    # If dq has separate rings for K and V, it processes no tile before its loop.
     keys = "_keys(kv_ring, n_used)" if steps.forward or steps.begun else "k"
     product = op("_async_dot_nt(q, {0}, SCORES)", keys)
     if bias is not None:
@@ -302,7 +304,7 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
 
 
 def _used_after(kernel: LoopKernel) -> frozenset[str]:
-    """The names that a consumer of queries uses beside the loop."""
+    """Return the names that a consumer of queries uses outside the loop."""
     found = uses_of([kernel.row_rest, kernel.sink, *kernel.body.lse_lines, kernel.vector_guard])
     gradients = kernel.gradients
     return (
@@ -313,7 +315,7 @@ def _used_after(kernel: LoopKernel) -> frozenset[str]:
 
 
 def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
-    """The statements that find the tiles of a half: how many it leaves out, and how many of its own are masked."""
+    """Return the statements that count the tiles that a half skips, and its masked tiles."""
     lines = [*own.lines]
     last: Code = row("sub", "n_tiles", 1)
     if own.past:
@@ -334,9 +336,10 @@ def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
 
 
 def last_masked(forward: QueriesLoop, dq: QueriesLoop | None) -> Code:
-    """How many tiles at the end of a tile's range need the mask, as its producer knows it.
+    """Return the number of masked tiles at the end of a tile's range, in the producer.
 
-    If no tile is without the mask, all of them count as first ones, unless a consumer may have fewer first ones.
+    If all tiles need the mask, they count as tiles at the start. The exception is a consumer that may have fewer tiles
+    at the start.
     """
     found, left = forward.range, Name("n_tiles")
     if not found.has_full:
@@ -350,15 +353,17 @@ def last_masked(forward: QueriesLoop, dq: QueriesLoop | None) -> Code:
 
 
 def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps: QuerySteps) -> MaskedTiles:
-    """The loops over all tiles, or over what follows the first if that has begun, and how a tile knows whether it needs
-    the mask."""
+    """Return the loops over tiles, and the condition that a tile needs the mask.
+
+    If the first tile is processed before, the loops skip it.
+    """
     second = text("1") if first == ZERO else row("add", first, 1)
     after = second if steps.begun else first
     whole = [QueryPart(after, end, [])]
     if not (masked and found.has_full):
         return MaskedTiles(text(str(masked)), [], whole)
     if steps.forward and found.head is None:
-        # At least one tile counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+        # At least one tile counts as masked, because ptxas 12.8 reads values of the first loop in the second.
         from_here = maximum("n_last_masked", second)
         ends = Name("n_last_masked") if steps.begun else from_here
         loops = [QueryPart(after, ends, ["MASKED=True"]), QueryPart(from_here, end, ["MASKED=False"])]
@@ -370,7 +375,7 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
 
 
 def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: Lowering) -> list[MaskLoad]:
-    """The reads of a mask for each key, except single bytes."""
+    """Return the reads of a mask for each key, except single bytes."""
     found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
     lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
 
@@ -382,7 +387,7 @@ def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: Lowering) -> list[Mas
 
 
 def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | None) -> ConsumedTile:
-    """A tile, in which what a mask `loads` is asked for before the product is waited for."""
+    """Return the values of a tile. The `loads` of its mask are issued before the wait for the product."""
     body, asked = kernel.body, [load.line for load in loads]
     return ConsumedTile(
         masked=body.masked,
@@ -399,7 +404,7 @@ def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | N
 
 
 def start_of_keys(j: Code, lo: Code, listed: bool) -> Code:
-    """The start of the j-th tile of keys that a tile of queries meets."""
+    """Return the start of the j-th tile of keys of a tile of queries."""
     if listed:
         return op("_listed({0}, {1}, BLOCK_N)", j, "kv_blocks")
     return op("_last_first({0}, {1}, {2}, BLOCK_N)", j, lo, "n_tiles")

@@ -1,5 +1,7 @@
-"""Reads of the kernels for Hopper other than whole tiles of Q, K and V: pages of keys, columns of Q and K past
-those of V, tiles that a block mask lists, and keys of documents."""
+"""Reads of the Hopper kernels other than whole tiles of Q, K and V.
+
+These are pages of keys, rope columns, tiles that a block mask lists, and keys of documents.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from kgen.targets.code import (
 
 @dataclass(frozen=True)
 class Pages:
-    """How forward finds a tile of keys, which may be in pages."""
+    """The place of a tile of keys in forward, which may be in pages."""
 
     size: int | None = None
-    """Keys of a page; None where keys are in no pages."""
+    """Keys per page; None without pages."""
     row: str = "0"
     """The row of a page that a tile begins with."""
     params: list[Param] = field(default_factory=list)
@@ -36,13 +38,13 @@ class Pages:
     """The tensors that the launcher makes descriptors of; pages are [pages, HKV, size, D]."""
     v: str = "v"
     rows: str = "BLOCK_N"
-    """How many rows TMA loads at a time."""
+    """Number of rows that TMA loads at a time."""
     nbytes: str = "args.k_desc.block_type.nbytes"
     """Bytes of a tile."""
 
 
 def pages_of(plan: HopperPlan, size: int | None) -> Pages:
-    """How forward finds keys in pages of `size`, if they are in pages."""
+    """Return the place of keys in pages of `size`, if they are in pages."""
     if size is None:
         return Pages()
     assert plan.forward is not None
@@ -64,10 +66,10 @@ def pages_of(plan: HopperPlan, size: int | None) -> Pages:
 
 @dataclass(frozen=True)
 class Columns:
-    """How many columns a tile has that TMA loads or stores, and how many the head has that are there."""
+    """The number of columns of a TMA tile, and the number of columns of a head."""
 
     halved: bool
-    """True where out leaves by halves. A descriptor is then told how many columns it has."""
+    """True if out is stored in halves. A descriptor then has an explicit number of columns."""
     half: int
     param: list[str]
     of_tile: str
@@ -76,11 +78,11 @@ class Columns:
     """The columns of a tensor, in a docstring."""
     padded: bool
     guard: str | None
-    """Which columns are there; None where all are."""
+    """The guard of the columns; None if the head fills the tile."""
 
 
 def columns_of(plan: HopperPlan, there: int) -> Columns:
-    """The columns of tiles of heads of which so many are `there`."""
+    """Return the columns of tiles for heads with `there` columns."""
     width = plan.width
     halved = plan.forward is not None and plan.forward.out_in_halves
     return Columns(
@@ -98,8 +100,10 @@ def columns_of(plan: HopperPlan, there: int) -> Columns:
 def from_first_key(
     kernel: LoopKernel, found: Documents, loop: TileLoop, kernels: Lowering
 ) -> tuple[LoopKernel, DocumentEnds]:
-    """The causal range of documents, from its first key on and not from a multiple of a tile. A tile of queries whose
-    first and last are of the same document has the mask at one end; of several documents it has it everywhere."""
+    """Return a causal range of documents that begins with the first key, not with a multiple of a tile.
+
+    If a tile of queries is in one document, only tiles of keys at one end have the mask. Otherwise, all have it.
+    """
     (span,) = kernel.ranges.spans
     search = kernels.printer(loop).search(found.first, found.last)
     at, stride, size, *ends = search.args
@@ -118,7 +122,7 @@ def from_first_key(
 
 
 def _from_anywhere(end: Code) -> Code:
-    """An end of a range that is not a multiple of a tile."""
+    """Return an end of a range that need not be a multiple of a tile."""
     match end:
         case Op(fn="mul", args=(Op(fn="over", args=(Op(fn="{0}", args=(position,)), _)), _)):
             return position
@@ -128,8 +132,10 @@ def _from_anywhere(end: Code) -> Code:
 def mask_of_documents(
     kernel: LoopKernel, found: Documents, loop: TileLoop, kernels: Lowering
 ) -> tuple[LoopKernel, DocumentMask]:
-    """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
-    documents is left out."""
+    """Return the mask of such a range in two parts, of which one compares documents.
+
+    If a tile of queries is in one document, its range has only keys of that document. The kernel then skips that part.
+    """
     printer = kernels.printer(loop)
     rest = all_of([part for part in conjuncts(loop.program.results["mask"]) if part != found.same])
     lines, loads = list[Statement](), list[Statement]()

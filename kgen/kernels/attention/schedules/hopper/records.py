@@ -1,8 +1,8 @@
-"""Tuples with named fields, by which a kernel for Hopper hands its functions what they work with.
+"""Named tuples, by which a Hopper kernel passes values to its functions.
 
-Emitted files have named tuples of Python, not aggregates of Gluon: Triton takes them for its own tuples wherever they
-go, to partitions, too. Aggregates have a public name since Triton 3.8 alone. They ask for the type of every field, and
-before 3.8 for a constructor of each class.
+Emitted files use Python's named tuples, not aggregates of Gluon. Triton treats them as its own tuples everywhere, also
+in partitions. Aggregates have a public name only since Triton 3.8. They need the type of every field, and before 3.8 a
+constructor of each class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Record:
     name: str
     variable: str
     given: Mapping[str, str]
-    """The value of each field where the record is made."""
+    """The value of each field when the record is built."""
 
     @property
     def names(self) -> list[str]:
@@ -45,12 +45,12 @@ class Record:
 
     @property
     def made(self) -> Bracketed:
-        """The statement that makes one."""
+        """The statement that builds a record."""
         return Bracketed(f"{self.variable} = {self.name}(", tuple(self.given.values()), ")")
 
     @property
     def reach(self) -> dict[str, str]:
-        """How a function that is given the record has each variable."""
+        """The expression of each variable in a function that has the record as a parameter."""
         return {name: f"{self.variable}.{field_of(name)}" for name in self.given}
 
 

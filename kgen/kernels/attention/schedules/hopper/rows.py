@@ -38,14 +38,14 @@ class Rows:
     kv: str
     first: FirstRows
     stored_at: str
-    """The coordinates at which a tile of keys is stored. The next tile is known by then."""
+    """The coordinates of the store of a tile of keys. At that time, the next tile is already known."""
     SQ: str
     """The number of queries: that of a tile's sequence, or of the problem."""
     SK: str
     rows_and_columns: str
     """The shape of a slot without its first dimensions."""
     vectors: list[Param]
-    """Log-sum-exp and delta as the kernel of dk and dv is given them."""
+    """Log-sum-exp and delta, as parameters of the kernel of dk and dv."""
 
 
 def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
@@ -68,8 +68,10 @@ def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
 
 
 def vectors_of(packed: bool, queries: int) -> list[Param]:
-    """Log-sum-exp and delta for tiles of so many queries. Those of packed sequences begin anywhere, and TMA at
-    multiples of 16 bytes: the producer writes them."""
+    """Return the parameters of log-sum-exp and delta for tiles of `queries` rows.
+
+    TMA loads from multiples of 16 bytes. Rows of packed sequences may begin anywhere, so the producer copies them.
+    """
     if packed:
         return [Param(f"{x}_ptr", x) for x in VECTORS]
     return [Param(f"{x}_desc", f"_gluon_rows({x}, {queries})") for x in VECTORS]

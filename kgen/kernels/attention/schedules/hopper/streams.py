@@ -1,4 +1,7 @@
-"""What the producer of forward fetches for each tile of keys beside K and V. Templates loop over it."""
+"""Tensors that the producer of forward loads for each tile of keys in addition to K and V.
+
+Templates loop over them.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,26 @@ from kgen.targets.code import Assign, as_type, assign, op
 
 @dataclass(frozen=True)
 class Stream:
-    """Tiles of queries by keys. Each consumer has a ring of the rows that it reads, and which it alone reads."""
+    """A stream of tiles of queries by keys. Each consumer has its own ring, with its rows of the tiles."""
 
     name: str
     binding: Binding
-    """What it is to the plan."""
+    """Its binding in the plan."""
     line: Assign
-    """How a consumer has that of a tile: from its ring `<name>_ring`, at `i - item`. Of each item K and V have a slot
-    more."""
+    """The load of a tile in a consumer, from its ring `<name>_ring` at turn `i - item`.
+
+    K and V use one more turn than the stream for each item."""
     buffer: str
     tensor: str
-    """What the launcher makes a descriptor of, in four dimensions."""
+    """The four-dimensional tensor from which the launcher builds a descriptor."""
     axes: str
     bits: int
-    """Of an element."""
+    """Bits of an element."""
     at: str
     """The first two coordinates."""
     slots: int
     of_heads: bool
-    """Whether batches share it: those of one head then come one after the other."""
+    """True if batches share it. Programs then process the batches of one head in sequence."""
 
     @property
     def layout(self) -> str:
@@ -40,7 +44,7 @@ class Stream:
 
     @property
     def rings(self) -> list[str]:
-        """Of both consumers."""
+        """The names of the rings of both consumers."""
         return [f"{self.name}_ring_{letter}" for letter in "ab"]
 
 
@@ -56,7 +60,7 @@ def _pair(plan: HopperPlan, pair: Binding, kernels: Lowering) -> Stream:
     assert isinstance(pair.node, Read)
     buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
     element = PAIR_BYTES[kernels.layouts[buffer].dtype]
-    # With two dimensions ahead of the positions, whatever it has.
+    # The descriptor has two dimensions before the positions, so missing ones are added.
     missing = 2 - len(before)
     printer = kernels.printer(kernels.plan.forward)
     at = ["0"] * missing + [str(printer.own(index)) for index in before]

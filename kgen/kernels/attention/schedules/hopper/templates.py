@@ -1,4 +1,4 @@
-"""Templates of the kernels for Hopper: one for each kernel, the parts that they share, and their launch."""
+"""Templates of the Hopper kernels: one for each kernel, the parts that they share, and their launch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class GluonNames(Template):
-    """Names of Gluon's, and layouts."""
+    """Names that come from Gluon, and layouts."""
 
     template: ClassVar[str] = "attention/hopper/_gluon_names.j2"
     language: ClassVar[str] = GLUON
@@ -42,14 +42,13 @@ class GluonNames(Template):
 
     @property
     def axes(self) -> int:
-        """Dimensions of what TMA moves."""
+        """Number of dimensions of a TMA transfer."""
         return 5 if self.common.packed else 4
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """How what is accumulated is multiplied: elements of a thread at a time, and where alpha of its two rows is among
-    operands."""
+    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of its two rows."""
 
     elements: int
 
@@ -73,20 +72,20 @@ class SharedParts(Template):
 
     common: Common
     others: str
-    """The consumers in words."""
+    """Text for the consumers."""
     item_size: int
-    """Numbers of a slot of the tile scheduler."""
+    """Number of values in a slot of the tile scheduler."""
     forward: bool
     key_slots: Record
     streams_keys: bool
-    """True where a kernel has tiles of queries."""
+    """True if a kernel owns tiles of queries."""
     skips: bool
-    """True where a half leaves out tiles."""
+    """True if a half skips tiles."""
     queries_in_registers: bool
     biased: bool
-    """True where products begin with a bias."""
+    """True if products begin with a bias."""
     linear: bool
-    """True where something is linear in the column of a tile."""
+    """True if a value is linear in the column of a tile."""
     helpers: list[str]
     rescaling: Rescaling | None
     searches_once: bool
@@ -95,7 +94,7 @@ class SharedParts(Template):
 
 @dataclass(frozen=True)
 class ChainedTiles(Template):
-    """The loop of two consumers of forward, in which the values of a tile meet P while the next one's softmax runs."""
+    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
     language: ClassVar[str] = GLUON
@@ -106,7 +105,7 @@ class ChainedTiles(Template):
 
 @dataclass(frozen=True)
 class TilesOfThree(Template):
-    """The loop of three consumers of forward, which take the keys of a tile in two halves."""
+    """The loop of three consumers of forward, which process the keys of a tile in two halves."""
 
     template: ClassVar[str] = "attention/hopper/_forward_three_consumers.j2"
     language: ClassVar[str] = GLUON
@@ -129,7 +128,7 @@ class Forward(Template):
 
 @dataclass(frozen=True)
 class DqTiles(Template):
-    """The loop of dq, in which the product of the tile before runs while dS is computed."""
+    """The loop of dq, in which the product of the previous tile runs while dS is computed."""
 
     template: ClassVar[str] = "attention/hopper/_dq_tiles.j2"
     language: ClassVar[str] = GLUON
@@ -140,7 +139,7 @@ class DqTiles(Template):
 
 @dataclass(frozen=True)
 class DqTilesApart(Template):
-    """The loop of dq where K and V have rings of their own."""
+    """The loop of dq with separate rings for K and V."""
 
     template: ClassVar[str] = "attention/hopper/_dq_tiles_apart.j2"
     language: ClassVar[str] = GLUON
@@ -150,7 +149,7 @@ class DqTilesApart(Template):
 
 @dataclass(frozen=True)
 class Dq(Template):
-    """dq, whose tiles of queries have the ranges of forward."""
+    """The kernel of dq, whose tiles of queries have the ranges of forward."""
 
     template: ClassVar[str] = "attention/hopper/_dq.j2"
     language: ClassVar[str] = GLUON
@@ -164,7 +163,7 @@ class Dq(Template):
 
 @dataclass(frozen=True)
 class Dkdv(Template):
-    """dk and dv, of both of which each consumer has half of the keys."""
+    """The kernel of dk and dv, in which each consumer computes both for half of the keys."""
 
     template: ClassVar[str] = "attention/hopper/_dkdv.j2"
     language: ClassVar[str] = GLUON
@@ -175,7 +174,7 @@ class Dkdv(Template):
 
 @dataclass(frozen=True)
 class SplitDkdv(Template):
-    """dk and dv, one of which each consumer has."""
+    """The kernel of dk and dv, in which one consumer computes dk and the other dv."""
 
     template: ClassVar[str] = "attention/hopper/_dkdv_split.j2"
     language: ClassVar[str] = GLUON
@@ -212,29 +211,29 @@ class Backward(Template):
 
 @dataclass(frozen=True)
 class OneKernel:
-    """When one backward kernel is ahead of two."""
+    """The condition for one backward kernel, when it is faster than two."""
 
     params: str
     given: str
     enough: str
     sizes: list[str]
-    """Lines that find what is given."""
+    """Lines that compute the sizes."""
 
 
 @dataclass(frozen=True)
 class Programs:
-    """How many tiles each kernel has."""
+    """The number of tiles of each kernel."""
 
     forward: str
     dq: str
     dkdv: str
     sums: str
-    """Tiles of sums of dq."""
+    """Number of tiles of the sums of dq."""
 
 
 @dataclass(frozen=True)
 class Launcher(Template):
-    """The functions that launch kernels for Hopper."""
+    """The functions that launch Hopper kernels."""
 
     template: ClassVar[str] = "attention/hopper/_launcher.j2"
     language: ClassVar[str] = GLUON
@@ -250,7 +249,7 @@ class Launcher(Template):
     programs: Programs
     call: Call
     forward_group: int
-    """How many heads forward takes at a time."""
+    """Number of heads that forward processes at a time."""
     half: int = HALF
 
     @property
@@ -260,7 +259,7 @@ class Launcher(Template):
 
     @property
     def short_dkdv(self) -> bool:
-        """True where tiles of dk and dv have fewer queries than those of a descriptor for both."""
+        """True if tiles of dk and dv have fewer queries than the shared descriptor."""
         return self.dkdv is not None and self.dkdv.tile.BLOCK_M < HALF
 
 
@@ -275,7 +274,7 @@ class HopperFile(Template):
     uses_torch: bool
     uses_triton: bool
     gdc: list[str]
-    """The functions that let a kernel begin beside the end of the one before."""
+    """The functions of programmatic dependent launch."""
     imported: list[str]
     """The names that it imports from `triton.py`."""
     names: GluonNames
@@ -283,12 +282,12 @@ class HopperFile(Template):
 
 
 def names_of(hopper: Kernels) -> GluonNames:
-    """Names and layouts of the kernels of a plan."""
+    """Return names and layouts of the kernels of a plan."""
     return GluonNames(hopper.common, hopper.forward is not None, hopper.dkdv is not None)
 
 
 def parts_of(hopper: Kernels, kernels: Lowering, call: Call) -> list[Template]:
-    """All kernels of a plan, what they share, and their launch."""
+    """Return the templates of all kernels of a plan, of their shared parts, and of their launch."""
     found: list[Template] = [_shared_parts(hopper, kernels)]
     if hopper.forward is not None:
         found.append(_forward(hopper.common, hopper.forward))
@@ -300,7 +299,7 @@ def parts_of(hopper: Kernels, kernels: Lowering, call: Call) -> list[Template]:
 def file_of(
     hopper: Kernels, parts: list[Template], kernels: Lowering, summary: str, gdc: list[str]
 ) -> HopperFile:
-    """`hopper.py` with all of them."""
+    """Return the template of `hopper.py`."""
     return HopperFile(
         summary=summary,
         uses_torch=hopper.forward is not None or not kernels.packed,
@@ -383,8 +382,11 @@ def _programs(plan: HopperPlan, kernels: Lowering) -> Programs:
 
 
 def _one_kernel(plan: HopperPlan, kernels: Lowering) -> OneKernel:
-    """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
-    where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
+    """Return the condition for one backward kernel, when it is faster than two.
+
+    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in length, two kernels
+    are better with few tiles: dq fills the multiprocessors that the kernel of dk and dv leaves idle.
+    """
     enough, grouped = f"SK >= {plan.least_keys}", kernels.plan.grouped
     if not plan.dynamic:
         return OneKernel("SK", "SK", enough, ["SK = k.shape[2]"])

@@ -1,4 +1,4 @@
-"""Kernels for Hopper where `kgen verify` runs: small cases in the interpreter of Gluon on the CPU, or why not."""
+"""The Hopper kernels in `kgen verify`: small cases in the Gluon interpreter on the CPU, or the reason for none."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _launched() -> Iterator[list[str]]:
 
 
 def unable(module: ModuleType) -> str | None:
-    """The kernels import what only some Tritons have."""
+    """Return why the kernels cannot be imported: they need functions that not all Tritons have."""
     names = vars(module)
     known = ", ".join(f"{major}.{minor}" for major, minor in names["GLUON_TRITONS"])
     return None if names["TRITON"] in names["GLUON_TRITONS"] else f"takes Triton {known}"
 
 
 def unused(module: ModuleType) -> str | None:
-    """The emitted file says why it takes the portable kernels on a device."""
+    """Return why the emitted file uses the portable kernels on a device."""
     because = vars(module)["_portable_because"](torch.device("cuda", torch.cuda.current_device()))
     return f"does not serve: {because}" if because else None

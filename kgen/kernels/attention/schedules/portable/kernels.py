@@ -1,4 +1,4 @@
-"""The kernels for every chip: what the templates of each print."""
+"""The portable kernels, with the values that their templates print."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Forward(Template):
 
     @property
     def dead_rows(self) -> str:
-        """The results of rows that saw no key, as a comment says it."""
+        """The results of rows without a visible key, for a comment."""
         return dead_rows(sinks=self.sink is not None)
 
     @property
@@ -80,16 +80,16 @@ class Delta(Template):
     """dO as rounded as in dP = dO @ V^T, from which delta is subtracted."""
     sink: Code | None
     follower: Follower | None
-    """The kernels that may begin beside the end of this one."""
+    """The kernels that may begin before this kernel ends (programmatic dependent launch)."""
 
     @property
     def options(self) -> list[str]:
-        """The further parameters that are known when it is compiled."""
+        """Further compile-time parameters."""
         return [f"{of.flag}: tl.constexpr" for of in (self.follower,) if of is not None]
 
     @property
     def counts(self) -> bool:
-        """True where those count their tiles."""
+        """True if the following kernels count their tiles."""
         return self.follower is not None and self.follower.counts
 
 
@@ -106,7 +106,7 @@ class _OfBackward(Template):
 
     @property
     def stream(self) -> Stream:
-        """Both tensors that stream."""
+        """The two tensors that the loop loads tile by tile."""
         return self.kernel.operands.streams[0]
 
     @property
@@ -189,14 +189,14 @@ class PortableKernels:
     """All kernels that run on every chip."""
 
     forward: Forward
-    """Lowered also where no call takes it."""
+    """The forward kernel, lowered even if no call uses it."""
     many_queries: bool
-    """True where calls take it."""
+    """True if calls use the forward kernel."""
     backward: BackwardKernels | None
 
     @property
     def loops(self) -> dict[str, LoopKernel]:
-        """The kernels that loop over tiles of a whole length, by what they compute."""
+        """The kernels that loop over tiles of a whole length, by the name of their result."""
         found = {"forward": self.forward.kernel}
         if self.backward is not None:
             found |= {"dq": self.backward.dq.kernel, "dkdv": self.backward.dkdv.kernel}
@@ -206,7 +206,7 @@ class PortableKernels:
 def portable_kernels(
     lowering: Lowering, at: Placement, many_queries: bool, follower: Follower | None
 ) -> PortableKernels:
-    """The kernels of a plan. `many_queries` says whether calls take that of forward."""
+    """Return the kernels of a plan. `many_queries`: calls use the forward kernel."""
     made = _Portable(lowering, at)
     backward = made.backward(follower) if lowering.plan.backward else None
     return PortableKernels(made.forward(), many_queries, backward)

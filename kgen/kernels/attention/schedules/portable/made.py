@@ -16,7 +16,7 @@ from kgen.targets.template import Template
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
-    """The kernels that every chip runs: they take what no schedule ahead of them does."""
+    """Return the portable kernels, which serve the calls that no earlier schedule serves."""
     many_queries = takes_many_queries(planned.plan.spec)
     chips = [of.chip for of in ahead if of.chip is not None]
     follower = next((chip.follower for chip in chips if chip.follower is not None), None)

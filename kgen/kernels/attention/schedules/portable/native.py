@@ -25,11 +25,11 @@ class PortableForward(Template):
 
     launch: PortableLaunch
     group: int
-    """Heads that programs take at a time."""
+    """Heads that programs process at a time."""
 
 
 def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
-    """The kernels that every chip runs."""
+    """Return the launches of the portable kernels."""
     many_queries = takes_many_queries(of.plan.spec)
     kernels = portable_kernels(of.lowering, of.at, many_queries, None)
     loops = {name: loop.operands for name, loop in kernels.loops.items()}
@@ -57,7 +57,7 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 
 
 def _launches(loops: Mapping[str, Operands]) -> dict[str, PortableLaunch]:
-    """The launches of kernels, by what they compute."""
+    """Return the launches of kernels, by the name of their result."""
     most = max((len(of.descriptors) for of in loops.values()), default=0)
     return {
         name: PortableLaunch(
