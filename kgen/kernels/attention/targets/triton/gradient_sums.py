@@ -1,4 +1,4 @@
-"""Gradients of buffers in the launcher: what kernels sum them into, and what is made of the sums."""
+"""Gradients of buffers in the launcher: the tensors that kernels write, and their reductions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _POSITION = {"q": "q_idx", "kv": "kv_idx"}
 
 @dataclass(frozen=True)
 class GradientSums:
-    """The gradients of a backward pass beside those of q, k and v."""
+    """The gradients of a backward pass other than dq, dk and dv."""
 
     learned: list[str]
     """The buffers that have one."""
     made: tuple[tuple[str, str], ...]
     """The tensors that kernels write to, by name."""
     reductions: list[str]
-    """The lines that make gradients of them."""
+    """The lines that compute gradients from `made`."""
     returns: list[str]
-    """The gradients that autograd is given for each argument."""
+    """The gradients to return to autograd, one per argument."""
     scattered: bool
     """True where a sum is added to elements by their indices."""
     read: bool
@@ -32,7 +32,7 @@ class GradientSums:
 
     @property
     def buffers(self) -> list[str]:
-        """The lines that make what kernels write to."""
+        """The lines that allocate the tensors that kernels write."""
         return [f"{name} = {made}" for name, made in self.made]
 
     @property

@@ -1,4 +1,4 @@
-"""The launcher of attention in Triton, from argument checks to reductions of gradients: what its templates print."""
+"""The data of the launcher's templates, from argument checks to reductions of gradients."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ class ForwardLauncher(Template):
 
     @property
     def returned_out(self) -> Bracketed:
-        """What the operator of out returns."""
+        """The return statement of the operator of out."""
         return Bracketed("return _forward(", (*self.op.names, "False"), ")[0]")
 
     @property
     def returned_both(self) -> Bracketed:
-        """What the operator of out and its log-sum-exp returns."""
+        """The return statement of the operator of out and its log-sum-exp."""
         return Bracketed("return _forward(", (*self.op.names, "True"), ")")
 
 

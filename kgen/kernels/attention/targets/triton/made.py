@@ -34,10 +34,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A way through the forward pass: a function that fills out and lse, and the calls that take it.
+    """A branch of the forward pass: a function that writes out and lse, and the condition for its calls.
 
-    The function is called with the layouts of the tensors if `laid_out`, the arguments of the operators, out, lse, and
-    whether lse is to be stored.
+    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators. Then
+    follow out, lse, and a bool that is true if the function must store lse.
     """
 
     function: str
@@ -52,7 +52,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Follower:
-    """Kernels that begin beside the end of the kernel of delta."""
+    """Kernels that start by programmatic dependent launch, before the kernel of delta ends."""
 
     flag: str
     """The compile-time parameter by which that kernel knows."""

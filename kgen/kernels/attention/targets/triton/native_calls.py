@@ -1,4 +1,4 @@
-"""The functions of attention in C: what the templates of `templates/attention/c` print."""
+"""The data of the templates in `templates/attention/c`: the functions of attention in C."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Placement:
 
     packed: bool
     grouped: bool
-    """True where heads of queries and of keys are told apart."""
+    """True if query heads and key heads may differ in number."""
     of: Rows
     programs: BySide
     """How many tiles there are."""
