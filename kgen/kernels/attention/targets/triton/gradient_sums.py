@@ -111,7 +111,7 @@ def _sum_of(g: ReadGradient, packed: bool) -> str:
 
 
 def _reduction(interface: Interface, g: ReadGradient) -> list[str]:
-    """The lines that make a gradient's elements of what its kernel wrote."""
+    """Return the lines that reduce the tensor of a kernel to the gradient."""
     if g.along == "pair":
         return []
     if g.along == "distance":
@@ -157,7 +157,7 @@ def _total(plan: AttentionPlan, buffer: str) -> str:
 
 
 def _by_distance(interface: Interface, g: ReadGradient) -> list[str]:
-    """The sums by distance, first over what the indices do not have, added to the elements that they belong to."""
+    """Return the lines that reduce sums by distance over absent indices, and scatter them to the elements."""
     used = frozenset().union(*(variables(i) for i in g.indices))
     sizes = {"b": "B", "h": "HQ"}
     absent = [i for i, n in enumerate(sizes) if n not in used]

@@ -32,7 +32,7 @@ def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
 
 
 def _differs(name: str, sizes: Sequence[str]) -> str:
-    """That a tensor has another shape; an open extent may be anything."""
+    """Return the condition that a tensor has another shape. Open extents are not compared."""
     if ANY not in sizes:
         return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
     wrong = [f"{name}.dim() != {len(sizes)}"]
@@ -217,7 +217,7 @@ class Interface:
     def buffer_checks(
         self, names: Iterable[str], device: str, params: Iterable[str] | None = None
     ) -> list[Check]:
-        """The checks of buffers, which have to be on a device, beside run-time `params`, by default all."""
+        """Return the checks of buffers, which must be on `device`. `params` are run-time parameters, by default all."""
         names, checks = list(names), []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:

@@ -105,11 +105,11 @@ class InFile:
     """The modules that it imports."""
     named_tuples: bool = False
     dependents: tuple[str, ...] = ()
-    """The functions that let a kernel begin beside the end of another."""
+    """The functions for programmatic dependent launch."""
     opening: tuple[Template, ...] = ()
     """The lines behind the imports."""
     forward: tuple[Template, ...] = ()
-    """The kernels of the forward pass, which stand ahead of all others."""
+    """The kernels of the forward pass, which come before all others."""
     kernels: tuple[Template, ...] = ()
     """The other kernels."""
     launcher: tuple[Template, ...] = ()
@@ -147,7 +147,7 @@ class Choice:
     lines: tuple[Template, ...] = ()
     """The lines that find answers."""
     streamed: tuple[str, ...] = ()
-    """The names of the tensors beside q, k and v that the lines depend on."""
+    """The names of the tensors other than q, k and v on which the lines depend."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Made:
     branch: Branch | None = None
     """Its way through the forward pass, if the launcher does not spell it out."""
     launches: Launches | None = None
-    """The launches that the launcher spells out: they take what no branch does."""
+    """The launches in the launcher itself, for calls without a branch."""
     chip: ChipKernels | None = None
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()

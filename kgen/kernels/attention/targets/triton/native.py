@@ -36,7 +36,7 @@ stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_ro
 dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER
 num_warps num_stages launch_pdl
 """
-"""The names of kernels' arguments, beside those of a spec."""
+"""Names of kernel arguments that do not depend on the spec."""
 _OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
 
 

@@ -128,7 +128,7 @@ def learned_example(
     names: Mapping[str, str],
     sizes: Mapping[str, list[str]],
 ) -> tuple[list[Learned], dict[str, list[str]]]:
-    """The buffers with a gradient, and the sizes of what a call leaves, by member.
+    """The buffers with a gradient, and the sizes of the tensors that a call writes, by member.
 
     `names` are those of a position in C++, `sizes` those of the buffers.
     """

@@ -48,7 +48,7 @@ class Opening(Template):
     typing: list[str]
     """The names imported from `typing`."""
     gdc: list[str]
-    """The functions that let a kernel begin beside the end of the one before it."""
+    """The functions for programmatic dependent launch."""
     oldest: OldestTriton = OLDEST_TRITON
 
 
