@@ -1,4 +1,4 @@
-"""Attention: a score for each query and key, masked, and the softmax of it times the values."""
+"""The attention family: out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that `mask_mod` keeps."""
 
 from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 

@@ -77,7 +77,7 @@ def test_reductions() -> None:
 
 def test_forward_only_and_unclassified_masks() -> None:
     text = explained("-score", "passes: [forward]\nmask_mod: (q_idx - kv_idx) % 3 == 0\n")
-    assert "`passes` does not ask for backward" in text
+    assert "`passes` does not contain `backward`" in text
     assert "the mask has no closed form" in text
     assert "factor is positive" not in text
 

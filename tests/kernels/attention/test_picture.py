@@ -121,13 +121,13 @@ def test_a_window_that_is_given() -> None:
 def test_what_makes_no_difference_is_said() -> None:
     params = "score_mod: score * t\nparams: {t: {type: float, runtime: true}}\n"
     whose, _ = grids(plan_attention(masked("q_idx >= kv_idx", params)), Drawing(512, given={"t": "2"}))
-    assert whose == "All batches and heads have these tiles. To tiles `t` makes no difference."
+    assert whose == "All batches and heads have these tiles. The tiles do not depend on `t`."
 
 
 def test_each_head() -> None:
     plan = plan_attention(masked("q_idx >= kv_idx and q_idx - kv_idx < 128 * (1 + h % 2)"))
     whose, (one,) = grids(plan, Drawing(512))
-    assert whose.startswith("Drawn for b = 0, h = 0: tiles differ between heads; `--heads 8`")
+    assert whose.startswith("Drawn for b = 0, h = 0. Tiles differ between heads. `--heads 8`")
     whose, found = grids(plan, Drawing(512, heads=4))
     assert "each of 4 heads" in whose
     assert [drawn.title.partition(":")[0] for drawn in found] == ["h = 0, 2", "h = 1, 3"]
@@ -157,11 +157,11 @@ def test_the_length_shows_the_mask() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"size": "x"}, "`x` is not an integer of 32 bits"),
-        ({"size": "3000000000"}, "is not an integer of 32 bits"),
-        ({"size": "9" * 5000}, "is not an integer of 32 bits"),
-        ({"x": "nan"}, "`nan` is not a number of 32 bits"),
-        ({"fixed": "3"}, "`fixed` is compiled in"),
+        ({"size": "x"}, "expected an integer of 32 bits for `size`, got `x`"),
+        ({"size": "3000000000"}, "expected an integer of 32 bits for `size`"),
+        ({"size": "9" * 5000}, "expected an integer of 32 bits for `size`"),
+        ({"x": "nan"}, "expected a number of 32 bits for `x`, got `nan`"),
+        ({"fixed": "3"}, "`fixed` is a compile-time parameter"),
         ({"m": "3"}, "`n` has no run-time parameter `m`"),
         ({"size": "0"}, "the tiles of `n` cannot be drawn"),
     ],

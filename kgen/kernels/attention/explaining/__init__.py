@@ -1,4 +1,4 @@
-"""What becomes of a spec's expressions, step by step, in words for the person who wrote them."""
+"""The page of `kgen explain` for attention: the steps from a spec's expressions to its kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from kgen.spec.load import Loaded
 
 
 def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
-    """The steps from a spec to its kernels; with grids of the tiles that are visited, where a drawing is asked for."""
+    """Return the page on the steps from a spec to its kernels.
+
+    `drawing` adds grids of the visited tiles, and with `ranks` the sharding over several ranks. Raise
+    `KgenError` if its lengths or parameters do not fit the spec.
+    """
     plan, written = plan_attention(loaded), positioned(loaded).trees
     explained = explained_by(loaded, plan)
     sections: Mapping[str, Iterable[Block]] = {

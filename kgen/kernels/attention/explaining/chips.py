@@ -1,4 +1,4 @@
-"""Which chips have which kernels and why not, and the tiles of each."""
+"""Sections on the kernels of each chip, and on their tiles."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kgen.pages.model import Block, Prose, Table, Words, words
 
 
 def tiles(explained: Sequence[Explained]) -> Iterator[Block]:
-    """The table of tiles that a launcher chooses from."""
-    yield _said("queries x keys, warps, pipeline stages; TMA where the strides of the tensors allow it")
+    """Yield the table of tiles from which the launcher chooses."""
+    yield _said("queries x keys, warps, pipeline stages; TMA if the strides of the tensors allow it")
     cells = tuple(tuple(map(words, row)) for of in explained for row in of.tiles)
     yield Table(("kernel", "chip", "tile"), cells, plain_head=False)
     for of in explained:
@@ -19,7 +19,7 @@ def tiles(explained: Sequence[Explained]) -> Iterator[Block]:
 
 
 def kernels(plan: AttentionPlan, explained: Sequence[Explained]) -> Iterator[Block]:
-    """For each pass, the kernels on a chip with its own, or why it has none, and on other chips."""
+    """Yield the kernels of each pass: on each chip with special kernels, or the reason against them, and elsewhere."""
     chips = [of for of in explained if of.chip is not None]
     anywhere = {name: found for of in explained if of.chip is None for name, found in of.passes.items()}
     rows: list[tuple[Words, ...]] = []
@@ -35,5 +35,5 @@ def _said(text: str) -> Prose:
 
 
 def chip_name(chip: int) -> str:
-    """A compute capability as people say it."""
+    """Return the name of a compute capability: `sm_90` for 90, and "any other chip" for 0."""
     return f"sm_{chip}" if chip else "any other chip"

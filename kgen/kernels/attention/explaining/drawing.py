@@ -1,4 +1,4 @@
-"""Grids of the tiles that forward visits, for what a person asks: a length, heads, run-time params."""
+"""Grids of the tiles that forward visits, for the length, heads and run-time parameters of the options."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from kgen.kernels.attention.plan.picture import Run, conditions, picture
 from kgen.pages.model import Drawing, Grid
 
 SHORTEST, LONGEST = 1024, 2**16
-"""Lengths that are chosen where none is asked for."""
+"""Bounds of the default length."""
 
 
 def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]:
-    """A grid for each head that is not as one before it, and a sentence that says whose they are."""
+    """Return a sentence on the drawn batches and heads, and one grid for all heads with equal tiles.
+
+    Raise `KgenError` for unknown parameters and if a bound cannot be evaluated.
+    """
     given = given_params(plan, drawing)
     length = drawing.length or _telling(plan, given)
     depends = frozenset().union(*map(variables, conditions(plan)))
     heads = drawing.heads if "h" in depends and drawing.heads else 1
     whose = _whose(depends, heads)
     if unused := [f"`{name}`" for name in given if name not in depends]:
-        whose += f" To tiles {' and '.join(unused)} make{'s' * (len(unused) == 1)} no difference."
+        whose += f" The tiles do not depend on {' or '.join(unused)}."
     found: dict[tuple[str, ...], tuple[list[int], Grid]] = {}
     for head in range(heads):
         try:
@@ -44,17 +47,17 @@ def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]
 
 def _whose(depends: frozenset[str], heads: int) -> str:
     if heads > 1:
-        alike = "heads with the same tiles share a grid, and what is assumed of a matrix is the same for all."
-        return f"Drawn for b = 0 and each of {heads} heads; {alike}"
+        alike = "Heads with the same tiles share a grid. All heads have the same assumed values of matrices."
+        return f"Drawn for b = 0 and each of {heads} heads. {alike}"
     differ = [name for index, name in (("b", "batches"), ("h", "heads")) if index in depends]
     if not differ:
         return "All batches and heads have these tiles."
-    more = "; `--heads 8` draws eight heads" if "h" in depends else ""
-    return f"Drawn for b = 0, h = 0: tiles differ between {' and '.join(differ)}{more}."
+    more = " `--heads 8` draws eight heads." if "h" in depends else ""
+    return f"Drawn for b = 0, h = 0. Tiles differ between {' and '.join(differ)}.{more}"
 
 
 def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
-    """A length at which numbers of the mask, as a window, are a quarter of it."""
+    """Return a length that is about four times the largest number of the mask, such as a window."""
     mask = plan.mask_mod
     if mask is None:
         return SHORTEST
@@ -67,7 +70,10 @@ def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
 
 
 def given_params(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float]:
-    """Run-time params as numbers. Raises `KgenError`."""
+    """Return run-time parameters as numbers.
+
+    Raise `KgenError` for unknown names, and for texts that are not numbers of 32 bits.
+    """
     runtime = {name: param for name, param in plan.spec.params.items() if param.runtime}
     found: dict[str, int | float] = {}
     for name, text in (drawing.given or {}).items():
@@ -79,7 +85,7 @@ def given_params(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float
             value = math.nan
         if not (value in INT32 if isinstance(value, int) else abs(value) <= FLOAT32_MAX):
             kind = "an integer" if runtime[name].type == "int" else "a number"
-            message = f"{shown(text)} is not {kind} of 32 bits"
+            message = f"expected {kind} of 32 bits for `{name}`, got {shown(text)}"
             raise KgenError(Diagnostic("usage", message, hint=f"write `--set {name}=8`"))
         found[name] = value
     return found
@@ -87,7 +93,7 @@ def given_params(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float
 
 def _no_param(plan: AttentionPlan, name: str, runtime: list[str]) -> KgenError:
     if name in plan.spec.params:
-        message, hint = f"{shown(name)} is compiled in", "change its value in the spec"
+        message, hint = f"{shown(name)} is a compile-time parameter", "change its value in the spec"
     else:
         message = f"`{plan.spec.name}` has no run-time parameter {shown(name)}"
         named = f"it has {', '.join(f'`{one}`' for one in runtime)}" if runtime else "it has none"
@@ -98,5 +104,5 @@ def _no_param(plan: AttentionPlan, name: str, runtime: list[str]) -> KgenError:
 def _undrawable(plan: AttentionPlan, error: Exception) -> KgenError:
     message = f"the tiles of `{plan.spec.name}` cannot be drawn: {error}"
     return KgenError(
-        Diagnostic("usage", message, hint="give other values with `--set`, or another `--length`")
+        Diagnostic("usage", message, hint="pass other values with `--set`, or another `--length`")
     )

@@ -1,4 +1,4 @@
-"""The text of `kgen explain` on the kernels of a schedule."""
+"""The contribution of a schedule to the page of `kgen explain`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kgen.spec.load import Loaded
 
 @dataclass(frozen=True)
 class Explained:
-    """The text on a schedule's kernels for one spec."""
+    """The facts and texts on a schedule's kernels for one spec."""
 
     chip: str | None = None
-    """The chip that they are for; None for every chip."""
+    """The chip of the kernels. None for every chip."""
     passes: Mapping[str, Words] = field(default_factory=dict)
     """The kernels of each pass on that chip, or the condition that rules them out."""
     language: str = ""
@@ -27,15 +27,16 @@ class Explained:
     remarks: Sequence[str] = ()
     """Sentences on these tiles."""
     sections: Mapping[str, Iterable[Block]] = field(default_factory=dict)
+    """Further sections, by title."""
     loops: Mapping[str, TileLoop] = field(default_factory=dict)
-    """The loops over tiles by kernel."""
+    """Loops over tiles, by kernel."""
     tables: Mapping[str, Mapping[int, Iterable[Any]]] = field(default_factory=dict)
-    """The tiles by kernel and chip; chip 0 stands for every chip without a row."""
+    """Tiles by kernel and chip. Chip 0 is every chip without its own row."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The schedule's own fields of `--format json`."""
 
 
 def explained_by(loaded: Loaded, plan: AttentionPlan) -> list[Explained]:
-    """The text of each schedule on a spec. The schedule that most calls take is first."""
+    """Return the contribution of each schedule. The schedule that most calls use is first."""
     of = [schedule.explained for schedule in reversed(SCHEDULES)]
     return [found(loaded, plan) for found in of if found is not None]

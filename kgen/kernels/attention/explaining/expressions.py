@@ -1,4 +1,4 @@
-"""What a score and a mask are, what softmax makes of them, and where each part is computed."""
+"""Sections on the expressions of a spec, their softmax form, and the place of each value."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from kgen.pages.model import Block, Code, Formula, Line, Lines, Prose, Words, wo
 
 
 def formula(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]:
-    """The whole, in a line."""
+    """Yield the formula of the output."""
     allowed = ", over the keys that mask_mod allows" if "mask_mod" in written else ""
     yield Lines((Line(f"out = softmax(score_mod(scale * q @ k^T)) @ v{allowed}"),))
 
 
 def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]:
-    """The expressions, and what they name."""
+    """Yield the expressions, and the parameters and buffers that they name."""
     spec = plan.spec
     score, mask = written.get("score_mod", SCORE), written.get("mask_mod", TRUE)
     yield Lines((Line(f"score_mod = {show(score)}"), Line(f"mask_mod  = {show(mask)}")))
     for name, found, first in (("score_mod", plan.score_mod, score), ("mask_mod", plan.mask_mod, mask)):
         if found is not None and found != first:
-            yield Prose(words("In one form for all its spellings, ", Code(f"{name} = {show(found)}")))
+            yield Prose(words("Canonical form: ", Code(f"{name} = {show(found)}")))
     for name, param in spec.params.items():
         if param.runtime:
-            yield Prose(words(Code(name), " is given at every launch"))
+            yield Prose(words(Code(name), " is an argument of every call"))
         else:
             yield Lines((Line(f"{name} = {param.value}", "compiled in"),))
     for name, buffer in spec.buffers.items():
@@ -51,12 +51,10 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
             )
         )
     if spec.varlen:
-        yield _said(
-            "Sequences are packed: positions, SQ and SK are those of one sequence, and b is its number"
-        )
+        yield _said("Sequences are packed: positions, SQ and SK belong to one sequence, and b is its number")
     if spec.sinks:
         yield _said(
-            "sinks is a tensor [HQ]: a logit that is in the sum of every row of its head, and has no value"
+            "sinks is a tensor [HQ]: a logit that joins the sum of every row of its head, and has no value"
         )
 
 
@@ -68,11 +66,11 @@ def _said(text: str) -> Prose:
 
 
 def softmax(plan: AttentionPlan) -> Iterator[Block]:
-    """What the loop computes, and what was folded, dropped and peeled on the way to it."""
+    """Yield the logits that the loop computes, and the terms that were folded, dropped and peeled."""
     form = plan.form
     yield Prose(
         words(
-            "Kernels use 2^x in place of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e).\n",
+            "Kernels use 2^x instead of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e).\n",
             "qk is the product of a query and a key, and ", Code("score = scale * qk"), ".\n",
             "For each (query, key) the loop computes",
         )
@@ -90,26 +88,24 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
         peeled = sorted(variables(form.multiplier) - {"LOG2E"})
         if peeled:
             yield _said(
-                f"Peeled: what multiplies the whole ({', '.join(peeled)}) is multiplied with LOG2E, once."
+                f"Peeled: the factor of the whole score ({', '.join(peeled)}) is multiplied with LOG2E, once."
             )
     if form.row_rest is not None:
         yield Prose(
             words(
                 "Dropped: ", Code(show(form.row_rest)),
-                ". It is the same for all keys of a query, and softmax does not see\n"
-                "what is added to a whole row. Only the log-sum-exp gets it back, once for each query.",
+                ". It is the same for all keys of a query, so it does not change the\n"
+                "softmax. Only the log-sum-exp adds it, once for each query.",
             )
         )  # fmt: skip
         if form.bias is not None and "q_start" in variables(form.bias):
-            yield _said("What is added is taken at q_start, the first query of a tile, in place of q_idx.")
+            yield _said("The bias uses q_start, the first query of a tile, instead of q_idx.")
     if form.max_of_core:
         yield _said(
-            "The factor is positive: row maxima are taken before it, and it costs no step of its own."
+            "The factor is positive: row maxima are taken before it, and it needs no extra instruction."
         )
     if not form.finite:
-        yield _said(
-            "Nothing promises that a score is finite: rows are checked for having seen no key at all."
-        )
+        yield _said("A score may be infinite or NaN: kernels check for rows without a finite logit.")
 
 
 def _is_plain(multiplier: Node) -> bool:
@@ -117,7 +113,7 @@ def _is_plain(multiplier: Node) -> bool:
 
 
 def product(factors: Iterable[Node]) -> str:
-    """The factors that are not 1, with brackets where a product asks for them."""
+    """Return the product of the factors that are not 1, with brackets where they are needed."""
     kept = [f for f in factors if not is_one(f)]
     multiplied = TIMES if len(kept) > 1 else 0
     return " * ".join(show(f, multiplied + (i > 0 and multiplied > 0)) for i, f in enumerate(kept)) or "1"
@@ -127,9 +123,9 @@ def product(factors: Iterable[Node]) -> str:
 
 
 def places(loop: TileLoop) -> Iterator[Block]:
-    """What was hoisted, and how far."""
+    """Yield the values of the loop, by the place where each is computed."""
     program = loop.program
-    yield _said("Names are those of the emitted file.")
+    yield _said("The emitted file uses the same names.")
     groups: dict[str, list[Line]] = {heading: [] for heading in _HEADINGS}
     for binding in program.bindings:
         group = groups[_heading(binding.place, binding.node, program)]
@@ -155,7 +151,7 @@ def places(loop: TileLoop) -> Iterator[Block]:
 
 def _read_once(low: Node, high: Node) -> Words:
     return words(
-        "read once for all pairs of a tile where the least and greatest index are equal,\n",
+        "read once for all pairs of a tile if the least and greatest index are equal,\n",
         Code(show(low)),
         " and\n",
         Code(show(high)),
@@ -186,7 +182,7 @@ def _heading(place: Place, node: Node, program: Program) -> str:
 
 
 def _in_full(node: Node, bindings: Iterable[Binding]) -> Node:
-    """With names of bindings replaced by what they are bound to."""
+    """Replace the names of bindings by their definitions."""
     full: dict[Node, Node] = {}
     for binding in bindings:
         full[Var(binding.name, binding.node.type)] = substitute(binding.node, full)

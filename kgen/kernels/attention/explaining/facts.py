@@ -1,4 +1,4 @@
-"""Facts of an attention as data, for programs: `kgen explain --format json`."""
+"""The facts of `kgen explain --format json` for attention."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kgen.kernels.attention.explaining.explained import Explained
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 PORTABLE = 0
-"""The chip of tiles for every chip without a row of its own."""
+"""The key of the tiles for all chips without their own row."""
 
 
 def facts(plan: AttentionPlan, written: Mapping[str, Node], explained: Sequence[Explained]) -> dict[str, Any]:
-    """The fields that docs/commands.md lists for attention."""
+    """Return the fields that docs/commands.md lists for attention."""
     return {
         "expressions": {
             name: {"written": show(written[name]), "canonical": show(found)}
@@ -62,7 +62,7 @@ def _shown(node: Node | None) -> str | None:
 
 
 def _loop(kernel: str, loop: TileLoop) -> dict[str, Any]:
-    """A loop over tiles: by the lists of a block mask, or over ranges of positions."""
+    """Return the facts of a loop over tiles. `ranges` is None for the lists of a block mask."""
     ranges = [
         {
             "low": show(span.lo),

@@ -1,4 +1,4 @@
-"""What backward multiplies by, and where gradients of buffers are added up."""
+"""The section on gradients: the factors of the backward pass, and the sums for gradients of buffers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kgen.pages.model import Block, Code, Line, Lines, Prose, Remarks, quoting, 
 
 
 def gradients(plan: AttentionPlan) -> Iterator[Block]:
-    """Of the score, of q and k, and of buffers."""
+    """Yield the gradients of the score, of q and k, and of buffers."""
     if plan.dq is None or plan.dkdv is None:
-        yield Prose(quoting("None: `passes` does not ask for backward."))
+        yield Prose(quoting("None: `passes` does not contain `backward`."))
         return
-    ds = "ds is the gradient of the loss in score_mod, for each (query, key): "
+    ds = "ds is the gradient of the loss by score_mod, for each (query, key): "
     yield Prose(words(ds, Code("p * (dp - delta)"), "."))
     yield Lines((Line(f"d score_mod / d score = {product([plan.dq.dscore_factor, plan.dq.dscore])}"),))
     for name, loop in (("dq", plan.dq), ("dk", plan.dkdv)):
@@ -43,7 +43,7 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
     if gradient.along == "pair":
         if gradient.summed is None:
             yield "The dq kernel adds it to its element for each (query, key), with an atomic addition:"
-            yield "the order of the sum, and so its last bits, may differ from run to run."
+            yield "the order of the sum, and thus its last bits, may differ from run to run."
             return
         absent = [name for name in ("b", "h") if name not in gradient.summed]
         over = (
@@ -51,11 +51,11 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
             if absent
             else ""
         )
-        yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
+        yield f"A separate kernel writes each tile of it once{over}: no atomics, the same bits every time."
         return
     if gradient.along == "distance":
-        yield "A kernel of its own adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
-        yield "the launcher adds the number of each distance = q_idx - kv_idx to the element that it belongs to"
+        yield "A separate kernel adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
+        yield "the launcher adds the number of each distance = q_idx - kv_idx to its element of the buffer"
         yield "(index_put with accumulation): no atomics for pairs, the same bits every time."
         return
     one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
@@ -64,4 +64,4 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
         kept = f"all but {', '.join(gradient.summed)}" if gradient.summed else "everything"
         yield f"the launcher sums over {kept}: no atomics, the same bits every time."
     else:
-        yield "the launcher adds each number to the element that it belongs to (index_put with accumulation)."
+        yield "the launcher adds each number to its element of the buffer (index_put with accumulation)."

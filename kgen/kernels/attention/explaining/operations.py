@@ -1,4 +1,4 @@
-"""What score and mask cost for each pair of positions: as they were written, and as the loop computes them."""
+"""The section on operations: the cost of score and mask per pair, as written and as the loop computes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OF_MASKS = ("mask", "inner_live")
 
 
 def operations(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]:
-    """A row for each kind of operation."""
+    """Yield a table with a row for each kind of operation."""
     columns = {"as written": _as_written(written)}
     if plan.forward.masked:
         columns["in a tile with the mask"] = _in_loop(plan, masked=True)
@@ -28,8 +28,8 @@ def operations(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Blo
     yield counts(columns)
     yield Prose(
         words(
-            "The products of matrices come on top, and so do the maximum, the power and the sum of softmax.\n"
-            "A product and what is added to it are one instruction."
+            "The table omits the matrix products, and the maximum, the power and the sum of softmax.\n"
+            "A product and the addition of its result are one instruction."
         )
     )
     if plan.form.max_of_core:
@@ -38,7 +38,7 @@ def operations(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Blo
 
 
 def _as_written(written: Mapping[str, Node]) -> Counter[str]:
-    """With scale, and log2(e) for the power of two."""
+    """Count the operations as written, with the factors scale and log2(e)."""
     roots = [call("mul", LOG2E, with_scores(written.get("score_mod", SCORE)))]
     mask = written.get("mask_mod", TRUE)
     found = counted([*roots, mask])

@@ -1,4 +1,4 @@
-"""How sequences would be spread over ranks: what each would do, and what would go from one to another."""
+"""The section on several ranks: the work of each rank for a sharding, and the transfers between ranks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,24 @@ from kgen.kernels.attention.plan.picture import Row, Run, usual, value
 from kgen.pages.model import Block, Drawing, Prose, Table, quoting, words
 
 LENGTH = 131072
-"""Of the sequence, where none is asked for."""
+"""Default length of the sequence."""
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MOST_RANKS, MOST_KINDS = 16, 16
-"""Ranks whose links are listed one by one, and kinds of links of more ranks that are told apart by where they go."""
+"""Maximum number of ranks with a full matrix of links, and of rows by rank distance for more ranks."""
 
 
 def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
-    """Each sharding with its work and what it sends, and the links of the one that is chosen."""
+    """Yield the work and the bytes of each sharding, and the links of the chosen one."""
     assert drawing.ranks is not None
     if plan.spec.paged_kv is not None:
-        yield Prose(
-            quoting("Its keys are in pages, which no rank has a part of: it does not go over several ranks.")
-        )
+        yield Prose(quoting("Paged keys cannot be sharded over several ranks."))
         return
     length, ranks = drawing.length or LENGTH, drawing.ranks
     mask, assumed = mask_of(plan, length, drawing)
     name, sharding = chosen(mask, length, ranks)
     head = sum(BYTES[plan.spec.dtype] * n for n in (plan.spec.head_dim.qk, plan.spec.head_dim.v))
     said = f"SQ = SK = {length}, {ranks} ranks{''.join(f', {one}' for one in assumed)}."
-    yield Prose(
-        quoting(f"{said} Bytes are of keys and values, for each sequence and head of theirs, forward.")
-    )
+    yield Prose(quoting(f"{said} Bytes count keys and values in forward, for each sequence and key head."))
     rows = []
     for one in SHARDINGS:
         found = sharded(one, mask, length, ranks)
@@ -64,21 +60,21 @@ def _of_ranks(plan: Plan, mask: Mask, length: int, head: int) -> Iterator[Block]
         rows.append(
             (words(str(rank)), words(runs), words(f"{done:.4g}"), words(_size(plan.received(rank) * head)))
         )
-    yield Table(("rank", "positions", "pairs to look at", "bytes received"), tuple(rows))
+    yield Table(("rank", "positions", "pairs to compute", "bytes received"), tuple(rows))
     if plan.gathered:
-        yield Prose(quoting("What a rank needs of all others comes at once."))
+        yield Prose(quoting("Each rank receives all remote keys in one step."))
     if plan.shared:
         n = sum(hi - lo for _, (lo, hi) in plan.shared)
-        yield Prose(quoting(f"{n} keys are needed by all ranks, and sent to all at once."))
+        yield Prose(quoting(f"All ranks need {n} keys, which are broadcast."))
     yield from _links(plan, head)
 
 
 def _links(plan: Plan, head: int) -> Iterator[Block]:
-    """The bytes of each link: a row for each rank that sends; of many ranks those of as many bytes together."""
+    """Yield the bytes of each link: one row per sender, or for many ranks one row per kind of link."""
     ranks = range(plan.ranks)
     sizes = {(a, b): head * sum(hi - lo for lo, hi in plan.sent(a, b)) for a in ranks for b in ranks}
     if not any(sizes.values()):
-        yield Prose(quoting("Nothing goes from one rank to another alone."))
+        yield Prose(quoting("No other transfers."))
         return
     if plan.ranks <= MOST_RANKS:
         rows = [[str(a), *(_size(n) if (n := sizes[a, b]) else "" for b in ranks)] for a in ranks]
@@ -103,7 +99,10 @@ def _links(plan: Plan, head: int) -> Iterator[Block]:
 
 
 def mask_of(plan: AttentionPlan, length: int, drawing: Drawing) -> tuple[Mask, tuple[str, ...]]:
-    """What queries see at a length, and what was assumed. Raises `KgenError` where that cannot be said."""
+    """Return the keys that queries see at a length, and the assumptions.
+
+    Raise `KgenError` if the bounds cannot be evaluated.
+    """
     heads = drawing.heads or 1
     scalars, buffers, assumed = usual(plan, Run(length, given_params(plan, drawing), heads))
     keys = _ranges(plan.forward, scalars, buffers)
@@ -112,8 +111,8 @@ def mask_of(plan: AttentionPlan, length: int, drawing: Drawing) -> tuple[Mask, t
     try:
         list(mask.keys_of(0, 1))
     except (ArithmeticError, ValueError, KeyError) as error:
-        message = f"what ranks need of `{plan.spec.name}` cannot be said: {error}"
-        hint = "give other values with `--set`, or another `--length`"
+        message = f"the transfers of `{plan.spec.name}` cannot be computed: {error}"
+        hint = "pass other values with `--set`, or another `--length`"
         raise KgenError(Diagnostic("usage", message, hint=hint)) from None
     return mask, assumed
 
@@ -127,7 +126,7 @@ def _ranges(loop: TileLoop, scalars: Mapping[str, Any], buffers: Mapping[str, Ro
 
 
 def _steps(plan: Plan) -> int:
-    """How many of the steps carry anything."""
+    """Return the number of steps with a transfer."""
     ranks = range(plan.ranks)
     return sum(any(plan.sent((r - n) % plan.ranks, r) for r in ranks) for n in range(1, plan.ranks))
 

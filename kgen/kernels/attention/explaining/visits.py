@@ -1,4 +1,4 @@
-"""Which tiles a kernel visits: in ranges of positions, by lists of blocks, and drawn."""
+"""Sections on the tiles that a kernel visits: ranges of positions, lists of blocks, and grids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}
 
 
 def visits(plan: AttentionPlan) -> Iterator[Block]:
-    """Of each kernel."""
+    """Yield the ranges or the lists of each kernel."""
     if plan.block_mask is not None:
         yield from _lists(plan, plan.block_mask)
         return
@@ -32,7 +32,7 @@ def visits(plan: AttentionPlan) -> Iterator[Block]:
 
 
 def promises(names: Iterable[str]) -> Iterator[Block]:
-    """Buffers that kernels would search if the spec promised their order."""
+    """Yield the buffers that kernels would search with `sorted: true`."""
     for name in names:
         order, gain = (Code("sorted: true"), " lets kernels skip tiles.")
         yield Prose(words("If each row of ", Code(name), " ascends, ", order, gain))
@@ -41,39 +41,39 @@ def promises(names: Iterable[str]) -> Iterator[Block]:
 def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[Block]:
     yield Prose(
         words(
-            f"Blocks are of {BLOCK_SIZE} queries by {BLOCK_SIZE} keys. A tile of queries visits the blocks of keys\n"
-            "listed for it: those that the mask leaves in part with the mask, those that it leaves whole without."
+            f"A block has {BLOCK_SIZE} queries and {BLOCK_SIZE} keys. A tile of queries visits its listed blocks\n"
+            "of keys: partial blocks with the mask, full blocks without it."
         )
     )
     if plan.backward:
-        yield Prose(
-            words("dk and dv: a tile of keys visits the blocks of queries of lists the other way round.")
-        )
+        yield Prose(words("dk and dv: a tile of keys visits its listed blocks of queries."))
     if plan.choice.conditions:
         lines = tuple(Line(show(condition)) for condition in plan.choice.conditions)
-        why = "No range of positions says where these hold, and they do not repeat within a block:"
+        why = (
+            "The block mask is for conditions that no range describes, and that do not repeat within a block:"
+        )
         yield Lines(lines, words(why))
     else:
-        why = "Ranges of positions would say as much: `block_mask: always` asks for lists all the same."
+        why = "Ranges of positions describe the mask too, but the spec sets `block_mask: always`."
         yield Prose(quoting(why))
     own = [names for names, wanted in (("batches", mask.by_batch), ("heads", mask.by_head)) if not wanted]
     shared = f", shared by all {' and '.join(own)}" if own else ", for each batch and head"
     made = Code(f"{plan.spec.name}_block_mask")
-    yield Prose(words(f"A kernel makes the lists{shared}: at every call, or once with ", made, "."))
+    yield Prose(words(f"A kernel builds the lists{shared}: at every call, or once with ", made, "."))
     sides = [side for side in mask.sides if variables(side) & set(SIDES)]
-    how = words("It decides on a block by the least and greatest values of")
+    how = words("It classifies a block by the least and greatest values of")
     yield Lines(tuple(Line(show(side)) for side in sides), how)
-    yield Prose(words("and where these do not tell, it looks at every pair of the block."))
+    yield Prose(words("and evaluates every pair of the blocks that these leave undecided."))
 
 
 def _no_lists(plan: AttentionPlan) -> Prose:
-    """Why conditions without a range get no block mask."""
+    """Return the reason why conditions without a range get no block mask."""
     if not plan.choice.able:
-        why = "packed sequences and decoding do not support one yet"
+        why = "packed sequences and decoding do not support one"
     elif plan.spec.block_mask == "never":
-        why = "the spec says `block_mask: never`"
+        why = "the spec sets `block_mask: never`"
     else:
-        why = f"that repeats every {plan.choice.period} positions, so every block would be listed"
+        why = f"the condition repeats every {plan.choice.period} positions, so every block would be listed"
     named: list[str | Code] = []
     for condition in plan.choice.conditions:
         named += [" and "] * bool(named) + [Code(show(condition))]
@@ -81,28 +81,28 @@ def _no_lists(plan: AttentionPlan) -> Prose:
 
 
 def drawn(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
-    """Grids of the tiles of forward: of one head where all are the same, or of each."""
+    """Yield grids of the tiles of forward, one for all heads with equal tiles."""
     whose, found = grids(plan, drawing)
     yield Prose(quoting(whose))
     yield from found
 
 
 def ranges(loop: TileLoop, kernels: str) -> Lines:
-    """The ranges of positions whose tiles a loop visits."""
+    """Return the ranges of positions whose tiles a loop visits."""
     one, many = SIDES[loop.inner.index.name]
     outer, outers = SIDES[loop.outer.index.name]
     start, last = loop.outer.start.name, loop.outer.last.name
     lines = [
         Line(
             _interval(span.lo, span.hi),
-            "where they were not visited yet" if i else "",
+            "if not visited before" if i else "",
             (_unmasked(span, loop, one, outer),),
         )
         for i, span in enumerate(loop.spans)
     ]
     tile = Code(f"{start} .. {last}")
     heading = words(f"{kernels}: a tile of {outers} ", tile, f" visits the tiles of {many} with positions in")
-    return Lines(tuple(lines) or (Line(note="nothing: the mask allows no pair"),), heading)
+    return Lines(tuple(lines) or (Line(note="none: the mask allows no pair"),), heading)
 
 
 def _unmasked(span: Span, loop: TileLoop, one: str, outer: str) -> Words:
@@ -111,9 +111,9 @@ def _unmasked(span: Span, loop: TileLoop, one: str, outer: str) -> Words:
     if not span.has_full:
         return words(f"masked throughout: the mask has no closed form in the {one}")
     if (span.full_lo, span.full_hi) == (span.lo, span.hi):
-        return words("no mask is needed, except in a tile that reaches past an end of it")
+        return words("no mask is needed, except in a tile across an end of the range")
     full = Code(_interval(span.full_lo, span.full_hi))
-    return words("no mask is needed within ", full, f", which every {outer} of the tile allows")
+    return words("no mask is needed within ", full, f", where the mask keeps every {outer} of the tile")
 
 
 def _interval(low: Node, high: Node) -> str:

@@ -216,7 +216,7 @@ class Part:
 
 @dataclass(frozen=True)
 class SpanLoops:
-    """The loops over one span of a mask or over the lists of a block mask, with the statements for their bounds."""
+    """The loops over one span or over the lists of a block mask, with the statements for their bounds."""
 
     bounds: list[Statement]
     loops: list[Part]
@@ -286,7 +286,7 @@ class Gradients:
     lines: list[Statement]
     """All statements in a tile."""
     products: list[Statement]
-    """The products among `lines`, for a kernel that masks products instead of P."""
+    """The products among `lines`, for a kernel that masks them instead of the scores."""
     masked_late: list[str]
     """Names that this kernel must mask, because they may be NaN."""
     sums: list[Statement]

@@ -36,7 +36,7 @@ def lists_of(inner: str) -> tuple[str, str, str]:
 
 
 def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
-    """Return the searches of sorted buffers that the bounds of a loop need, and the spans in terms of their results.
+    """Return the searches of sorted buffers for a loop's bounds, and the spans in terms of their results.
 
     One statement searches for two values of a row.
     """

@@ -1,1 +1,1 @@
-"""How each target prints attention: a plan becomes the names that its templates use."""
+"""The targets of attention: each converts a plan to the names that its templates use."""

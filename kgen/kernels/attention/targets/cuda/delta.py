@@ -1,4 +1,4 @@
-"""The CUDA target of attention: the delta of its backward pass, the one pass that this target has."""
+"""The CUDA target of attention: the delta of its backward pass. The target has no other pass."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Module(Template):
     torch_dtype: str
     plan: DeltaPlan
     divisible: str
-    """The text ahead of the condition of vectors."""
+    """Prefix of the condition for vector loads. `False and ` if they are impossible."""
     casts: list[str]
     dense_check: str
     derivatives: Derivatives

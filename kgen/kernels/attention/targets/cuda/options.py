@@ -1,4 +1,4 @@
-"""What a spec of attention may say of the CUDA target."""
+"""The options of the CUDA target in an attention spec."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ class CudaOptions(SpecModel):
     @classmethod
     def _check(cls, value: Any) -> Any:
         if not value:
-            message = "the target `cuda` has one pass of attention, and the spec does not ask for it"
+            message = "the target `cuda` needs `passes`, and supports only `delta` for attention"
             raise problem("missing-pass", message, "write `cuda: {passes: [delta]}`", key=True)
         return value

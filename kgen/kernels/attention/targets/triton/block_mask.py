@@ -36,7 +36,7 @@ class BlockMaskKernels(Template):
 
     @property
     def q_last(self) -> bool:
-        """True where the last query of a block is asked for."""
+        """True if the kernel uses the last query of a block."""
         return "q_last" in self.kernel.names
 
 

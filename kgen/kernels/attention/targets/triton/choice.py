@@ -1,4 +1,4 @@
-"""The kernels that calls take: the branches of the forward pass, and the function that answers for a call."""
+"""The choice of kernels: the branches of the forward pass, and the function that names the kernels of a call."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
 
 @dataclass(frozen=True)
 class WhichKernels(Template):
-    """The function that says which kernels a call takes."""
+    """The function that returns the kernels of a call."""
 
     template: ClassVar[str] = "attention/triton/_which_kernels.j2"
 
@@ -67,7 +67,7 @@ class WhichKernels(Template):
 
 
 def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
-    """The function that says which kernels a call takes, by the tensors that it depends on."""
+    """Build the function that returns the kernels of a call, by the tensors that it depends on."""
     choices = [of.choice for of in made if of.choice.words]
     names = ["forward", *(["backward"] if planned.plan.backward else [])]
     answers = {name: _answer(name, choices) for name in names}

@@ -27,7 +27,7 @@ class Exact:
 
     @property
     def words(self) -> str:
-        """The dtype behind what a docstring says of it."""
+        """The dtype, for the end of a phrase in a docstring."""
         return ", in float64," if self.there else ""
 
     @property

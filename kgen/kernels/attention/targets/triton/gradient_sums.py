@@ -1,4 +1,4 @@
-"""Gradients of buffers in the launcher: what kernels sum them into, and what is made of the sums."""
+"""Gradients of buffers in the launcher: the tensors that kernels write, and their reductions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _POSITION = {"q": "q_idx", "kv": "kv_idx"}
 
 @dataclass(frozen=True)
 class GradientSums:
-    """The gradients of a backward pass beside those of q, k and v."""
+    """The gradients of a backward pass other than dq, dk and dv."""
 
     learned: list[str]
     """The buffers that have one."""
     made: tuple[tuple[str, str], ...]
     """The tensors that kernels write to, by name."""
     reductions: list[str]
-    """The lines that make gradients of them."""
+    """The lines that compute gradients from `made`."""
     returns: list[str]
-    """The gradients that autograd is given for each argument."""
+    """The gradients to return to autograd, one per argument."""
     scattered: bool
     """True where a sum is added to elements by their indices."""
     read: bool
@@ -32,7 +32,7 @@ class GradientSums:
 
     @property
     def buffers(self) -> list[str]:
-        """The lines that make what kernels write to."""
+        """The lines that allocate the tensors that kernels write."""
         return [f"{name} = {made}" for name, made in self.made]
 
     @property
@@ -111,7 +111,7 @@ def _sum_of(g: ReadGradient, packed: bool) -> str:
 
 
 def _reduction(interface: Interface, g: ReadGradient) -> list[str]:
-    """The lines that make a gradient's elements of what its kernel wrote."""
+    """Return the lines that reduce the tensor of a kernel to the gradient."""
     if g.along == "pair":
         return []
     if g.along == "distance":
@@ -157,7 +157,7 @@ def _total(plan: AttentionPlan, buffer: str) -> str:
 
 
 def _by_distance(interface: Interface, g: ReadGradient) -> list[str]:
-    """The sums by distance, first over what the indices do not have, added to the elements that they belong to."""
+    """Return the lines that reduce sums by distance over absent indices, and scatter them to the elements."""
     used = frozenset().union(*(variables(i) for i in g.indices))
     sizes = {"b": "B", "h": "HQ"}
     absent = [i for i, n in enumerate(sizes) if n not in used]

@@ -1,4 +1,4 @@
-"""The arguments of an attention function: names, words in its docstring, and what it refuses."""
+"""The arguments of an attention function: names, docstring lines, and checks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
 
 
 def _differs(name: str, sizes: Sequence[str]) -> str:
-    """That a tensor has another shape; an open extent may be anything."""
+    """Return the condition that a tensor has another shape. Open extents are not compared."""
     if ANY not in sizes:
         return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
     wrong = [f"{name}.dim() != {len(sizes)}"]
@@ -85,7 +85,7 @@ class Interface:
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
 
     def checked_sizes(self) -> str:
-        """The sizes that a call is checked by: SK only where something has that length, for pages say nothing of it."""
+        """Return the statement for the sizes in checks. With pages, SK is omitted unless a check needs it."""
         spec = self.spec
         dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
         promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
@@ -188,7 +188,7 @@ class Interface:
         return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
     def length_checks(self) -> list[Check]:
-        """The checks of what is promised of SQ and SK, or follows from the buffers."""
+        """Return the checks of SQ and SK: promised multiples, and equality if buffers require it."""
         checks = []
         for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
@@ -216,7 +216,7 @@ class Interface:
     def buffer_checks(
         self, names: Iterable[str], device: str, params: Iterable[str] | None = None
     ) -> list[Check]:
-        """The checks of buffers, which have to be on a device, beside run-time `params`, by default all."""
+        """Return the checks of buffers, which must be on `device`. `params` are run-time parameters, by default all."""
         names, checks = list(names), []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:

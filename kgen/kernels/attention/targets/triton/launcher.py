@@ -1,4 +1,4 @@
-"""The launcher of attention in Triton, from argument checks to reductions of gradients: what its templates print."""
+"""The data of the launcher's templates, from argument checks to reductions of gradients."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ class ForwardLauncher(Template):
 
     @property
     def returned_out(self) -> Bracketed:
-        """What the operator of out returns."""
+        """The return statement of the operator of out."""
         return Bracketed("return _forward(", (*self.op.names, "False"), ")[0]")
 
     @property
     def returned_both(self) -> Bracketed:
-        """What the operator of out and its log-sum-exp returns."""
+        """The return statement of the operator of out and its log-sum-exp."""
         return Bracketed("return _forward(", (*self.op.names, "True"), ")")
 
 
@@ -120,7 +120,7 @@ class BackwardLauncher(Template):
     outside_delta: bool
     """True where a user may bring a kernel of delta."""
     shares: bool
-    """True where calls with some of the keys share what they have in common."""
+    """True if calls with parts of the keys share their common work."""
     sinks: list[str]
     delta: DeltaLaunch
     dq: Launch
@@ -197,7 +197,7 @@ class Function(Template):
     block_mask: BlockMaskLauncher | None
     default_scale: str
     needs_lse: str | None
-    """When a gradient may be asked for, which the log-sum-exp is for; None without a backward pass."""
+    """Condition that autograd may need the log-sum-exp. None without a backward pass."""
     given: list[str]
     """The arguments of the operators."""
 
@@ -217,7 +217,7 @@ class Launcher:
         chips = [of.chip for of in made if of.chip is not None]
         self.chip = chips[0] if chips else ChipKernels()
         self.shares = self.spec.backward_in_parts and self.chip.fused
-        """True where calls with some of the keys share what they have in common."""
+        """True if calls with parts of the keys share their common work."""
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
         self.sinks = ["sinks"] if self.spec.sinks else []
         of_gradients = ["q", "k", "v", *learned_of(self.plan)]

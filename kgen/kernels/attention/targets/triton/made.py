@@ -34,10 +34,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A way through the forward pass: a function that fills out and lse, and the calls that take it.
+    """A branch of the forward pass: a function that writes out and lse, and the condition for its calls.
 
-    The function is called with the layouts of the tensors if `laid_out`, the arguments of the operators, out, lse, and
-    whether lse is to be stored.
+    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators. Then
+    follow out, lse, and a bool that is true if the function must store lse.
     """
 
     function: str
@@ -52,7 +52,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Follower:
-    """Kernels that begin beside the end of the kernel of delta."""
+    """Kernels that start by programmatic dependent launch, before the kernel of delta ends."""
 
     flag: str
     """The compile-time parameter by which that kernel knows."""
@@ -105,11 +105,11 @@ class InFile:
     """The modules that it imports."""
     named_tuples: bool = False
     dependents: tuple[str, ...] = ()
-    """The functions that let a kernel begin beside the end of another."""
+    """The functions for programmatic dependent launch."""
     opening: tuple[Template, ...] = ()
     """The lines behind the imports."""
     forward: tuple[Template, ...] = ()
-    """The kernels of the forward pass, which stand ahead of all others."""
+    """The kernels of the forward pass, which come before all others."""
     kernels: tuple[Template, ...] = ()
     """The other kernels."""
     launcher: tuple[Template, ...] = ()
@@ -147,7 +147,7 @@ class Choice:
     lines: tuple[Template, ...] = ()
     """The lines that find answers."""
     streamed: tuple[str, ...] = ()
-    """The names of the tensors beside q, k and v that the lines depend on."""
+    """The names of the tensors other than q, k and v on which the lines depend."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Made:
     branch: Branch | None = None
     """Its way through the forward pass, if the launcher does not spell it out."""
     launches: Launches | None = None
-    """The launches that the launcher spells out: they take what no branch does."""
+    """The launches in the launcher itself, for calls without a branch."""
     chip: ChipKernels | None = None
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()

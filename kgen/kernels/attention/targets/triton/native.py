@@ -36,13 +36,19 @@ stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_ro
 dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER
 num_warps num_stages launch_pdl
 """
-"""The names of kernels' arguments, beside those of a spec."""
+"""Names of kernel arguments that do not depend on the spec."""
 _OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
-    """The calls of a spec's kernels. `sizes` are those of what it leaves open that there is machine code for,
-    `chips` those that it is for. Raises `KgenError` for what there is only in Python."""
+    """Build the C interface of a spec.
+
+    Args:
+        sizes: The values of open sizes (`gqa`, `batch`) that have machine code.
+        chips: The compute capabilities that have machine code.
+
+    Raise `KgenError` for specs that only Python supports.
+    """
     plan = plan_attention(loaded)
     if any(len(buffer.shape) > MOST_DIMS for buffer in loaded.spec.buffers.values()):
         refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", "leave `--c` out")

@@ -1,4 +1,4 @@
-"""The functions of attention in C: what the templates of `templates/attention/c` print."""
+"""The data of the templates in `templates/attention/c`: the functions of attention in C."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Way:
     call: str
     """The call that launches its kernels."""
     serves: str = ""
-    """The function that says whether a call takes it; none is asked for the last way."""
+    """The function that is true for its calls. Empty for the last way."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ChipCalls:
     launch: Template
     """The function that launches them."""
     zeros: list[Template]
-    """The lines that clear what they add to."""
+    """The lines that clear the tensors to which they add."""
     dq: bool
     """True where dq has a kernel for the chip."""
     counters: str
@@ -172,7 +172,7 @@ class Calls:
     """The launches of the backward pass that every chip has."""
     learned: LearnedCalls | None = None
     descs: tuple[str, ...] = ()
-    """The names of descriptors beside those of q, k, v and dout."""
+    """The names of descriptors other than the descriptors of q, k, v and dout."""
     names: tuple[str, ...] = ()
     """The names of further arguments."""
     tiles: tuple[Tiles, ...] = ()
@@ -230,7 +230,7 @@ class BackwardCalls(Template):
 
     @property
     def zeros(self) -> list[Template]:
-        """The lines that clear what kernels for the chip add to."""
+        """The lines that clear the tensors to which kernels for the chip add."""
         return self.chip.zeros if self.chip is not None else []
 
     @property
@@ -264,7 +264,7 @@ class AttentionProgram(Program):
     programs_of_queries: str
     programs_of_keys: str | None
     plain: list[str]
-    """The sizes that kernels are given."""
+    """The sizes that kernels take as arguments."""
     sizes: list[str]
     checks: list[Check]
     aligned: list[str]

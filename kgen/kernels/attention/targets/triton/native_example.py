@@ -52,7 +52,7 @@ class Drawn(Sized):
 
 @dataclass(frozen=True)
 class Given:
-    """A number that a call is given."""
+    """A number that a call takes as an argument."""
 
     member: str
     value: float

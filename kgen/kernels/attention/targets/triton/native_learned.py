@@ -1,7 +1,7 @@
-"""Gradients of learned buffers from C: what kernels leave of each, and the kernels that are for them alone.
+"""Gradients of learned buffers from C: the partial sums of kernels, and the kernels for these gradients only.
 
-PyTorch is not there to add up what they leave: a call writes it to tensors of the caller's, whose header says what
-belongs to which element. Of a buffer that is read for each pair that is the gradient itself.
+Without PyTorch, the caller reduces the partial sums. A call writes them to the caller's tensors, and the
+header explains the element of each number. For a buffer with an element per pair, the tensor is the gradient.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def learned_example(
     names: Mapping[str, str],
     sizes: Mapping[str, list[str]],
 ) -> tuple[list[Learned], dict[str, list[str]]]:
-    """The buffers with a gradient, and the sizes of what a call leaves, by member.
+    """The buffers with a gradient, and the sizes of the tensors that a call writes, by member.
 
     `names` are those of a position in C++, `sizes` those of the buffers.
     """

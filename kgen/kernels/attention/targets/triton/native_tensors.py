@@ -50,10 +50,9 @@ class GradientTensor(Tensor):
     of_buffer: str = ""
     """The buffer's member."""
     strides: bool = False
-    """True where kernels are given its strides."""
+    """True if kernels take its strides as arguments."""
     zeros: str | None = None
-    """How many numbers are zero at first: kernels add to them, or leave out what no query sees. None where they write
-    all."""
+    """Number of elements to clear before the launch. None if kernels write all elements."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ class _Spelled:
     def _buffer(self, name: str) -> BufferTensor:
         buffer, label = self.spec.buffers[name], self.plan.called.get(name, name)
         shape = buffer.shape or (1,)  # C has one number as a tensor of one element
-        # Machine code for C has one dtype for what is open, as it has for sinks.
+        # Machine code for C has one dtype for an open dtype, as for sinks.
         dtype = buffer.dtypes[0]
         words = f"[{', '.join(map(str, shape))}] {WORDS.get(dtype, dtype)}"
         words += ", ascending" if buffer.sorted else ""

@@ -1,4 +1,4 @@
-"""The head of an emitted file of attention: its docstring, what it imports, and what kernels have in common."""
+"""The head of an emitted attention file: its docstring, imports, and the definitions that kernels share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Tile = TypeVar("_Tile", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class Opening(Template):
-    """The docstring of a file, and what it imports."""
+    """The docstring and the imports of a file."""
 
     template: ClassVar[str] = "attention/triton/_opening.j2"
 
@@ -48,7 +48,7 @@ class Opening(Template):
     typing: list[str]
     """The names imported from `typing`."""
     gdc: list[str]
-    """The functions that let a kernel begin beside the end of the one before it."""
+    """The functions for programmatic dependent launch."""
     oldest: OldestTriton = OLDEST_TRITON
 
 

@@ -103,7 +103,7 @@ class Placement:
 
     packed: bool
     grouped: bool
-    """True where heads of queries and of keys are told apart."""
+    """True if query heads and key heads may differ in number."""
     of: Rows
     programs: BySide
     """How many tiles there are."""
@@ -209,6 +209,6 @@ _PACKED = Rows(
     axes=Axes("[T, H, D]", 3),
     shape=Shape("TQ, HQ", "HQ, TQ", "(q.shape[1], q.shape[0])"),
     like=Like(*(f"{x}.new_empty({x}.shape)" for x in "qkv")),
-    # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.
+    # Short sequences of more heads also fit in L2. Heavy tiles start earlier, so that the last ones are light.
     group=16,
 )

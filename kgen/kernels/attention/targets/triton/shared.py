@@ -41,7 +41,7 @@ def head_of(plan: AttentionPlan, tf32: bool) -> Head:
 
 
 def narrow_values(plan: AttentionPlan) -> bool:
-    """True if heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
+    """True if V has one full block of 16 or 32 columns per head, and K is wider."""
     (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
     return not rest and first.width == first.size < min(64, keys.size)
 

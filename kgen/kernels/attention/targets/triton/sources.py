@@ -1,4 +1,4 @@
-"""The Triton target of attention: a plan becomes what `templates/attention/triton/attention.j2` prints."""
+"""The Triton target of attention: the data of `templates/attention/triton/attention.j2`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AttentionFile(Template):
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """`triton.py`, which runs on every chip, and beside it the files that schedules have of their own."""
+    """Return `triton.py`, which runs on every chip, and the separate files of schedules."""
     file = _File(loaded)
     plan, name = file.plan, loaded.spec.name
     offers = [f"{name}_kernels"]
@@ -90,7 +90,7 @@ def made_of(planned: Planned) -> list[Made]:
 
 
 class _File:
-    """Makes what the templates of one spec print."""
+    """Builds the data of the templates for one spec."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.planned = planned = planned_of(loaded)

@@ -10,7 +10,7 @@ from kgen.expr.spelling import ATOM
 from kgen.targets.code import TORCH, Code, Name, number, op, row, spell
 
 POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "distance"})
-"""What the launcher has as tensors; sizes and params are Python's numbers."""
+"""Names that are tensors in the launcher. Sizes and parameters are Python numbers."""
 
 
 def torch_index(node: Node, tensors: frozenset[str] = POSITIONS) -> str:
