@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4f9de3044cf97af7
-# body: 77673798bd7a9a54
+# inputs: 16d26ae7ba605953
+# body: da85e02f8a66df17
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
 
     out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
 
-The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
+The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:
 
     from causal.cuda import causal_delta
@@ -190,11 +190,11 @@ def _(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
 
 
 def causal_delta(out, dout, dlse=None):
-    """rowsum(out * dout) - dlse, float32 [B, H, S].
+    """Return rowsum(out * dout) - dlse, contiguous float32 [B, H, S].
 
     out, dout [B, H, S, 128] bf16, any strides: the output of attention and its gradient.
-    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, None for none.
-    Raises TypeError or ValueError for tensors that do not fit,
+    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
+    Raises TypeError or ValueError for invalid tensors,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("causal_delta", "out dout dlse", out, dout, dlse)

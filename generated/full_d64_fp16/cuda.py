@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0872acec6bfb7f52
-# body: 1d55b1100c0d49f1
+# inputs: d81014e06e8b7de5
+# body: 9e2fbf9ca3d437d3
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
 
     out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
 
-The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
+The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:
 
     from full_d64_fp16.cuda import full_d64_fp16_delta
@@ -190,11 +190,11 @@ def _(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
 
 
 def full_d64_fp16_delta(out, dout, dlse=None):
-    """rowsum(out * dout) - dlse, float32 [B, H, S].
+    """Return rowsum(out * dout) - dlse, contiguous float32 [B, H, S].
 
     out, dout [B, H, S, 64] fp16, any strides: the output of attention and its gradient.
-    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, None for none.
-    Raises TypeError or ValueError for tensors that do not fit,
+    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
+    Raises TypeError or ValueError for invalid tensors,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("full_d64_fp16_delta", "out dout dlse", out, dout, dlse)
