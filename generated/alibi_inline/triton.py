@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 33d866938a04c448
-# body: d08132664ba5ef1a
+# inputs: ba39f5ac32c4c5d6
+# body: 4a3d4e2cf4cb72f3
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -494,7 +494,7 @@ _LIBRARY = _library("kgen_acaa9fb69acc4fcb", "alibi_inline")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -599,7 +599,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c91dff5566c8ff21
-# body: d20a9e98e76f3f20
+# inputs: b6937035b4eb32bc
+# body: 532f52db453993f4
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -625,7 +625,7 @@ _LIBRARY = _library("kgen_234c681a69086598", "block_sparse")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -728,7 +728,7 @@ def block_sparse_block_mask(B, HQ, HKV, SQ, SK, *, allowed):
 
     allowed: [B, HQ, 128, 128] bool, used by mask_mod.
 
-    Returns a BlockMask. It is valid for these sizes, and for the values of buffers and params at this call.
+    Returns a BlockMask. It is valid while sizes, buffers and params keep their values.
     Raises ValueError or TypeError for invalid arguments.
     """
     _dense("block_sparse", "allowed", allowed)
@@ -828,7 +828,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, allowed, kv_num_blocks, full_kv_nu
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

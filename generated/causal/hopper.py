@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea781e27aae21913
-# body: 9b649025fe39697f
+# inputs: 2abed3f30a71977a
+# body: 87e3cc88fd8c4240
 """Attention of every query to the keys up to its own position.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -30,8 +30,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -56,8 +56,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -148,8 +149,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -544,8 +545,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only one
-        # that needs a mask.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(q_last + 1, problem.SK)
         own_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
@@ -685,8 +686,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half of
-# a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
+# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
+# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
 # dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
 
 
@@ -793,7 +794,7 @@ def _backward_hopper_tiles(
 def _backward_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of one half of each tile of keys, and half of the columns of the tile's terms of dq."""
+    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2
@@ -820,8 +821,8 @@ def _backward_hopper_consumer(
         n_first, before, kv_slot = n_used, b_h, kv_at % KV_SLOTS
         head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
         fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ, problem.SK)
-        # Only the other half needs tiles before the first or past the last query that sees this half. Products of dq
-        # need both halves.
+        # Only the other half needs tiles before the first or past the last query that sees this half. Products of
+        # dq need both halves.
         n_ahead = 0
         if not DQ:
             own_lo = kv_start // BLOCK_M * BLOCK_M

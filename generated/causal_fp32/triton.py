@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be6d86b87c4c3b8e
-# body: 980aaca407e8c9b9
+# inputs: b5e329b154d940b3
+# body: 14946ee907652eb5
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -460,7 +460,7 @@ _LIBRARY = _library("kgen_7187579be8cf320c", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

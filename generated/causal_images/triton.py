@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1030594243d2158d
-# body: dbfdd2fa32622667
+# inputs: c72b5ccf2858ced4
+# body: f4ac6e5dbfb588a6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -620,7 +620,7 @@ _LIBRARY = _library("kgen_da735588aaf532ae", "causal_images")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -723,7 +723,7 @@ def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
 
     image: [B, SQ] int32, used by mask_mod.
 
-    Returns a BlockMask, which heads share. It is valid for these sizes, and for the values of buffers and params at this call.
+    Returns a BlockMask, which heads share. It is valid while sizes, buffers and params keep their values.
     Raises ValueError or TypeError for invalid arguments.
     """
     _dense("causal_images", "image", image)
@@ -824,7 +824,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

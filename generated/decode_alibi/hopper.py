@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a639b6d6077e9f8
-# body: 745fc99260dba386
+# inputs: 6229e07a124e75eb
+# body: 54d560b6260160f9
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -30,8 +30,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -56,8 +56,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -150,8 +151,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -241,7 +242,7 @@ def _async_dot_biased(x, y, start, slope, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _linear(start, slope, column):
-    """start + slope * column. In an accumulator, column & 6 is 2 * (lane % 4), one value per thread. The rest is constant."""
+    """start + slope * column. In an accumulator, column & 6 is 2 * (lane % 4), one per thread; the rest is constant."""
     return gl.fma(slope, (column & -7).to(gl.float32), start + slope * (column & 6))
 
 
@@ -597,8 +598,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, sq_minus_sk_minus_q_start, slope, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only one
-        # that needs a mask.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(problem.SK + q_last + 1 - problem.SQ, problem.SK)
         own_full_hi = (
@@ -754,8 +755,8 @@ def _dkdv_hopper_producer(
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half of
-# a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
+# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
+# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
 # dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
 
 
@@ -872,7 +873,7 @@ def _backward_hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of one half of each tile of keys, and half of the columns of the tile's terms of dq."""
+    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2
@@ -909,8 +910,8 @@ def _backward_hopper_consumer(
             fixed = DkdvFixed(
                 kv_idx, qk_scale, sk_minus_sq, sq_minus_sk_plus_kv, bias_h, problem.SQ, problem.SK,
             )
-            # Only the other half needs tiles before the first or past the last query that sees this half. Products of dq
-            # need both halves.
+            # Only the other half needs tiles before the first or past the last query that sees this half. Products of
+            # dq need both halves.
             n_ahead = 0
             if not DQ:
                 own_lo = gl.maximum(problem.SQ + kv_start - problem.SK, 0) // BLOCK_M * BLOCK_M

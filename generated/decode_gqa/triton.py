@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2a79b7e95e734e4f
-# body: f43ea11516f607db
+# inputs: 1bf87727d15e3b65
+# body: 2a113e03b023442f
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -398,7 +398,7 @@ _LIBRARY = _library("kgen_41be985cde39bd1a", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc2972f1f8246bf4
-# body: f7755838671b4978
+# inputs: 3167d152f3343737
+# body: 5051fd8c4a2cbbf3
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -404,7 +404,7 @@ _LIBRARY = _library("kgen_3a622e385b0ca133", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf2846cc81e7209e
-# body: 1a8f2aee1701077a
+# inputs: 44d346ff98a92aad
+# body: f732657549d4a88c
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -30,8 +30,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -56,8 +56,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -148,8 +149,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -655,8 +656,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half of
-# a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
+# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
+# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
 # dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
 
 
@@ -763,7 +764,7 @@ def _backward_hopper_tiles(
 def _backward_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of one half of each tile of keys, and half of the columns of the tile's terms of dq."""
+    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2

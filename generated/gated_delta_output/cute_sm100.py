@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e9939146893aae65
-# body: c6c78c19eb5bb978
+# inputs: 9879bc259ad4afab
+# body: 4d12cb0d736801f8
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -520,13 +520,13 @@ def _for_tma(x):
 
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -534,7 +534,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -563,13 +563,13 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
 def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
+    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
             while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
@@ -591,7 +591,7 @@ _LIBRARY = _library("kgen_e989c0975acdf344", "gated_delta_output")
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e987d457eece3ff7
-# body: fca032491de668c5
+# inputs: 73223c93ea690849
+# body: 42b6fba6ce634caf
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -583,13 +583,13 @@ def _for_tma(x):
 
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -597,7 +597,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -626,13 +626,13 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
 def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
+    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
             while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
@@ -654,7 +654,7 @@ _LIBRARY = _library("kgen_69e4ffd985d6387a", "gated_delta_output_fla")
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)

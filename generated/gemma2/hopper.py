@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 53c2f2a9a9d8ea01
-# body: dd0b046412b57039
+# inputs: 2216c9975979cc03
+# body: bf934d24ce9525b1
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -55,8 +55,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -147,8 +148,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -425,8 +426,8 @@ def _hopper_consumer(
         acc = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only one
-        # that needs a mask.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -591,8 +592,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 256], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only one
-        # that needs a mask.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_lo = gl.maximum(q_start + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N
         own_hi = gl.minimum(q_last + 1, problem.SK)
@@ -922,7 +923,7 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has two slots: K and V."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has K and V."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 2), 2, 1, 1)
     q_slots = QuerySlots(

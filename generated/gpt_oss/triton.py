@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0c2278946b66fa6b
-# body: ac885b24b186e865
+# inputs: 018515d62421ac6f
+# body: 30fb2113becb183f
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -486,7 +486,7 @@ _LIBRARY = _library("kgen_2ca844548dbd8b6d", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -588,7 +588,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3ac33486b5b5afd
-# body: 5ce5650151edc5c5
+# inputs: bd6872454a935920
+# body: a97db892a959ea7b
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -55,8 +55,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -149,8 +150,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -770,8 +771,8 @@ def _dkdv_hopper_kernel(
     temperature_ptr, stride_temperature_0, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots: halves
-    of K and V of two tiles."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
+    halves of K and V of two tiles."""
     problem = Problem(temperature_ptr, stride_temperature_0, B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e6a7aa2e21533a06
-# body: 2339a03546c118a3
+# inputs: 9789c09f076d8d53
+# body: 9e649ad1a178bd10
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -100,7 +100,7 @@ def _arch(device):
 
 @functools.cache
 def _source():
-    """Return the text of the .cu file beside this one."""
+    """Return the text of the .cu file of the same name."""
     with open(os.path.splitext(os.path.abspath(__file__))[0] + ".cu", encoding="utf-8") as file:
         return file.read()
 
@@ -141,7 +141,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
     """Launch a kernel on PyTorch's current stream of a device."""
     with torch.cuda.device(device):
         kernel = _kernel(name, _arch(device), device.index, shared)
-        Device(device.index).set_current()  # a thread of autograd's may not have a context yet
+        Device(device.index).set_current()  # a thread of autograd may not have a context yet
         stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         launch(stream, _config(grid, block, shared, cluster), kernel, *args)
 
@@ -216,13 +216,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -230,7 +230,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -261,7 +261,7 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
@@ -298,7 +298,7 @@ def _register_autograd(library, name, operator, backward, setup_context):
 
 
 def _once(name, operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
+    """Call operator(*args), which computes gradients. Differentiating them (create_graph) raises."""
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
         return _NoDerivative.apply(name, operator, *args)
     return operator(*args)
@@ -317,7 +317,7 @@ _LIBRARY = _library("kgen_e00e1d9eaa146044", "layer_norm")
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 031337c195e4a181
-# body: 8e982e4e36ce7073
+# inputs: e0653d82afed39fd
+# body: a3158e67f3bdb6c7
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -515,7 +515,7 @@ _LIBRARY = _library("kgen_3e587a380475f252", "longformer")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

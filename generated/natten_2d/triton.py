@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7ededfb81f36280d
-# body: 3db6b3c50193a11b
+# inputs: 8752bc1d8ad62868
+# body: 94ef1788cb071d0d
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -668,7 +668,7 @@ _LIBRARY = _library("kgen_dbf01413867511f4", "natten_2d")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -771,7 +771,7 @@ def natten_2d_block_mask(B, HQ, HKV, SQ, SK, *, device="cuda"):
 
     device: of the tensors that it will be used with.
 
-    Returns a BlockMask, which batches and heads share. It is valid for these sizes, and for the values of buffers and params at this call.
+    Returns a BlockMask, which batches and heads share. It is valid while sizes, buffers and params keep their values.
     Raises ValueError or TypeError for invalid arguments.
     """
     lists = _block_mask_op(B, HQ, HKV, SQ, SK, torch.device(device))
@@ -860,7 +860,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, kv_num_blocks, full_kv_num_blocks,
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a1de4eff135014e0
-# body: 365a7f12b6856532
+# inputs: 9dc7d53972fcbb7e
+# body: af6c9188ed5c955c
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -578,7 +578,7 @@ _LIBRARY = _library("kgen_38800d19e5b26cec", "pair_bias")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fd174fb2d60abc00
-# body: 9f5dcc2e32d789b1
+# inputs: 09866fc0a271ac0f
+# body: cf66242e5e139818
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -596,7 +596,7 @@ _LIBRARY = _library("kgen_d343680c65e044d1", "relative_bias")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]

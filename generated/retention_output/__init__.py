@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 912b88385936c421
-# body: b3cff2e93a376a6d
+# inputs: 80c17c613f8bf68b
+# body: de63e5b7437116a8
 """The output step of chunked retention, where each head decays by a constant of its own.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

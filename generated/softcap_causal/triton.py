@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7567f0ca090faa38
-# body: 14d66fa1cf044fdd
+# inputs: 61981b67bb603b1b
+# body: 56ccdebe15882250
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -496,7 +496,7 @@ _LIBRARY = _library("kgen_8ded0dcbb0c28310", "softcap_causal")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -601,7 +601,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

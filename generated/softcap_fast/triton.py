@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0fd314158999f947
-# body: 6b0227ffb0237f17
+# inputs: 8e3051a059dd6e83
+# body: bc40a3dd39589089
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -495,7 +495,7 @@ _LIBRARY = _library("kgen_0d36718bda632c9b", "softcap_fast")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [B, H, S, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -600,7 +600,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7f7fb0f0dbcaba80
-# body: 556f8ae2a263fddb
+# inputs: 03da66d472caa6af
+# body: c273e582a1da6ba7
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -28,8 +28,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
 # Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
@@ -47,8 +47,9 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -215,7 +216,7 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _linear(start, slope, column):
-    """start + slope * column. In an accumulator, column & 6 is 2 * (lane % 4), one value per thread. The rest is constant."""
+    """start + slope * column. In an accumulator, column & 6 is 2 * (lane % 4), one per thread; the rest is constant."""
     return gl.fma(slope, (column & -7).to(gl.float32), start + slope * (column & 6))
 
 
@@ -309,8 +310,8 @@ def _dkdv_hopper_producer(
                     at = [FAR, q_end, h, FAR - SQ + q_start, 0]
                     async_load(args.q_desc, at, full, q_slots.q.index(slot))
                     async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
-                    # TMA cannot load these rows: they must begin at multiples of 16 bytes, and sequences begin anywhere.
-                    # Thread t owns element t, and if there are fewer than 128 elements, several threads own each.
+                    # Not by TMA: rows must begin at multiples of 16 bytes, and sequences begin anywhere. Thread t owns
+                    # element t % BLOCK_M.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
                     lse = gl.load(
                         args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
@@ -481,8 +482,8 @@ def _dkdv_hopper_kernel(
     slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots: halves
-    of K and V of two tiles."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
+    halves of K and V of two tiles."""
     problem = Problem(slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(

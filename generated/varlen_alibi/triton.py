@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74d76d8088b03613
-# body: fb4b938672df921a
+# inputs: 025567bd9beb2db2
+# body: 47a132485d30ad4f
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -538,17 +538,17 @@ _LIBRARY = _library("kgen_a46cf4ae03233d1e", "varlen_alibi")
 
 
 def _by_ends(x):
-    """Return the shape and strides of a TMA descriptor of packed x [T, H, D], whose sequences begin and end anywhere.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. Sequences begin and end anywhere.
 
-    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. By the strides, modulo 2**64,
-    that is token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
+    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. By the strides, modulo
+    2**64, that is token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
     """
     (T, H, D), (t, h, _), far = x.shape, x.stride(), FAR.value
     return [far + 1, T + 1, H, far, D], [2**34 - t, t, h, t, 1]
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor per (tensor [T, H, D], rows, columns) in `blocks`, or Nones if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None if the tile has no TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]
@@ -656,7 +656,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # the gradient of a sum is one number with strides of 0
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
     if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)

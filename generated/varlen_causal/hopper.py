@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6f472d8374e2f2be
-# body: a7f415a07e68e7bc
+# inputs: 9bf4ce218b5fe523
+# body: 04517f6c15b9e19a
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -29,8 +29,8 @@ barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them, and
-# columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -53,8 +53,9 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier completes
-    when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
     slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
@@ -147,8 +148,8 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals, for
-    K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
     # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
@@ -584,8 +585,8 @@ def _dq_hopper_consumer(
         )
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only one
-        # that needs a mask.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, SQ) - 1
         own_hi = gl.minimum(SK + q_last + 1 - SQ, SK)
         own_full_hi = gl.maximum(gl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
@@ -736,8 +737,8 @@ def _dkdv_hopper_producer(
                     at = [FAR, q_end, h, FAR - SQ + q_start, 0]
                     async_load(args.q_desc, at, full, q_slots.q.index(slot))
                     async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
-                    # TMA cannot load these rows: they must begin at multiples of 16 bytes, and sequences begin anywhere.
-                    # Thread t owns element t, and if there are fewer than 128 elements, several threads own each.
+                    # Not by TMA: rows must begin at multiples of 16 bytes, and sequences begin anywhere. Thread t owns
+                    # element t % BLOCK_M.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
                     lse = gl.load(
                         args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
@@ -867,8 +868,8 @@ def _dkdv_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots: halves
-    of K and V of two tiles."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
+    halves of K and V of two tiles."""
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
