@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba39f5ac32c4c5d6
+# inputs: aad6a36f797db66c
 # body: 4a3d4e2cf4cb72f3
 """Causal attention with ALiBi slopes computed from the head's index.
 

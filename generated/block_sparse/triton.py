@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b6937035b4eb32bc
+# inputs: 77ab593d08efbac8
 # body: 532f52db453993f4
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2abed3f30a71977a
-# body: 87e3cc88fd8c4240
+# inputs: 4d243ca5e11a0c37
+# body: 9ae8662fdfa0f73d
 """Attention of every query to the keys up to its own position.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -49,7 +49,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. Two others, the consumers, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -794,7 +794,7 @@ def _backward_hopper_tiles(
 def _backward_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
+    """Compute dk and dv of half of each tile of keys. With DQ, also compute half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2

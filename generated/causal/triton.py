@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2ffcb36c009c3b69
-# body: 0972f4b1e561611a
+# inputs: 2b31c7bd4180a864
+# body: 3e1bc23c6e7f9331
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -572,7 +572,7 @@ _delta = None
 
 
 def use_delta(function):
-    """Make the backward pass compute delta with `function(out, dout, dlse)`, for example `causal_delta` of cuda.py.
+    """Make the backward pass compute delta with function(out, dout, dlse), as `causal_delta` of cuda.py.
 
     It returns a contiguous float32 tensor of the shape of dlse. With None, the kernel of this file computes delta.
     """

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23e1ba751ff6d4bf
+# inputs: 94b3e48b40f3df17
 # body: a621053241aba72d
 """Causal attention with ALiBi slopes read from a tensor.
 

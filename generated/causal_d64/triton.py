@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ed474db518d4c193
+# inputs: cccabbf388c924ac
 # body: 8b4478b87a7bb7bd
 """Attention of every query to the keys up to its own position, heads of 64.
 

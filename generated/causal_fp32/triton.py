@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b5e329b154d940b3
+# inputs: f688bc5dc7898bda
 # body: 14946ee907652eb5
 """Causal attention in fp32, products in three TF32 passes.
 

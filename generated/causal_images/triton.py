@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c72b5ccf2858ced4
+# inputs: 379fd847e695e78b
 # body: f4ac6e5dbfb588a6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d9052e4dba99ab3b
+# inputs: cd0c7aff29c105d3
 # body: 2a5e71d4a862766f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b69d65365c86143
-# body: 1a6b028e850e7c09
+# inputs: d6a69de8df82c5f8
+# body: c74d5335debfc27a
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -46,7 +46,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. Two others, the consumers, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -321,7 +321,7 @@ def _clear_hidden(rows, kv_start, kv_lens_b, SK, BLOCK_N: tl.constexpr):
     kv_last = kv_start + BLOCK_N - 1
     last_live = (kv_last < SK) & (kv_last < kv_lens_b)
     if not last_live:
-        # Each thread owns 8 adjacent columns (16 bytes) of a row. A warp owns whole rows, 2 at a time.
+        # Each thread owns 8 adjacent columns (16 bytes) of a row. A warp owns whole rows.
         LAYOUT: tl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
         kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1bf87727d15e3b65
+# inputs: df53f9e3381de18f
 # body: 2a113e03b023442f
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

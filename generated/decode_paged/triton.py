@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b0d6474665512a69
+# inputs: 3a6872abcdbfb7d3
 # body: 4954fbb1189c3872
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3167d152f3343737
+# inputs: 3a262c3f7906be02
 # body: 5051fd8c4a2cbbf3
 """Causal attention to the last 1024 positions of a KV cache.
 

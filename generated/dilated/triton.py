@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23762155f8618a12
+# inputs: 3bba146c5d16200f
 # body: c032f771ef83d3c8
 """Causal attention to every fourth position back from the query.
 

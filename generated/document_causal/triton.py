@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 581ee6c18cec0b91
+# inputs: e53fdc691c4b8297
 # body: f859b0b6798443db
 """Causal self-attention within each document of a packed sequence.
 

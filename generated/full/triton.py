@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aed605574528a504
+# inputs: 78deffb7b04ccf40
 # body: ad2c8576136d351b
 """Attention of every query to every key.
 

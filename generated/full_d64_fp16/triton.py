@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2490dd7101e993bc
-# body: b3d0503e30d0ec74
+# inputs: 27b8090dd1d0bfc4
+# body: 11a488bdd9900a99
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -561,7 +561,7 @@ _delta = None
 
 
 def use_delta(function):
-    """Make the backward pass compute delta with `function(out, dout, dlse)`, for example `full_d64_fp16_delta` of cuda.py.
+    """Make the backward pass compute delta with function(out, dout, dlse), as `full_d64_fp16_delta` of cuda.py.
 
     It returns a contiguous float32 tensor of the shape of dlse. With None, the kernel of this file computes delta.
     """

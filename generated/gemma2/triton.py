@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9e45626c4e921971
+# inputs: fb50230d4cec41a6
 # body: 7fb8b8850a039b66
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 018515d62421ac6f
+# inputs: 933794c255121f11
 # body: 30fb2113becb183f
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 08b38a64bd68b347
+# inputs: 0b1a26e928bcac8b
 # body: 073d03aacc13072a
 """Attention with a learned temperature for each head.
 

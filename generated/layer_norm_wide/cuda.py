@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 795df6c482f5b397
-# body: 2e3ff74bdb7767db
+# inputs: 933873bb3b9db5f9
+# body: b3ac521a486aeac0
 """Layer norm of rows of 65536.
 
     h = x
@@ -179,13 +179,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _library(code, operator):
-    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")

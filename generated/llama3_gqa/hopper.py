@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1480f991f2ebe464
-# body: 26626b143fc2c4ba
+# inputs: 25403eda4086f02b
+# body: b0625d85770928c2
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -49,7 +49,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. Two others, the consumers, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -804,7 +804,7 @@ def _backward_hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
+    """Compute dk and dv of half of each tile of keys. With DQ, also compute half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2

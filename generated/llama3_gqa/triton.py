@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f5f590a5d7cbdda5
+# inputs: 7ca380f374b978e2
 # body: 80f741b04dead9d9
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

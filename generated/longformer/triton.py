@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0653d82afed39fd
+# inputs: 928774a4da23212a
 # body: a3158e67f3bdb6c7
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 236cf94767f21bb5
+# inputs: e38e4ce835230e48
 # body: 9dfa1f71805611c3
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

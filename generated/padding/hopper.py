@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea0d6471a0b5afc9
-# body: fdb4388cbd39755c
+# inputs: 41386c2128b0f2e9
+# body: 9c9b6ebfd7ecfbba
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -49,7 +49,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. Two others, the consumers, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -326,7 +326,7 @@ def _clear_hidden(rows, kv_start, lens_b, SK, BLOCK_N: tl.constexpr):
     kv_last = kv_start + BLOCK_N - 1
     last_live = (kv_last < SK) & (kv_last < lens_b)
     if not last_live:
-        # Each thread owns 8 adjacent columns (16 bytes) of a row. A warp owns whole rows, 2 at a time.
+        # Each thread owns 8 adjacent columns (16 bytes) of a row. A warp owns whole rows.
         LAYOUT: tl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
         kv_live = (kv_idx < SK) & (kv_idx < lens_b)
@@ -808,7 +808,7 @@ def _backward_hopper_tiles(
 def _backward_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Compute dk and dv of half of each tile of keys, and with DQ half of the columns of dS @ K."""
+    """Compute dk and dv of half of each tile of keys. With DQ, also compute half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ead6f4b7f1df63ba
+# inputs: 01b9fbd898f9bd3b
 # body: 9b98dc16d8c342c7
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

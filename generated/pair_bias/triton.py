@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9dc7d53972fcbb7e
+# inputs: 4915e2987f5d5350
 # body: af6c9188ed5c955c
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f1102953cbcbd87b
+# inputs: 25771c6daac650b2
 # body: 3bb5ee42b09b7369
 """Full attention within a prefix whose length is given at launch, causal after it.
 

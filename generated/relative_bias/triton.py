@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 09866fc0a271ac0f
+# inputs: f70a26aec96bd3c5
 # body: cf66242e5e139818
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f5faaa717ce3fe2d
-# body: 0943547145a39140
+# inputs: feaa54ee0b26e5b8
+# body: 6faf6abf84a9fbbe
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -216,13 +216,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _library(code, operator):
-    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6be0b85c9d8b03ce
-# body: 33b191eff006be84
+# inputs: 276d68ff4b91572b
+# body: 2af139a053195448
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -120,13 +120,13 @@ def _compile_ahead(function, *args):
 
 
 def _library(code, operator):
-    """Return a library named after the hash of a file. Exported graphs find it by name. Copies in one process get numbers."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op does the same, but its first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")

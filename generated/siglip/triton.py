@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95ff9c4b106b51ca
+# inputs: 97d493e94845c755
 # body: 2099d66836cedd54
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa0fd67d5624d124
+# inputs: ca31979d220ab404
 # body: e197be43dfcd633c
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 61981b67bb603b1b
+# inputs: 54abef5d697d65bb
 # body: 56ccdebe15882250
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8e3051a059dd6e83
+# inputs: 98282434164ff73c
 # body: bc40a3dd39589089
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

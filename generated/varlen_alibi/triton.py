@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 025567bd9beb2db2
-# body: 47a132485d30ad4f
+# inputs: 7845f359079cd9d0
+# body: c53aa5d188fad298
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -548,7 +548,7 @@ def _by_ends(x):
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 355341f06f1a064e
-# body: 1a7cf299096c2866
+# inputs: 94ff5f9969ed1ad6
+# body: 3ad16869bba49dd9
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -533,7 +533,7 @@ def _by_ends(x):
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None if the tile has no TMA."""
+    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]
