@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b29f71dc01cc6f66
-# body: c188338936f98781
+# inputs: e321c93460ecbc3d
+# body: 9976f4df7465a617
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -46,7 +46,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.

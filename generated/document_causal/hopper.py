@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 005e8ad6c451c57d
-# body: b52de7b3da652f7e
+# inputs: 373c7bb1c8ff2251
+# body: e45b25e57d383415
 """Causal self-attention within each document of a packed sequence.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,7 +48,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.

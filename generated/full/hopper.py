@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 126404b4be165a75
-# body: 4d8927248994bf88
+# inputs: 71fafa320f1c9a5c
+# body: 35899dec821d5155
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -49,7 +49,7 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 674f777e669d4079
-# body: 25b3daf55bfaa006
+# inputs: b17450e6a4a334ab
+# body: 52a03cf0f1b2a343
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -40,7 +40,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e866f5d17707901d
-# body: 5fc9cb6b5b1b3051
+# inputs: dcb1d17eb2bd3ac2
+# body: cb125a71e00c90cc
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -46,7 +46,7 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
 # Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The consumers, two others, compute 64 rows of a tile each.
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
