@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a2b4d43dce64a7e
-# body: b608405d030ab74d
+# inputs: 62d7e16653e15b3e
+# body: f581808fc7e7e1aa
 """Causal attention with ALiBi slopes computed from the head's index.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

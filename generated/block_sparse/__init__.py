@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 62666fc154b69df8
-# body: e4bcedca93325466
+# inputs: 6694c3784a8d0aa2
+# body: 19f4723793177a3f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd9c125650a7e812
-# body: 28b78c2049e77d1b
+# inputs: 3c0ae70d542184f1
+# body: e1cf86e4e4249995
 """Attention of every query to the keys up to its own position.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

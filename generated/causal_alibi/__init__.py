@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7471921ea0c60673
-# body: a0cba9e86bbed8a3
+# inputs: 479c8d7fadd54d23
+# body: 29c9603e47e1fc23
 """Causal attention with ALiBi slopes read from a tensor.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3122ee721b04d95
-# body: f73ab03e24cc7991
+# inputs: a9dfe892424a20c8
+# body: 5538b9de75a72a11
 """Attention of every query to the keys up to its own position, heads of 64.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fb04465e5f0b39ba
-# body: ad168ac235a93b75
+# inputs: cccabbf388c924ac
+# body: 8b4478b87a7bb7bd
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -51,8 +51,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=128, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -73,7 +73,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -89,7 +89,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -97,7 +97,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -145,11 +145,11 @@ def _forward_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -207,7 +207,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -240,7 +240,7 @@ def _dq_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -250,7 +250,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -274,7 +274,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -292,11 +292,11 @@ def _dq_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -352,9 +352,9 @@ def _dkdv_tiles(
     kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -406,9 +406,9 @@ def _dkdv_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -473,7 +473,7 @@ _LIBRARY = _library("kgen_193bc48dc09f089d", "causal_d64")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -510,9 +510,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, scale, store_lse)
         return out.bfloat16(), lse
@@ -556,7 +556,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tens
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
@@ -568,7 +568,7 @@ def _(q, k, v, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, scale)
@@ -578,8 +578,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**25:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
@@ -667,7 +667,7 @@ def causal_d64(q, k, v, *, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

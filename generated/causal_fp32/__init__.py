@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e4ffbe1673529e37
-# body: da1ba171bb0b856f
+# inputs: 261283b4d82e38ad
+# body: 4da864d049a6fe3a
 """Causal attention in fp32, products in three TF32 passes.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fc32525928e0a82f
-# body: 79a2064ca19be520
+# inputs: f688bc5dc7898bda
+# body: 14946ee907652eb5
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -44,8 +44,8 @@ from ._launch import (
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
 ]
@@ -59,7 +59,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -75,7 +75,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -83,7 +83,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -131,11 +131,11 @@ def _forward_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -221,7 +221,7 @@ def _dq_tiles(
     q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -231,7 +231,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -255,7 +255,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         p = tl.exp2(qk * qk_scale - lse[:, None] - lse_low[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v), input_precision="tf32x3")
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="tf32x3")
@@ -273,11 +273,11 @@ def _dq_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -335,9 +335,9 @@ def _dkdv_tiles(
     kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -367,7 +367,7 @@ def _dkdv_tiles(
             q = tl.load(q_rows + q_start * stride_qs)
             do = tl.load(do_rows + q_start * stride_gs)
         dp = tl.dot(v, tl.trans(do), input_precision="tf32x3")
-        # The product of the other kernels: their sums are in the same order, and so are their bits.
+        # This product sums in the same order as the other kernels do, so the bits are equal.
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         qk = tl.trans(qk)
         lse_low = tl.where(lse.to(tl.float32) == lse, 0.0, (lse - lse.to(tl.float32)).to(tl.float32))
@@ -393,9 +393,9 @@ def _dkdv_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -460,14 +460,14 @@ _LIBRARY = _library("kgen_7187579be8cf320c", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
 
 
 def _forward(q, k, v, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row, in float64, if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, in float64,, else None."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     out = _empty((B, HQ, SQ, 64), q)
@@ -505,7 +505,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tens
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
@@ -517,11 +517,11 @@ def _(q, k, v, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
-    if dout.stride(-1) > 2**25:  # kernels multiply columns by strides in 32 bits
+    if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse, dtype=torch.float32)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
@@ -606,7 +606,7 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

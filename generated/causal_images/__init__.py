@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 512acffea113204f
-# body: 5450dfcc1313e024
+# inputs: 772ad230a9b546b4
+# body: 69f39746abf7b581
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

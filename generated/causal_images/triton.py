@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c67b5dd07d8c1be
-# body: 4629accc9b0f9a0b
+# inputs: 379fd847e695e78b
+# body: f4ac6e5dbfb588a6
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -52,8 +52,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -75,7 +75,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -85,7 +85,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _block_kind(q_start, kv_start, b, image_ptr, stride_image_0, stride_image_1, SQ, SK):
-    """The kind of a block, from all of its pairs: the mask leaves 0 none, 1 some, 2 all of them."""
+    """Return the kind of a block, from all of its pairs: 0 if the mask keeps none, 1 some (partial), 2 all (full)."""
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)
     counts = tl.zeros([32, BLOCK_SIZE], tl.int32)
     for start in range(q_start, q_start + BLOCK_SIZE, 32):
@@ -114,7 +114,7 @@ def _block_kinds_kernel(
     image_ptr, stride_image_0: tl.int64, stride_image_1, SQ, SK,
     GROUP: tl.constexpr,
 ):
-    """The kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
+    """Write the kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
     q_blocks, kv_blocks = tl.cdiv(SQ, BLOCK_SIZE), tl.cdiv(SK, BLOCK_SIZE)
     groups = tl.cdiv(kv_blocks, GROUP)
     row = tl.program_id(0) // groups
@@ -133,7 +133,7 @@ def _block_kinds_kernel(
     side_4_min, side_4_max = tl.min(side_4), tl.max(side_4)
     side_5_min, side_5_max = tl.min(image_b_q), tl.max(image_b_q)
 
-    # The least and greatest values of both sides decide on most blocks: scalars of the queries, columns of the keys.
+    # Bounds of the values of both sides decide most blocks: scalars for the queries, one value per block of keys.
     blocks = first + tl.arange(0, GROUP)[:, None]
     kv_start = tl.minimum(blocks, kv_blocks - 1) * BLOCK_SIZE
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)[None, :]
@@ -161,7 +161,7 @@ def _block_kinds_kernel(
 
 @triton.jit
 def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, indices_ptr, CHUNK: tl.constexpr):
-    """A row of kinds as a list of its columns: those of kind 1, then of kind 2, then of kind 0, each ascending."""
+    """Write the columns of a row of kinds as a list: kind 1, then kind 2, then kind 0, each ascending."""
     n_partial = tl.zeros([], tl.int32)
     n_full = n_partial
     for start in range(0, size, CHUNK):
@@ -171,7 +171,7 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
         n_full += tl.sum((kind == 2).to(tl.int32))
     tl.store(num_blocks_ptr, n_partial)
     tl.store(full_num_blocks_ptr, n_full)
-    # How many columns have been placed, and how many of each kind.
+    # The number of columns that are written, and the number of each kind.
     before = tl.zeros([], tl.int32)
     partial, full = before, before
     for start in range(0, size, CHUNK):
@@ -192,7 +192,7 @@ def _block_lists_kernel(
     q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
-    """A list of blocks of keys for each block of queries, and the other way round."""
+    """Write the list of blocks of keys of each block of queries, and of queries for keys."""
     row = tl.program_id(0)
     if row < planes * q_blocks:
         own = row.to(tl.int64) * kv_blocks
@@ -218,13 +218,13 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of n_blocks listed blocks.
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
@@ -275,12 +275,12 @@ def _forward_kernel(
     image_ptr, stride_image_0: tl.int64, stride_image_1, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -342,7 +342,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -375,7 +375,7 @@ def _dq_tiles(
     qk_scale, image_b_q, image_b_q_ne_0, image_ptr, stride_image_0, stride_image_1, SQ, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of n_blocks listed blocks.
+    """Add dS @ K to dq for the KV tiles of n_blocks listed blocks.
 
     P is recomputed from the log-sum-exp.
     """
@@ -383,7 +383,7 @@ def _dq_tiles(
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
@@ -409,7 +409,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -428,12 +428,12 @@ def _dq_kernel(
     image_ptr, stride_image_0: tl.int64, stride_image_1, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -491,15 +491,15 @@ def _dkdv_tiles(
     kv_idx, qk_scale, image_b_kv, image_ptr, stride_image_0, stride_image_1, SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks.
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of n_blocks listed blocks.
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_M):
         q_start = i + (tl.load(q_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         q_idx = q_start + offs_m
@@ -552,10 +552,10 @@ def _dkdv_kernel(
     image_ptr, stride_image_0: tl.int64, stride_image_1, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
     kv_start = tile * BLOCK_N
@@ -620,7 +620,7 @@ _LIBRARY = _library("kgen_da735588aaf532ae", "causal_images")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -657,11 +657,11 @@ def _on_hopper(*tensors):
 
 
 class BlockMask(NamedTuple):
-    """The blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask leaves, as causal_images_block_mask gives them.
+    """Lists of the blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask keeps, from causal_images_block_mask.
 
-    For each block of queries kv_indices names the blocks of keys: first kv_num_blocks that the mask leaves in part,
-    then full_kv_num_blocks that it leaves whole, then those of which it leaves nothing. Each part ascends.
-    For each block of keys q_indices names the blocks of queries, in the same way.
+    For each block of queries, kv_indices lists all blocks of keys. The first kv_num_blocks are partial, the next
+    full_kv_num_blocks are full, and the mask keeps nothing of the rest. Each part ascends.
+    For each block of keys, q_indices lists the blocks of queries in the same way.
     """
 
     shape: tuple[int, int, int, int]  # (B, 1, SQ, SK)
@@ -719,12 +719,12 @@ def _(
 
 
 def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
-    """The block mask of causal_images, to build once and pass as `block_mask` to calls of these sizes.
+    """Build the block mask of causal_images. Pass it as `block_mask` to calls of these sizes.
 
     image: [B, SQ] int32, used by mask_mod.
 
-    Returns a BlockMask, which heads share. It holds for these sizes and for what buffers and params held when it was built.
-    Raises ValueError or TypeError for arguments that do not fit.
+    Returns a BlockMask, which heads share. It is valid while sizes, buffers and params keep their values.
+    Raises ValueError or TypeError for invalid arguments.
     """
     _dense("causal_images", "image", image)
     if SQ != SK:
@@ -742,9 +742,9 @@ def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
 
 
 def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse)
         return out.bfloat16(), lse
@@ -799,7 +799,7 @@ def _out_and_lse_op(
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
     return _forward(
@@ -814,7 +814,7 @@ def _(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_block
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
@@ -824,8 +824,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, dout, dlse, out, lse, dq, dk, dv)
@@ -919,7 +919,7 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

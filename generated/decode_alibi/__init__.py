@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5bb8a2a8a18e3723
-# body: b764d8cbcf7b1c2b
+# inputs: 592768933e34f7b7
+# body: 4e55399f4383829f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff9a679ded57df13
-# body: 75ef293855a930f7
+# inputs: cd0c7aff29c105d3
+# body: 2a5e71d4a862766f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -53,8 +53,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -81,7 +81,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -98,7 +98,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -106,7 +106,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -156,12 +156,12 @@ def _forward_kernel(
     slopes_ptr, stride_slopes_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -218,7 +218,7 @@ def _forward_kernel(
 def _live_tiles(
     b, q_start, q_last, SQ, SK, BLOCK_N: tl.constexpr,
 ):
-    """The KV tiles that some query of [q_start, q_last] sees: the first, and the one after the last."""
+    """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
     first = 0
     end = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), first)
@@ -234,7 +234,7 @@ def _decode_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -272,11 +272,11 @@ def _decode_kernel(
     splits, SPLIT: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M rows, which are (query, head of the group), of one (b, KV head), over one share of its keys."""
+    """Attention of BLOCK_M rows, (query, head of the group), of one (b, KV head) to one split of its keys."""
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
     pid = tl.program_id(0)
-    # The last rows see the most keys, so they go first.
+    # The last rows see the most keys, so their programs start first.
     row_start = (row_tiles - 1 - pid % row_tiles) * BLOCK_M
     h_kv = pid // row_tiles % HKV
     slot = pid // (row_tiles * HKV)
@@ -313,7 +313,7 @@ def _decode_kernel(
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # A row that sees no key has zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if SPLIT:
@@ -338,13 +338,13 @@ def _combine_kernel(
     splits, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one row from those of its splits."""
+    """Merge the splits of one row: write its out and base-2 log-sum-exp."""
     row = tl.program_id(0)
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
     offs_d = tl.arange(0, 128)
-    # The tile that _decode_kernel had this row in.
+    # The tile of this row in _decode_kernel.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
     slot = b * splits
@@ -388,7 +388,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -421,7 +421,7 @@ def _dq_tiles(
     qk_scale, sk_minus_sq_plus_q, bias_h, bias_kv, sq_minus_sk_minus_q_start, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -431,7 +431,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -457,7 +457,7 @@ def _dq_tiles(
         s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -475,12 +475,12 @@ def _dq_kernel(
     slopes_ptr, stride_slopes_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -543,9 +543,9 @@ def _dkdv_tiles(
     kv_idx, qk_scale, sk_minus_sq, bias_h, sq_minus_sk_plus_kv, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -601,10 +601,10 @@ def _dkdv_kernel(
     slopes_ptr, stride_slopes_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
     kv_start = tile * BLOCK_N
@@ -675,7 +675,7 @@ _LIBRARY = _library("kgen_d25d604116ecf2c4", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -683,8 +683,7 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the fewest splits, at most `most`, that fill the last wave of `at_once` programs nearly as well as any
-    number does."""
+    """Return the fewest splits, at most `most`, with 85 % of the best occupancy. `at_once` programs are one wave."""
 
     def busy(splits):
         waves = programs * splits / at_once
@@ -696,7 +695,7 @@ def _splits(programs, most, at_once):
 
 
 def _decode(q, k, v, slopes, scale, out, lse, store_lse):
-    """Fill out, and lse if it is to be stored."""
+    """Write out, and lse (base 2) if store_lse. Without splits, one kernel writes both."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if not out.numel():
@@ -762,9 +761,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, slopes, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, slopes, scale, store_lse)
         return out.bfloat16(), lse
@@ -811,7 +810,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: floa
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, slopes, scale)
     return _forward(q, k, v, slopes, scale, True)
@@ -823,7 +822,7 @@ def _(q, k, v, slopes, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, slopes, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, slopes, scale)
@@ -833,8 +832,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, slopes, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, slopes, dout, dlse, out, lse, dq, dk, dv)
@@ -925,7 +924,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires grad.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

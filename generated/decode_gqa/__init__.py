@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 46ae8bf6f83929ed
-# body: c9e2ccb8475354cf
+# inputs: e8341e62a6778c34
+# body: 0fd516a82caf5856
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 862898b6d30c24a5
-# body: 20db756a8364cabd
+# inputs: df53f9e3381de18f
+# body: 2a113e03b023442f
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -49,8 +49,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -66,7 +66,7 @@ _DECODE_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -83,7 +83,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -91,7 +91,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -139,12 +139,12 @@ def _forward_kernel(
     kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -197,7 +197,7 @@ def _forward_kernel(
 def _live_tiles(
     b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
 ):
-    """The KV tiles that some query of [q_start, q_last] sees: the first, and the one after the last."""
+    """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(
         tl.minimum(
             tl.load(kv_lens_ptr + b * stride_kv_lens_0), q_last + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ
@@ -215,7 +215,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """How many splits each sequence gets: shares of one size, at least one for each, `slots` in all at most."""
+    """Return the number of splits of each sequence, [BATCHES]. Splits have one size. Their sum is at most `slots`."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -239,7 +239,7 @@ def _decode_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -275,11 +275,11 @@ def _decode_kernel(
     splits, BATCHES: tl.constexpr, SPLIT: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M rows, which are (query, head of the group), of one (b, KV head), over one share of its keys."""
+    """Attention of BLOCK_M rows, (query, head of the group), of one (b, KV head) to one split of its keys."""
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
     pid = tl.program_id(0)
-    # The last rows see the most keys, so they go first.
+    # The last rows see the most keys, so their programs start first.
     row_start = (row_tiles - 1 - pid % row_tiles) * BLOCK_M
     h_kv = pid // row_tiles % HKV
     slot = pid // (row_tiles * HKV)
@@ -290,7 +290,7 @@ def _decode_kernel(
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     b, split = slot, 0
     if SPLIT:
-        # The slots go to the sequences in order, as many to each as it has splits.
+        # Each sequence has as many consecutive slots as splits.
         counts = _splits_by_batch(
             q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
         )
@@ -325,7 +325,7 @@ def _decode_kernel(
         (first + begin) * BLOCK_N, (first + stop) * BLOCK_N, BLOCK_N=BLOCK_N,
     )
 
-    # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+    # A row that sees no key has zeros, and a log-sum-exp of -inf.
     l_safe = tl.where(l_i == 0.0, 1.0, l_i)
     lse = m_i + tl.log2(l_safe)
     if SPLIT:
@@ -350,13 +350,13 @@ def _combine_kernel(
     splits, BATCHES: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one row from those of its splits."""
+    """Merge the splits of one row: write its out and base-2 log-sum-exp."""
     row = tl.program_id(0)
     q_idx = row % SQ
     h = row // SQ % HQ
     b = row // (SQ * HQ)
     offs_d = tl.arange(0, 128)
-    # The tile that _decode_kernel had this row in.
+    # The tile of this row in _decode_kernel.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
     q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
@@ -398,7 +398,7 @@ _LIBRARY = _library("kgen_41be985cde39bd1a", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -406,8 +406,7 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the fewest splits, at most `most`, that fill the last wave of `at_once` programs nearly as well as any
-    number does."""
+    """Return the fewest splits, at most `most`, with 85 % of the best occupancy. `at_once` programs are one wave."""
 
     def busy(splits):
         waves = programs * splits / at_once
@@ -419,7 +418,7 @@ def _splits(programs, most, at_once):
 
 
 def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
-    """Fill out, and lse if it is to be stored."""
+    """Write out, and lse (base 2) if store_lse. Without splits, one kernel writes both."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if not out.numel():
@@ -432,7 +431,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # so that a long sequence finds some to take from the short ones
+        splits = max(splits, min(most, 2))  # a long sequence uses splits that short ones do not need
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -487,9 +486,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, kv_lens, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, kv_lens, scale, store_lse)
         return out.bfloat16(), lse
@@ -551,7 +550,7 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e764823787de6d46
-# body: 3b5321300dcc1300
+# inputs: cafd6ab8c876139d
+# body: e32bb502dabd4e2a
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ad764f71f3feca85
-# body: e9bfc4e67cb5b3ea
+# inputs: e321c93460ecbc3d
+# body: 9976f4df7465a617
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -24,36 +24,40 @@ from triton.language.extra.cuda import gdc_wait
 from ._launch import _cdiv, _launch, _multiprocessors
 from .triton import LOG2E, _tile_and_head
 
-# Names that changed, the first with Triton 3.7, the others with 3.8.
+# These names differ between Triton versions: the first since 3.7, the others since 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# Layout of four partial sums per row, one per thread of a quad.
+# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
+# 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Layouts of what TMA moves, in shared memory.
+# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
+# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
-# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
-# over tiles does not change.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# are constant in a loop over tiles.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
-    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
-    slots: object  # of one operand, or of several that share the barriers
+    slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
     empty: object
 
@@ -65,7 +69,7 @@ Problem = collections.namedtuple("Problem", [
 
 @gluon.jit
 def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
-    """N barriers, each of which waits for so many arrivals."""
+    """Allocate N mbarriers, each of which completes after `arrivals` arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(barriers.index(i), count=arrivals)
@@ -74,19 +78,19 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """A ring, each slot of which WRITERS fill and READERS release."""
+    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
 @gluon.jit
 def _slots(desc, SLOTS: tl.constexpr):
-    """Shared memory for SLOTS tiles of a descriptor."""
+    """Allocate shared memory for SLOTS tiles of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def _slot(slots, i):
-    """Slot i as [rows, columns]."""
+    """View slot i as [rows, columns]."""
     tile = slots.index(i)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
@@ -102,7 +106,7 @@ def _producer_acquire(ring, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _producer_load(ring, i, desc, at):
-    """Have TMA load the i-th tile into its slot, as soon as that is empty."""
+    """Wait until the slot of tile i is empty, and start its TMA load."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     full = _producer_acquire(ring, i, desc.block_type.nbytes)
     async_load(desc, at, full, ring.slots.index(i % SLOTS))
@@ -110,14 +114,14 @@ def _producer_load(ring, i, desc, at):
 
 @gluon.jit
 def _consumer_wait(ring, i):
-    """Wait until the i-th tile is there."""
+    """Wait until tile i has arrived."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.full.index(i % SLOTS), i // SLOTS & 1)
 
 
 @gluon.jit
 def _consumer_tile(ring, i):
-    """The i-th tile in shared memory [rows, columns], once it is there."""
+    """Wait until tile i has arrived, and return its view [rows, columns] in shared memory."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     _consumer_wait(ring, i)
     return _slot(ring.slots, i % SLOTS)
@@ -125,14 +129,14 @@ def _consumer_tile(ring, i):
 
 @gluon.jit
 def _consumer_release(ring, i):
-    """Tell the producer that this consumer is done with the i-th tile."""
+    """Release tile i: arrive on its empty barrier after the last read."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.arrive(ring.empty.index(i % SLOTS), count=1)
 
 
 @gluon.jit
 def _store_tile(desc, at, slots, i, tile):
-    """Have TMA store a tile by way of slot i, which it has left after `tma.store_wait`."""
+    """Copy a tile to slot i and start its TMA store. The slot is free after `tma.store_wait`."""
     _slot(slots, i).store(tile.to(desc.dtype))
     fence_async_shared()
     barrier()
@@ -144,10 +148,10 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
-    `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -158,26 +162,27 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory [rows, columns]."""
+    """The i-th keys in shared memory, [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
-    """The i-th values in shared memory [rows, columns]."""
+    """View V of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
-    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    """Build the ring of two slots through which the producer sends tile coordinates to the consumers."""
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # not swizzled
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Send tile i to the consumers. A start of -1 ends their loop."""
+    """Send the fields of tile i to the consumers. A first field of -1 ends their loop."""
+    # Every thread owns all elements.
     at = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [4], [0]))
     item = gl.full([8], 0, gl.int32, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -190,7 +195,7 @@ def _publish_tile(scheduler, i, tile):
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
     """Return the fields of tile i in every thread."""
-    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])  # every thread owns all elements
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
     _consumer_release(scheduler, i)
@@ -203,19 +208,19 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, the last one first."""
+    """Return the first position of the i-th tile, counted from the last one."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
 @gluon.jit
 def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
-    """x @ y^T, in flight; both [rows, columns], y in shared memory."""
+    """Start x @ y^T, [M, N] float32. x [M, D] is in registers or shared memory, y [N, D] in shared memory."""
     zero = gl.full([x.shape[0], y.shape[0]], 0.0, gl.float32, layout=LAYOUT)
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Elements alternate in pairs between two rows, so
-# $128 and $130 are the alphas of both rows. The multiplications are skipped if every alpha of the warp is 1.
+# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
+# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -230,13 +235,14 @@ _RESCALED = tl.constexpr(
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha; warps whose alphas are all 1 do not multiply."""
+    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
 @gluon.jit
 def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
-    """acc + x @ y, in flight; x in registers, y in shared memory."""
+    """Start acc + x @ y, float32. x [M, N] is in registers, y [N, D] in shared memory."""
+    # The A operand of wgmma: each thread owns the rows and pairs of columns that it owns in an accumulator.
     x = gl.convert_layout(x.to(y.dtype), gl.DotOperandLayout(0, LAYOUT, 2))
     return warpgroup_mma(x, y, acc, is_async=True)
 
@@ -248,8 +254,8 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 def _load_pages(
     slot, full, desc, kv_start, b, h_kv, args, kv_lens_b, SK, BLOCK_N: tl.constexpr,
 ):
-    """Have TMA put a tile of keys, 64 rows of each page, into a slot. Keys that are not there are on a page
-    that is not, which TMA reads as zeros."""
+    """Start TMA loads of a tile of keys into a slot, 64 rows each. Keys that need not be read get a page number
+    out of bounds, which TMA reads as zeros."""
     block_table_ptr = args.block_table_ptr + b * args.stride_tb
     for row in gl.static_range(0, BLOCK_N, 64):
         kv_idx = kv_start + row
@@ -275,7 +281,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", [
 def _hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries, and load K, V and what the consumers hold of the queries."""
+    """Publish tiles of queries. Load their operands, K and V."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes * (BLOCK_N // 64)
     KEY_BYTES: tl.constexpr = NBYTES
@@ -288,7 +294,7 @@ def _hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they go first.
+        # The last query tiles see the most keys, so they are published first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_lens_b = gl.load(problem.kv_lens_ptr + b * problem.stride_kv_lens_0)
@@ -297,7 +303,7 @@ def _hopper_producer(
             gl.maximum(gl.minimum(gl.minimum(kv_lens_b, q_start + kv_lens_b + 1 - problem.SQ), problem.SK), 0)
             // BLOCK_N
         ) * BLOCK_N
-        # A tile of queries that sees no key meets one tile, all of it masked.
+        # A tile of queries that sees no key visits one tile, fully masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
@@ -318,7 +324,7 @@ def _hopper_producer(
                 _load_pages(v_slot, full, args.v_desc, v_start, b, h_kv, args, kv_lens_b, problem.SK, BLOCK_N)
             n_fetched += 1
         i += 1
-        gdc_wait()  # this kernel begins beside what sets the counter to zero
+        gdc_wait()  # the counter may not be zero before this
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
@@ -326,11 +332,12 @@ def _hopper_producer(
 
 @gluon.jit
 def _clear_hidden(rows, kv_start, kv_lens_b, SK, BLOCK_N: tl.constexpr):
-    """Make zeros of a tile's rows of keys that only the mask hides: they may be NaN, and so would be 0 * NaN. Every
-    consumer that reads them does; two that read the same tile write the same."""
+    """Set hidden keys of a tile to zero: they may be NaN, and 0 * NaN is NaN. Each consumer does this. Two consumers of
+    a tile write the same values."""
     kv_last = kv_start + BLOCK_N - 1
     last_live = (kv_last < SK) & (kv_last < kv_lens_b)
     if not last_live:
+        # Each thread owns 8 adjacent columns (16 bytes) of a row. A warp owns whole rows.
         LAYOUT: tl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
         kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
         kv_live = (kv_idx < SK) & (kv_idx < kv_lens_b)
@@ -341,7 +348,7 @@ def _clear_hidden(rows, kv_start, kv_lens_b, SK, BLOCK_N: tl.constexpr):
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four partial sums per row, one per thread. They are reduced after the last tile."""
+    """Return four partial sums per row, [rows, 4], one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -351,11 +358,12 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
+    flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
         mask = kv_live[None, :] & (fixed.kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
@@ -378,7 +386,7 @@ def _hopper_tiles(
     n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi). P @ V of the previous tile overlaps the softmax."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -404,10 +412,10 @@ def _hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one half of every tile of queries."""
+    """Compute out and base-2 log-sum-exp of one half of each tile of queries."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -426,7 +434,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
+        # The first tile has nothing to rescale. A mask is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -473,7 +481,7 @@ def _forward_hopper_kernel(
     kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(
@@ -495,7 +503,7 @@ def _forward_hopper_kernel(
             (_hopper_consumer, (consumer, problem, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -505,7 +513,7 @@ def _forward_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
     the other tensors with valid strides."""
 
     def __post_init__(self):
@@ -513,12 +521,12 @@ class _HopperDescriptor(GluonDescriptor):
 
 
 def _gluon_tiles(x, n_rows):
-    """TMA descriptor of tiles of x [B, H, S, 128]."""
+    """Build a TMA descriptor of tiles of n_rows rows of x [B, H, S, 128]."""
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, 128], TILES)
 
 
 def forward_on_hopper(layouts, q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
-    """Launch the forward kernel, which writes out, and lse if it is to be stored."""
+    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[2], block_table.shape[1] * 64
     BLOCK_M, BLOCK_N = 128, 128

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f2051b20d0c8e99f
-# body: 4dedb6898710ca3a
+# inputs: 3515b8814a4b2191
+# body: 7a8ea49a5c6757ed
 """Causal attention to the last 1024 positions of a KV cache.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

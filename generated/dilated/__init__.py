@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4421f0bf050c8f1c
-# body: df380d4f13a0242f
+# inputs: ccb71ab0f583f31c
+# body: 74e22902860e2ace
 """Causal attention to every fourth position back from the query.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

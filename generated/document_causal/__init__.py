@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 330b19b90fc4f8e3
-# body: 94d8c4cc369bce2b
+# inputs: df0635eb6614072c
+# body: a002462e8cf623ac
 """Causal self-attention within each document of a packed sequence.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

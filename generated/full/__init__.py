@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b68417038a05e07e
-# body: cfaa63059ba60bd0
+# inputs: 0bfdfae262a197e0
+# body: 40793b30b4856ab2
 """Attention of every query to every key.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

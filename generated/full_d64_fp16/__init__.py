@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a5c96fcf73fc7b5
-# body: 52df033d89c63dae
+# inputs: 23a77013f79459c6
+# body: 58afcd7f97b158eb
 """Attention of every query to every key, heads of 64 in fp16.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

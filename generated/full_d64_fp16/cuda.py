@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0872acec6bfb7f52
-# body: 1d55b1100c0d49f1
+# inputs: d573432b79dd915d
+# body: 12af88e2578d31da
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
 
     out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
 
-The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name beside this one.
+The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:
 
     from full_d64_fp16.cuda import full_d64_fp16_delta
@@ -43,7 +43,7 @@ def _arch(device):
 
 @functools.cache
 def _source():
-    """Return the text of the .cu file beside this one."""
+    """Return the text of the .cu file of the same name."""
     with open(os.path.splitext(os.path.abspath(__file__))[0] + ".cu", encoding="utf-8") as file:
         return file.read()
 
@@ -77,7 +77,7 @@ def _launch(device, name, grid, block, args):
     """Launch a kernel on PyTorch's current stream of a device."""
     with torch.cuda.device(device):
         kernel = _kernel(name, _arch(device), device.index, 0)
-        Device(device.index).set_current()  # a thread of autograd's may not have a context yet
+        Device(device.index).set_current()  # a thread of autograd may not have a context yet
         stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         launch(stream, _config(grid, block), kernel, *args)
 
@@ -85,13 +85,13 @@ def _launch(device, name, grid, block, args):
 # --- the operator ------------------------------------------------------------------------------------------------
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -99,7 +99,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -128,13 +128,13 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
 def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
+    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
             while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
@@ -147,7 +147,7 @@ _LIBRARY = _library("kgen_df1a02f73da1a4be", "full_d64_fp16_delta")
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)
@@ -156,7 +156,7 @@ def _cast(dtype, *tensors):
 
 
 def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
+    """Return the dtype of a tensor, or the type name of another object, for messages."""
     return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
@@ -190,11 +190,11 @@ def _(out: Tensor, dout: Tensor, dlse: Optional[Tensor]) -> Tensor:
 
 
 def full_d64_fp16_delta(out, dout, dlse=None):
-    """rowsum(out * dout) - dlse, float32 [B, H, S].
+    """Return rowsum(out * dout) - dlse, contiguous float32 [B, H, S].
 
     out, dout [B, H, S, 64] fp16, any strides: the output of attention and its gradient.
-    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, None for none.
-    Raises TypeError or ValueError for tensors that do not fit,
+    dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
+    Raises TypeError or ValueError for invalid tensors,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("full_d64_fp16_delta", "out dout dlse", out, dout, dlse)

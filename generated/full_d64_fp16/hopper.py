@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: db406c66ccb941df
-# body: 407f0a1afe8bebaf
+# inputs: 882a9c57aa8853c8
+# body: 6ccab6ec7339dc1b
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -24,37 +24,42 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ._launch import _cdiv, _launch, _multiprocessors
 from .triton import LOG2E, _tile_and_head
 
-# Names that changed, the first with Triton 3.7, the others with 3.8.
+# These names differ between Triton versions: the first since 3.7, the others since 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
-# Layout of four partial sums per row, one per thread of a quad.
+# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
+# 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Layouts of what TMA moves, in shared memory.
+# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
+# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+# Rows [1, n] of lse and delta: n adjacent float32, not swizzled.
 VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
-# TMA load operands into rings of slots in shared memory; the others, the consumers, have 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
-# over tiles does not change.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
+# TMA into rings of slots in shared memory. The the others, the consumers, compute 64 rows of a tile each.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# are constant in a loop over tiles.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
-    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
-    slots: object  # of one operand, or of several that share the barriers
+    slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
     empty: object
 
@@ -64,7 +69,7 @@ Problem = collections.namedtuple("Problem", ["B", "HQ", "SQ", "SK", "scale"])
 
 @gluon.jit
 def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
-    """N barriers, each of which waits for so many arrivals."""
+    """Allocate N mbarriers, each of which completes after `arrivals` arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(barriers.index(i), count=arrivals)
@@ -73,19 +78,19 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """A ring, each slot of which WRITERS fill and READERS release."""
+    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
 @gluon.jit
 def _slots(desc, SLOTS: tl.constexpr):
-    """Shared memory for SLOTS tiles of a descriptor."""
+    """Allocate shared memory for SLOTS tiles of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def _slot(slots, i):
-    """Slot i as [rows, columns]."""
+    """View slot i as [rows, columns]."""
     tile = slots.index(i)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
@@ -101,7 +106,7 @@ def _producer_acquire(ring, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _producer_load(ring, i, desc, at):
-    """Have TMA load the i-th tile into its slot, as soon as that is empty."""
+    """Wait until the slot of tile i is empty, and start its TMA load."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     full = _producer_acquire(ring, i, desc.block_type.nbytes)
     async_load(desc, at, full, ring.slots.index(i % SLOTS))
@@ -109,14 +114,14 @@ def _producer_load(ring, i, desc, at):
 
 @gluon.jit
 def _consumer_wait(ring, i):
-    """Wait until the i-th tile is there."""
+    """Wait until tile i has arrived."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.full.index(i % SLOTS), i // SLOTS & 1)
 
 
 @gluon.jit
 def _consumer_tile(ring, i):
-    """The i-th tile in shared memory [rows, columns], once it is there."""
+    """Wait until tile i has arrived, and return its view [rows, columns] in shared memory."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     _consumer_wait(ring, i)
     return _slot(ring.slots, i % SLOTS)
@@ -124,14 +129,14 @@ def _consumer_tile(ring, i):
 
 @gluon.jit
 def _consumer_release(ring, i):
-    """Tell the producer that this consumer is done with the i-th tile."""
+    """Release tile i: arrive on its empty barrier after the last read."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.arrive(ring.empty.index(i % SLOTS), count=1)
 
 
 @gluon.jit
 def _store_tile(desc, at, slots, i, tile):
-    """Have TMA store a tile by way of slot i, which it has left after `tma.store_wait`."""
+    """Copy a tile to slot i and start its TMA store. The slot is free after `tma.store_wait`."""
     _slot(slots, i).store(tile.to(desc.dtype))
     fence_async_shared()
     barrier()
@@ -143,10 +148,10 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
-    `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -157,20 +162,20 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory [rows, columns]."""
+    """The i-th keys in shared memory, [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
-    """The i-th values in shared memory [rows, columns]."""
+    """View V of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _consumer_load(ring, i, LAYOUT: tl.constexpr):
-    """The i-th tile in registers, released. A write there by TMA may overtake these loads unless a fence holds it back:
-    its accesses are of another proxy, for which a barrier is no order."""
+    """Load tile i into registers and release it. TMA writes through the async proxy, which barriers do not order after
+    these loads: hence the fence."""
     tile = _consumer_tile(ring, i).load(LAYOUT)
     fence_async_shared()
     _consumer_release(ring, i)
@@ -179,14 +184,15 @@ def _consumer_load(ring, i, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
-    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    """Build the ring of two slots through which the producer sends tile coordinates to the consumers."""
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # not swizzled
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Send tile i to the consumers. A start of -1 ends their loop."""
+    """Send the fields of tile i to the consumers. A first field of -1 ends their loop."""
+    # Every thread owns all elements.
     at = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [4], [0]))
     item = gl.full([8], 0, gl.int32, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -199,7 +205,7 @@ def _publish_tile(scheduler, i, tile):
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
     """Return the fields of tile i in every thread."""
-    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])  # every thread owns all elements
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
     _consumer_release(scheduler, i)
@@ -212,20 +218,21 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, the last one first."""
+    """Return the first position of the i-th tile, counted from the last one."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
 @gluon.jit
 def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
-    """x @ y^T, in flight; both [rows, columns], y in shared memory."""
+    """Start x @ y^T, [M, N] float32. x [M, D] is in registers or shared memory, y [N, D] in shared memory."""
     zero = gl.full([x.shape[0], y.shape[0]], 0.0, gl.float32, layout=LAYOUT)
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
-    """acc + x @ y, in flight; x in registers, y in shared memory."""
+    """Start acc + x @ y, float32. x [M, N] is in registers, y [N, D] in shared memory."""
+    # The A operand of wgmma: each thread owns the rows and pairs of columns that it owns in an accumulator.
     x = gl.convert_layout(x.to(y.dtype), gl.DotOperandLayout(0, LAYOUT, 2))
     return warpgroup_mma(x, y, acc, is_async=True)
 
@@ -244,7 +251,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "SK"])
 
 @gluon.jit
 def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of queries, and load K, V and what the consumers hold of the queries."""
+    """Publish tiles of queries. Load their operands, K and V."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -256,11 +263,11 @@ def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, 
     while number < n_q_tiles * problem.B * problem.HQ:
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
-        # The last query tiles see the most keys, so they go first.
+        # The last query tiles see the most keys, so they are published first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         kv_hi = problem.SK
         kv_full_hi = problem.SK // BLOCK_N * BLOCK_N
-        # A tile of queries that sees no key meets one tile, all of it masked.
+        # A tile of queries that sees no key visits one tile, fully masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
@@ -287,7 +294,7 @@ def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four partial sums per row, one per thread. They are reduced after the last tile."""
+    """Return four partial sums per row, [rows, 4], one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -296,7 +303,7 @@ def _own_sums(p, LAYOUT: tl.constexpr):
 def _hopper_logits(
     qk_async, kv_start, fixed, MASKED: tl.constexpr, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """The logits of half a tile, whose product is in flight with PENDING younger ones."""
+    """Wait for the scores of half a tile and return its logits. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if MASKED:
@@ -312,7 +319,7 @@ def _hopper_tiles(
     n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); a tile's first values meet p_a while p_b is computed."""
+    """Online softmax over the tiles of keys [j_lo, j_hi). P @ V of a tile's first half overlaps p_b of its second."""
     PART: tl.constexpr = BLOCK_N // 2
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
@@ -351,10 +358,10 @@ def _hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one third of every tile of queries."""
+    """Compute out and base-2 log-sum-exp of one third of each tile of queries."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 3
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N // 2, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N // 2, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -368,7 +375,7 @@ def _hopper_consumer(
         acc = gl.full([OWN_M, 64], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
-        # The scores of few keys take as long to read as to multiply; of q in registers, half of that is read.
+        # For few keys, reading the operands takes as long as the product. With q in registers, half as much is read.
         q = _consumer_load(args.q_ring, 3 * i + CONSUMER, gl.DotOperandLayout(0, SCORES, 2))
         m_i, l_i, acc, n_used = _hopper_tiles(
             m_i, l_i, acc, n_used, q, kv_ring, 0, gl.maximum(n_last_masked, 1),
@@ -401,7 +408,7 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 3), 3, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS))
@@ -418,7 +425,7 @@ def _forward_hopper_kernel(
             (_hopper_consumer, (consumer, problem, 2, STORE_LSE, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the other consumers and the producer.
+        # Warps, and registers per thread, of the other consumers and the producer.
         # The first consumer has the rest of 512 registers.
         [4, 4, 4], [160, 160, 32],
     )
@@ -429,8 +436,8 @@ def _forward_hopper_kernel(
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
-    its end."""
+    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
+    and n_masked - n_first_masked at its end."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -445,7 +452,7 @@ KeyProducer = collections.namedtuple("KeyProducer", [
 
 @gluon.jit
 def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of keys, and load what they need."""
+    """Publish tiles of keys. Load K and V, then Q, dO, lse and delta."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     q_slots = q_ring.slots
@@ -456,7 +463,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The first keys are seen by the most queries, so they go first.
+        # The most queries see the first keys, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
@@ -473,7 +480,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+        gdc_wait()  # for delta; dependent kernels may start after this
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -501,8 +508,8 @@ def _dkdv_hopper_half(
     qk_async, dp_async, dk, dv, q, do, lse_rows, delta_rows, q_start, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv + P^T @ dO and dk + dS^T @ Q of half a tile, in flight. Of the products of both halves, S, dP, dv and dk,
-    three are younger than each."""
+    """Start dv + P^T @ dO and dk + dS^T @ Q of half a tile. Both halves have the products S, dP, dv and dk. Three later
+    products may be in flight at each wait."""
     offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
     q_idx = q_start + offs_m
     lse = lse_rows.load(gl.SliceLayout(0, SCORES))
@@ -527,10 +534,9 @@ def _dkdv_hopper_tiles(
     n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
-    rows."""
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    # The first half's softmax runs beside the second's scores, and the second's beside the first's dv and dk.
+    # The softmax of the first half overlaps the scores of the second. That softmax overlaps dv and dk of the first.
     PART: tl.constexpr = BLOCK_M // 2
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -564,10 +570,10 @@ def _dkdv_hopper_tiles(
 def _dkdv_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of one half of every tile of keys."""
+    """Compute dk and dv of one half of each tile of keys."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])  # ownership as in OUT
     n_used = 0
     i = 0
     done = 0
@@ -579,7 +585,8 @@ def _dkdv_hopper_consumer(
         at_k = 4 * done + 2 * CONSUMER
         at_v = at_k + 1
         k, v = _consumer_tile(kv_ring, at_k), _consumer_tile(kv_ring, at_v)
-        # Scores of few queries take as long to read as to multiply; of k and v in registers, less of that is read.
+        # For few queries, reading the operands takes as long as the product. With k and v in registers, only q and dO
+        # are read.
         k_held, v_held = k.load(gl.DotOperandLayout(0, SCORES, 2)), v.load(gl.DotOperandLayout(0, SCORES, 2))
         dk = gl.full([OWN_N, 64], 0.0, gl.float32, layout=OUT)
         dv = gl.full([OWN_N, 64], 0.0, gl.float32, layout=OUT)
@@ -597,7 +604,7 @@ def _dkdv_hopper_consumer(
         )
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
-        # K and V are not needed any more: dk and dv leave from their places.
+        # The last reads of K and V are over: store dk and dv through their slots.
         _store_tile(args.dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
@@ -613,7 +620,8 @@ def _dkdv_hopper_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
+    halves of K and V of two tiles."""
     problem = Problem(B, HQ, SQ, SK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
@@ -630,7 +638,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_consumer, (consumer, problem, 1, BLOCK_M, BLOCK_N)),
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -640,7 +648,7 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
     the other tensors with valid strides."""
 
     def __post_init__(self):
@@ -648,12 +656,12 @@ class _HopperDescriptor(GluonDescriptor):
 
 
 def _gluon_tiles(x, n_rows):
-    """TMA descriptor of tiles of x [B, H, S, 64]."""
+    """Build a TMA descriptor of tiles of n_rows rows of x [B, H, S, 64]."""
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, 64], TILES)
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel, which writes out, and lse if it is to be stored."""
+    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 192, 128
@@ -670,21 +678,23 @@ def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
 
 
 def _gluon_rows(x, n):
-    """TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows have to begin at multiples of 16 bytes."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
+    16 bytes are copied."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv):
-    """Launch the backward kernels, which write gradients from delta on."""
+    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
+    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
+    # descriptor fits both.
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (
         _gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv)
     )
-    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     _launch(

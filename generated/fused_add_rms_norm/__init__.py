@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27a909a07c35a161
-# body: b32ba9c15854138e
-"""Add a block's output to the residual stream, normalize the sum, and return both.
+# inputs: 973c7bc87aafd839
+# body: 3cb798a6e1609743
+"""Adds a block's output to the residual stream and norms the sum; returns both.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cuda.py, on compute capability 8.0 or newer, with the package cuda.core
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cuda": _imported("cuda", "cuda.core"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
-    """Add a block's output to the residual stream, normalize the sum, and return both.
+    """Adds a block's output to the residual stream and norms the sum; returns both.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     residual: [..., D] bfloat16, added to x before the norm.

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a969524f3fff7581
-# body: 1bf3065c75b8af68
+# inputs: bb706e0332afc07a
+# body: 300d934d726be0bc
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cute_sm90": _imported("cute_sm90", "cutlass"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 
@@ -67,7 +67,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
+    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
@@ -76,7 +76,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    # Inside torch.func, `requires_grad` may be False although a gradient is wanted.
+    # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()
     gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8f6c6b76a69128af
-# body: 9fbd5185bd23fe86
+# inputs: 7e3cba7fc663a4bb
+# body: 5592875f275ef381
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cute_sm90": _imported("cute_sm90", "cutlass"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 
@@ -67,20 +67,20 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
-    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
+    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
-    Rows of o for tokens after the last sequence are zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from
-    cu_seqlens. NT is the number of chunks of all sequences. The values of both are on the device and are not checked.
-    With invalid values, o is meaningless, but nothing outside of the tensors is read or written.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
+    Tokens after it give zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
+    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
+    results that mean nothing, but read and write nothing outside of the tensors.
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
     Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    # Inside torch.func, `requires_grad` may be False although a gradient is wanted.
+    # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()
     gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 368bcb8a89afcf1c
-# body: c57f3fd242ca6ef8
-"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
+# inputs: a676c64ff43fa6e0
+# body: a5a3a1c0fab65052
+"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cuda.py, on compute capability 8.0 or newer, with the package cuda.core
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cuda": _imported("cuda", "cuda.core"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
+    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

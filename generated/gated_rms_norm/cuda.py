@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4610bb6c82ecaf35
-# body: 63c669aa6ce960bb
-"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
+# inputs: 44e39fcebf31cf52
+# body: 3d2cce8fa2349867
+"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -13,7 +13,7 @@
 
     x [..., width] bfloat16; everything is computed in float32.
 
-The kernels are in the .cu file of the same name in the same folder. Usage:
+The kernels are in the .cu file of the same name beside this one. Usage:
 
     from gated_rms_norm import gated_rms_norm
     out = gated_rms_norm(x, weight, z=z)
@@ -31,8 +31,7 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
-# documents the fields.
+# The launch shapes of each kernel, narrowest first, the last for rows of any width. The .cu file says what they mean.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
     "forward": (
@@ -101,7 +100,7 @@ def _arch(device):
 
 @functools.cache
 def _source():
-    """Return the text of the .cu file beside this one."""
+    """Return the text of the .cu file of the same name."""
     with open(os.path.splitext(os.path.abspath(__file__))[0] + ".cu", encoding="utf-8") as file:
         return file.read()
 
@@ -142,7 +141,7 @@ def _launch(device, name, grid, block, args, shared=0, cluster=1):
     """Launch a kernel on PyTorch's current stream of a device."""
     with torch.cuda.device(device):
         kernel = _kernel(name, _arch(device), device.index, shared)
-        Device(device.index).set_current()  # a thread of autograd's may not have a context yet
+        Device(device.index).set_current()  # a thread of autograd may not have a context yet
         stream = _stream(torch.cuda.current_stream(device).cuda_stream)
         launch(stream, _config(grid, block, shared, cluster), kernel, *args)
 
@@ -163,22 +162,22 @@ def _resident(name, arch, device_index, block, shared, cluster):
 
 @functools.cache
 def _shared_limit(device):
-    """Return the bytes of dynamic shared memory that a block may use. 8 KiB remain for static shared memory."""
+    """Return the bytes of dynamic shared memory that a block may have, less what kernels declare themselves."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 8192
 
 
 def _rows(x):
-    """Return the address of a tensor [rows, width], and its stride from row to row in elements."""
+    """Return a pointer to the rows of a tensor, and the elements from one to the next."""
     return x.data_ptr(), x.stride(0)
 
 
 def _flat(x):
-    """Return the tensor as [rows, width] with adjacent elements in a row, as a view if its strides allow one."""
+    """Return the tensor as [rows, width] with neighbouring elements in a row, without a copy if its strides allow."""
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 def _vector(tensors, vectors):
-    """Return the elements of an access: 8 if all rows are whole accesses, else 1."""
+    """Return the elements of an access: 8, or 1 if some row is not whole accesses."""
     misaligned = any(x.data_ptr() % 16 for x in (*tensors, *vectors))
     return 1 if misaligned or any(n % 8 for x in tensors for n in (x.shape[1], x.stride(0))) else 8
 
@@ -191,10 +190,8 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
-
-    A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
-    """
+    """Return the name of a kernel for rows of a width, its shape, and the number of groups of blocks that go on to
+    further rows (0: each ends with its rows)."""
     arch = _arch(device)
     for s in _SHAPES[kernel]:
         if s.vector != vector or s.width < width:
@@ -208,10 +205,7 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of a launch.
-
-    A persistent group processes several rows.
-    """
+    """Return the number of groups of blocks for all rows, fewer if they go on to further rows."""
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -222,13 +216,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -236,7 +230,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 
 
@@ -267,7 +261,7 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
@@ -304,7 +298,7 @@ def _register_autograd(library, name, operator, backward, setup_context):
 
 
 def _once(name, operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
+    """Call operator(*args), which computes gradients. Differentiating them (create_graph) raises."""
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
         return _NoDerivative.apply(name, operator, *args)
     return operator(*args)
@@ -323,7 +317,7 @@ _LIBRARY = _library("kgen_e3a3cd2709507cb2", "gated_rms_norm")
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)
@@ -332,7 +326,7 @@ def _cast(dtype, *tensors):
 
 
 def _outputs(x, save):
-    """Allocate out, rstd; without `save` no statistics, which backward alone needs."""
+    """out, rstd: not yet written; without `save` no statistics, which backward alone needs."""
     return (
         torch.empty(x.shape, dtype=torch.bfloat16, device=x.device),
         torch.empty(x.shape[:-1] if save else 0, dtype=torch.float32, device=x.device),
@@ -365,7 +359,7 @@ def _(x: Tensor, weight: Tensor, z: Tensor, eps: float, save: bool):
 
 
 def _gradients(dout):
-    """Allocate the gradients of x, z, weight."""
+    """The gradients of x, z, weight, not yet written."""
     return (
         torch.empty(dout.shape, dtype=torch.bfloat16, device=dout.device),
         torch.empty(dout.shape, dtype=torch.bfloat16, device=dout.device),
@@ -435,15 +429,14 @@ _register_autograd(_LIBRARY, "gated_rms_norm", _forward_op, _backward, _save_for
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
+    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.
     z: as x bfloat16, a buffer of the expressions.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("gated_rms_norm", "x weight z", x, weight, z)

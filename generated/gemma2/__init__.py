@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0bc12ea1346a7f0f
-# body: e683db98ddca9fd7
+# inputs: e078787c74c285ac
+# body: 530bfef4cea2970c
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e47e5a59ae40d7fe
-# body: 53f4a109036a8120
+# inputs: 87a9bbd428d737a1
+# body: c032b059cacbfcc7
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

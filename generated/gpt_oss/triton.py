@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 15f909051c8c7bd9
-# body: 286adcff1e8f69b5
+# inputs: 933794c255121f11
+# body: 30fb2113becb183f
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -53,8 +53,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(128)
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
@@ -76,7 +76,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -92,7 +92,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -143,12 +143,12 @@ def _forward_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -168,7 +168,7 @@ def _forward_kernel(
             q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
         )
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
-    # The sink is in every sum from the start.
+    # Start each row with the sink: m_i is its logit, and l_i is 2^0 = 1.
     sink = tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E
     m_i = tl.zeros([BLOCK_M], tl.float32) + sink
     l_i = tl.full([BLOCK_M], 1.0, tl.float32)
@@ -213,7 +213,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -237,7 +237,7 @@ def _delta_kernel(
         dlse = tl.load(dlse_rows, mask=q_idx < SQ, other=0.0)
         delta -= dlse * LOG2E
     tl.store(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, delta, mask=q_idx < SQ)
-    # A sink has no value: its dP is zero, and its dS is -P * delta. The launcher sums one number for each program.
+    # A sink has no value: its dP is 0, and its dS is -P * delta. Each program stores one partial sum.
     sink = tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_idx < SQ, other=float("inf"))
     p = tl.where(lse == float("-inf"), 0.0, tl.exp2(sink - lse))
@@ -251,7 +251,7 @@ def _dq_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
@@ -280,7 +280,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -298,12 +298,12 @@ def _dq_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -362,9 +362,9 @@ def _dkdv_tiles(
     kv_idx, qk_scale, SQ,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -416,10 +416,10 @@ def _dkdv_kernel(
     B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
     kv_start = tile * BLOCK_N
@@ -486,7 +486,7 @@ _LIBRARY = _library("kgen_2ca844548dbd8b6d", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -523,9 +523,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, sinks, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, sinks, scale, store_lse)
         return out.bfloat16(), lse
@@ -566,7 +566,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or sinks.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, sinks, scale)
     return _forward(q, k, v, sinks, scale, True)
@@ -578,7 +578,7 @@ def _(q, k, v, sinks, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
-    """Gradients of q, k, v, dsinks."""
+    """Return the gradients of q, k, v, dsinks."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv, dsinks = _gradients(dout, dlse, out, lse, q, k, v, sinks, scale)
@@ -588,8 +588,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**25:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**25:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     d_sinks = q.new_zeros((B, HQ, _cdiv(SQ, 64)), dtype=torch.float32)
@@ -681,7 +681,7 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 64], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and its sink.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

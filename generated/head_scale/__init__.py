@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 325ac76957a4f4b1
-# body: 341bc80737a7f15e
+# inputs: cb0c690ee46aadc7
+# body: 8b95be6a4ef37a7f
 """Attention with a learned temperature for each head.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

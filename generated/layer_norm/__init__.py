@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c7070f30129fdbb5
-# body: 64130d0bd177aaae
+# inputs: 6b6eb2de51d7380e
+# body: 76971ee585427249
 """Layer norm over the last dimension, with weight and bias.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cuda.py, on compute capability 8.0 or newer, with the package cuda.core
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cuda": _imported("cuda", "cuda.core"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 

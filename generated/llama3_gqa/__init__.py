@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c61bc607c7e2e6b7
-# body: 9094ef6ee34d8cf6
+# inputs: 95349d7fced04457
+# body: 83588569fd4e6a0f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

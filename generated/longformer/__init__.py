@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a97e284f5ee66ae6
-# body: e66757f23c9522c5
+# inputs: 20ea088e59fb7950
+# body: bfec7ee9c4b0ed93
 """Attention to a symmetric window and to a few global tokens at the front.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

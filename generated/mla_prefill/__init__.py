@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9b39ab915b227afb
-# body: 4a08a317ced6f3bd
+# inputs: bd665a32351560e5
+# body: 32f5eda525ba04ff
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

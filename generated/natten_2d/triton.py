@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a6c79eff3a435aeb
-# body: 8bd4db380ee8c026
-"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
+# inputs: 7cc04e44dd51efaa
+# body: 94ef1788cb071d0d
+"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = # Positions go through the first tile row by row, then through the tile to its right.
@@ -63,8 +63,8 @@ ROWS = tl.constexpr(8)
 COLUMNS = tl.constexpr(16)
 RADIUS = tl.constexpr(6)
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -86,7 +86,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -96,14 +96,14 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _floor_mod(a, b):
-    # The remainder of Python, which has the sign of b.
+    # Python's remainder: it has the sign of b.
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
 @triton.jit
 def _floor_div(a, b):
-    # The quotient of Python, rounded towards minus infinity.
+    # Python's quotient: rounded towards minus infinity.
     r = a % b
     r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
     return (a - r) // b
@@ -111,7 +111,7 @@ def _floor_div(a, b):
 
 @triton.jit
 def _block_kind(q_start, kv_start, SQ, SK):
-    """The kind of a block, from all of its pairs: the mask leaves 0 none, 1 some, 2 all of them."""
+    """Return the kind of a block, from all of its pairs: 0 if the mask keeps none, 1 some (partial), 2 all (full)."""
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)
     counts = tl.zeros([32, BLOCK_SIZE], tl.int32)
     for start in range(q_start, q_start + BLOCK_SIZE, 32):
@@ -146,7 +146,7 @@ def _block_kinds_kernel(
     SQ, SK,
     GROUP: tl.constexpr,
 ):
-    """The kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
+    """Write the kinds of GROUP blocks of keys for one block of queries, as _block_kind returns them."""
     q_blocks, kv_blocks = tl.cdiv(SQ, BLOCK_SIZE), tl.cdiv(SK, BLOCK_SIZE)
     groups = tl.cdiv(kv_blocks, GROUP)
     row = tl.program_id(0) // groups
@@ -163,7 +163,7 @@ def _block_kinds_kernel(
     side_2 = _floor_mod(q_tile, width_div_columns) * COLUMNS + _floor_mod(q_idx, COLUMNS)
     side_2_min, side_2_max = tl.min(side_2), tl.max(side_2)
 
-    # The least and greatest values of both sides decide on most blocks: scalars of the queries, columns of the keys.
+    # Bounds of the values of both sides decide most blocks: scalars for the queries, one value per block of keys.
     blocks = first + tl.arange(0, GROUP)[:, None]
     kv_start = tl.minimum(blocks, kv_blocks - 1) * BLOCK_SIZE
     kv_idx = kv_start + tl.arange(0, BLOCK_SIZE)[None, :]
@@ -199,7 +199,7 @@ def _block_kinds_kernel(
 
 @triton.jit
 def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, indices_ptr, CHUNK: tl.constexpr):
-    """A row of kinds as a list of its columns: those of kind 1, then of kind 2, then of kind 0, each ascending."""
+    """Write the columns of a row of kinds as a list: kind 1, then kind 2, then kind 0, each ascending."""
     n_partial = tl.zeros([], tl.int32)
     n_full = n_partial
     for start in range(0, size, CHUNK):
@@ -209,7 +209,7 @@ def _block_list(kinds_ptr, stride, size, num_blocks_ptr, full_num_blocks_ptr, in
         n_full += tl.sum((kind == 2).to(tl.int32))
     tl.store(num_blocks_ptr, n_partial)
     tl.store(full_num_blocks_ptr, n_full)
-    # How many columns have been placed, and how many of each kind.
+    # The number of columns that are written, and the number of each kind.
     before = tl.zeros([], tl.int32)
     partial, full = before, before
     for start in range(0, size, CHUNK):
@@ -230,7 +230,7 @@ def _block_lists_kernel(
     q_indices_ptr,
     planes, q_blocks, kv_blocks, CHUNK: tl.constexpr,
 ):
-    """A list of blocks of keys for each block of queries, and the other way round."""
+    """Write the list of blocks of keys of each block of queries, and of queries for keys."""
     row = tl.program_id(0)
     if row < planes * q_blocks:
         own = row.to(tl.int64) * kv_blocks
@@ -256,13 +256,13 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of n_blocks listed blocks.
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
@@ -314,11 +314,11 @@ def _forward_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -384,7 +384,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -417,7 +417,7 @@ def _dq_tiles(
     rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of n_blocks listed blocks.
+    """Add dS @ K to dq for the KV tiles of n_blocks listed blocks.
 
     P is recomputed from the log-sum-exp.
     """
@@ -425,7 +425,7 @@ def _dq_tiles(
     offs_d = tl.arange(0, 128)
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_N):
         kv_start = i + (tl.load(kv_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         kv_idx = kv_start + offs_n
@@ -452,7 +452,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -471,11 +471,11 @@ def _dq_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -537,15 +537,15 @@ def _dkdv_tiles(
     qk_scale, rows_times_columns, width_div_columns, kv_x, minus_radius, kv_y, SQ,
     q_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of n_blocks listed blocks.
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of n_blocks listed blocks.
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
-    # The listed blocks as one row of positions.
+    # Treat the listed blocks as one contiguous range of positions.
     for i in tl.range(0, n_blocks * BLOCK_SIZE, BLOCK_M):
         q_start = i + (tl.load(q_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE
         q_idx = q_start + offs_m
@@ -598,9 +598,9 @@ def _dkdv_kernel(
     B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -668,7 +668,7 @@ _LIBRARY = _library("kgen_dbf01413867511f4", "natten_2d")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -705,11 +705,11 @@ def _on_hopper(*tensors):
 
 
 class BlockMask(NamedTuple):
-    """The blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask leaves, as natten_2d_block_mask gives them.
+    """Lists of the blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask keeps, from natten_2d_block_mask.
 
-    For each block of queries kv_indices names the blocks of keys: first kv_num_blocks that the mask leaves in part,
-    then full_kv_num_blocks that it leaves whole, then those of which it leaves nothing. Each part ascends.
-    For each block of keys q_indices names the blocks of queries, in the same way.
+    For each block of queries, kv_indices lists all blocks of keys. The first kv_num_blocks are partial, the next
+    full_kv_num_blocks are full, and the mask keeps nothing of the rest. Each part ascends.
+    For each block of keys, q_indices lists the blocks of queries in the same way.
     """
 
     shape: tuple[int, int, int, int]  # (1, 1, SQ, SK)
@@ -767,21 +767,21 @@ def _(
 
 
 def natten_2d_block_mask(B, HQ, HKV, SQ, SK, *, device="cuda"):
-    """The block mask of natten_2d, to build once and pass as `block_mask` to calls of these sizes.
+    """Build the block mask of natten_2d. Pass it as `block_mask` to calls of these sizes.
 
     device: of the tensors that it will be used with.
 
-    Returns a BlockMask, which batches and heads share. It holds for these sizes and for what buffers and params held when it was built.
-    Raises ValueError or TypeError for arguments that do not fit.
+    Returns a BlockMask, which batches and heads share. It is valid while sizes, buffers and params keep their values.
+    Raises ValueError or TypeError for invalid arguments.
     """
     lists = _block_mask_op(B, HQ, HKV, SQ, SK, torch.device(device))
     return BlockMask((1, 1, SQ, SK), *lists)
 
 
 def _forward(q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse)
         return out.bfloat16(), lse
@@ -836,7 +836,7 @@ def _out_and_lse_op(
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
     return _forward(
@@ -850,7 +850,7 @@ def _(q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
@@ -860,8 +860,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, kv_num_blocks, full_kv_num_blocks,
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, dout, dlse, out, lse, dq, dk, dv)
@@ -946,7 +946,7 @@ _register_autograd(_LIBRARY, "natten_2d", _out_and_lse_op, _backward, _save_for_
 
 
 def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
-    """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
+    """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
     block_mask: what natten_2d_block_mask gives for these sizes; by default it is built at every call.
@@ -954,7 +954,7 @@ def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

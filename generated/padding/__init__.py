@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 53283ad62ae54067
-# body: d77072fb1d933751
+# inputs: 6e219161654fecc9
+# body: 40dae7fcea2a87a5
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

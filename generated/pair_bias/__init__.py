@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c0bb89c0f1dec596
-# body: ef59a826f14caffa
+# inputs: 0b9f0a0728a65df5
+# body: 977c6404a9ad209d
 """Attention with a learned bias for each head and each pair of positions.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

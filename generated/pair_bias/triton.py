@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f9a7040d24bef08b
-# body: 1bcfd33fa7d26c6a
+# inputs: 4915e2987f5d5350
+# body: af6c9188ed5c955c
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -50,8 +50,8 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -76,7 +76,7 @@ _PAIR_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -93,7 +93,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -102,7 +102,7 @@ def _forward_tiles(
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + offs_n[None, :] * stride_bias_2
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -159,11 +159,11 @@ def _forward_kernel(
     bias_ptr, stride_bias_0: tl.int64, stride_bias_1: tl.int64, stride_bias_2, B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -250,7 +250,7 @@ def _dq_tiles(
     qk_scale, bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, SQ, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -261,7 +261,7 @@ def _dq_tiles(
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + q_idx[:, None] * stride_bias_1 + offs_n[None, :] * stride_bias_2
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -294,7 +294,7 @@ def _dq_tiles(
         s = qk * qk_scale + LOG2E * bias_h_q_kv
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -312,11 +312,11 @@ def _dq_kernel(
     bias_ptr, stride_bias_0: tl.int64, stride_bias_1: tl.int64, stride_bias_2, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -372,9 +372,9 @@ def _dkdv_tiles(
     kv_idx, qk_scale, bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, SQ, SK,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -383,7 +383,7 @@ def _dkdv_tiles(
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     bias_h_q_kv_rows = bias_ptr + h * stride_bias_0 + offs_m[None, :] * stride_bias_1 + kv_idx[:, None] * stride_bias_2
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -440,9 +440,9 @@ def _dkdv_kernel(
     bias_ptr, stride_bias_0: tl.int64, stride_bias_1: tl.int64, stride_bias_2, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -506,7 +506,7 @@ def _d_bias_kernel(
     bias_ptr, stride_bias_0: tl.int64, stride_bias_1: tl.int64, stride_bias_2, B, HQ, SQ, SK, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """d_bias: one tile of (query, key), summed in registers over the batches and heads that share it."""
+    """Compute one tile of d_bias, (query, key), summed in registers over the batches and heads that share it."""
     q_tiles = tl.cdiv(SQ, BLOCK_M)
     kv_tiles = tl.cdiv(SK, BLOCK_N)
     pid = tl.program_id(0)
@@ -517,7 +517,7 @@ def _d_bias_kernel(
     offs_m, offs_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
     q_idx, kv_idx = q_start + offs_m, kv_start + offs_n
-    # A tile inside of both tensors needs no mask for each element: with one it is not moved 16 bytes at a time.
+    # A tile inside both tensors needs no guard. With a guard per element, accesses are narrower than 16 bytes.
     whole = (q_start + BLOCK_M <= SQ) & (kv_start + BLOCK_N <= SK)
     qk_scale = LOG2E * scale
     if whole:
@@ -578,7 +578,7 @@ _LIBRARY = _library("kgen_38800d19e5b26cec", "pair_bias")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -615,9 +615,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, bias, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, bias, scale, store_lse)
         return out.bfloat16(), lse
@@ -661,7 +661,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float)
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, bias, scale)
     return _forward(q, k, v, bias, scale, True)
@@ -673,7 +673,7 @@ def _(q, k, v, bias, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, bias, scale):
-    """Gradients of q, k, v, dbias."""
+    """Return the gradients of q, k, v, dbias."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv, dbias = _gradients(dout, dlse, out, lse, q, k, v, bias, scale)
@@ -681,7 +681,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, bias, scale):
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     d_bias = bias.new_empty((HQ, SQ, SK))
@@ -778,7 +778,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bc3bcd4fd3e3e95a
-# body: 6b693560d73b8b8c
-"""Full attention within a prefix whose length is an argument of the call, causal after it.
+# inputs: 4f295f3b821262f4
+# body: f1d81476a1a32320
+"""Full attention within a prefix whose length is given at launch, causal after it.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

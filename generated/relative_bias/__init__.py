@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 862fc9b44aa961ed
-# body: af64664b1f39607e
+# inputs: 83bd93f9aedd529f
+# body: 75639bd17facedc5
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5219cafe1380e5e8
-# body: 45222f67477f7f49
+# inputs: f70a26aec96bd3c5
+# body: cf66242e5e139818
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -44,8 +44,8 @@ from ._launch import (
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -70,7 +70,7 @@ _DIAGONAL_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -87,7 +87,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -95,7 +95,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -160,11 +160,11 @@ def _forward_kernel(
     table_ptr, stride_table_0: tl.int64, stride_table_1, B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -252,7 +252,7 @@ def _dq_tiles(
     q_start, q_last, qk_scale, table_ptr, stride_table_0, stride_table_1, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -262,7 +262,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -303,7 +303,7 @@ def _dq_tiles(
         s = qk * qk_scale + LOG2E * table_at
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -321,11 +321,11 @@ def _dq_kernel(
     table_ptr, stride_table_0: tl.int64, stride_table_1, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -382,9 +382,9 @@ def _dkdv_tiles(
     kv_idx, kv_start, kv_last, qk_scale, table_ptr, stride_table_0, stride_table_1, SQ,
     q_lo, q_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -392,7 +392,7 @@ def _dkdv_tiles(
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -459,9 +459,9 @@ def _dkdv_kernel(
     table_ptr, stride_table_0: tl.int64, stride_table_1, B, HQ, SQ, SK, scale,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The first keys are seen by the most queries, so they go first.
+    # The most queries see the first keys, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -525,15 +525,15 @@ def _d_table_kernel(
     table_ptr, stride_table_0: tl.int64, stride_table_1, B, HQ, SQ, SK, scale,
     BLOCK: tl.constexpr,
 ):
-    """d_table of one (b, h) at the distances q_idx - kv_idx of the tiles on one diagonal.
+    """Compute d_table of one (b, h) for the distances q_idx - kv_idx of the tiles on one diagonal.
 
-    Element (i, j) has the same distance in all of these tiles: the tiles are added up, then the diagonals of the sum.
+    Element (i, j) has the same distance in all of these tiles. Sum the tiles, then the diagonals of the sum.
     """
     q_tiles, kv_tiles = tl.cdiv(SQ, BLOCK), tl.cdiv(SK, BLOCK)
     diagonals = q_tiles + kv_tiles - 1
     b_h = tl.program_id(0) // diagonals
     b, h = b_h // HQ, b_h % HQ
-    # The tiles of queries by which the diagonal is ahead of the keys, its first tile of queries, its number of tiles.
+    # ahead: q tile - kv tile on this diagonal. first: its first q tile. n_tiles: its number of tiles.
     ahead = tl.program_id(0) % diagonals - (kv_tiles - 1)
     first = tl.maximum(ahead, 0)
     n_tiles = tl.minimum(q_tiles, kv_tiles + ahead) - first
@@ -576,13 +576,13 @@ def _d_table_kernel(
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         d_table += ds
-    # Row i moves BLOCK - 1 - i columns to the right, so that a column of the result is a diagonal.
+    # Shift row i right by BLOCK - 1 - i columns, so that each column of the result is a diagonal.
     columns = tl.arange(0, 2 * BLOCK)
     source = columns[None, :] + offs_m[:, None] - (BLOCK - 1)
     inside = (source >= 0) & (source < BLOCK)
     skewed = tl.gather(d_table, tl.where(inside, source, 0), 1)
     d_table_sums = tl.sum(tl.where(inside, skewed, 0.0), 0)
-    # Two programs at most add to a distance, to zero: their order does not show.
+    # At most two programs add to a distance, and it starts at zero: the sum is deterministic.
     at = ahead * BLOCK + BLOCK - 1 - columns + SK
     sums_ptr = d_table_ptr + b_h.to(tl.int64) * (SQ + SK)
     tl.atomic_add(sums_ptr + at, d_table_sums, mask=(at > 0) & (at < SQ + SK), sem="relaxed")
@@ -596,16 +596,16 @@ _LIBRARY = _library("kgen_d343680c65e044d1", "relative_bias")
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [B, H, S, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
 
 
 def _forward(q, k, v, table, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, table, scale, store_lse)
         return out.bfloat16(), lse
@@ -646,7 +646,7 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or table.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, table, scale)
     return _forward(q, k, v, table, scale, True)
@@ -658,7 +658,7 @@ def _(q, k, v, table, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, table, scale):
-    """Gradients of q, k, v, dtable."""
+    """Return the gradients of q, k, v, dtable."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv, dtable = _gradients(dout, dlse, out, lse, q, k, v, table, scale)
@@ -666,7 +666,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, table, scale):
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     d_table = q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)
@@ -738,7 +738,7 @@ def _(dout, dlse, out, lse, q, k, v, table, scale):
 
 
 def _scatter(values, indices, like):
-    """Add each of `values` to its element of zeros of the shape of `like`. Indices outside are left out."""
+    """Return float32 zeros of the shape of `like` with each value added at its indices. Skip indices out of bounds."""
     total = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     indices = [i.expand(values.shape) for i in torch.broadcast_tensors(*indices)]
     inside = torch.ones(values.shape, dtype=torch.bool, device=like.device)
@@ -776,7 +776,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

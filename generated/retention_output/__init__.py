@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 43ceaa7e5c7528c5
-# body: bcd820d516163237
-"""The output step of chunked retention, where each head has its own constant decay.
+# inputs: 80c17c613f8bf68b
+# body: de63e5b7437116a8
+"""The output step of chunked retention, where each head decays by a constant of its own.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

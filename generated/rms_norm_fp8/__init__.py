@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 956d42a802503389
-# body: 2179b9b930b8c3d0
+# inputs: dacf0441a97c9740
+# body: 8f82db9998e9ba31
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-Each file of this folder offers the same function. A call takes the first of them that can run on the device:
+Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
     cuda.py, on compute capability 8.0 or newer, with the package cuda.core
     triton.py
@@ -29,7 +29,7 @@ def _capability(device):
 
 
 def _imported(file, package):
-    """True if a file in this folder can be imported: the file and the package that it needs are there."""
+    """True if a file in this folder can be imported: the file and the package that it needs exist."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
@@ -43,11 +43,11 @@ def _imported(file, package):
     return True
 
 
-# An exported program names the operators of the file that a call took, so all files register theirs on import.
+# An exported program refers to the operators of one file, so all files register theirs on import.
 _THERE = {
     "cuda": _imported("cuda", "cuda.core"),
 }
-with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 
 

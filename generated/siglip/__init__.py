@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 20d3d7bbaab9ee9a
-# body: 46d2023c46af0f8d
+# inputs: 6e14c2a4d3a7f1d0
+# body: 16ee45b3694a0449
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bc38241af1e19e9f
-# body: 5b5a5ddba6edc8fe
+# inputs: 0b577201cb60215d
+# body: d95add0c3943f634
 """Causal attention to the last 1024 positions.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

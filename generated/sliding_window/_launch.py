@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 918e9403fa3d02a7
-# body: 2ac1527b95402c00
-"""Launches, operators and checks of arguments: what depends on no spec. This file is the same in every folder."""
+# inputs: 276d68ff4b91572b
+# body: 2af139a053195448
+"""Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def _arch_for(name, least=0, why=""):
-    """Make `arch(device)`, the row of the tile tables for a device: its compute capability, 90 for 9.0."""
+    """Return a function arch(device) -> int: the compute capability, 90 for 9.0, or 0 in the interpreter."""
     @functools.cache
     def arch(device):
         if device.type == "cuda":
@@ -36,12 +36,12 @@ def _arch_for(name, least=0, why=""):
 
 @functools.cache
 def _multiprocessors(device):
-    """The number of multiprocessors of a device; 1 in the interpreter."""
+    """Return the number of multiprocessors of a device, 1 in the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def _cdiv(a, b):
-    return -(-a // b)  # triton.cdiv, which is for kernels as well, takes the CPU fifteen times as long
+    return -(-a // b)  # triton.cdiv also serves kernels, and takes 15 times as long on the CPU
 
 
 def _next_power_of_2(n):
@@ -56,14 +56,14 @@ def _by_tma(x):
 
 
 def _tile(table, arch, *tensors):
-    """The first tile for a chip whose loads the tensors allow. The last tile of a table is for every chip."""
+    """Return the first tile for a chip whose loads the tensors allow. The last tile of a table is for every chip."""
     for chips, tile in table:
         if (arch in chips or not chips) and (not tile.get("TMA") or all(map(_by_tma, tensors))):
             return tile
 
 
 def _empty(shape, like):
-    """An output in the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
+    """Allocate an output of a [B, H, S, D] shape with the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
     if like.stride(1) < like.stride(2):
         return like.new_empty(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2)
     return like.new_empty(shape)
@@ -71,12 +71,12 @@ def _empty(shape, like):
 
 @functools.lru_cache(maxsize=4096)
 def _kinds(*strides):
-    """The stride properties that Triton specializes on: 1, divisible by 16, needs int64."""
+    """Return the stride properties that Triton specializes on: 1, divisible by 16, needs int64."""
     return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
 
 
 def _layouts(*tensors):
-    """The properties that Triton specializes on: the device, and dtype, strides and alignment of each tensor."""
+    """Return the properties that Triton specializes on: the device, and dtype, strides and alignment of each tensor."""
     found = [x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
     return tensors[0].device, *found
 
@@ -111,7 +111,7 @@ def _warm(device, kernel, programs, args, meta):
 
 
 def _compile_ahead(function, *args):
-    """Start to compile what function(*args) launches, in threads."""
+    """Compile in threads the kernels that function(*args) launches, without launching them."""
     _COMPILING.add(threading.get_ident())
     try:
         function(*args)
@@ -120,13 +120,13 @@ def _compile_ahead(function, *args):
 
 
 def _library(code, operator):
-    """A library named after a file's code, by which exported graphs find it. Copies in one process are numbered."""
+    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
 def _operator(library, name):
-    """Make an operator of a function, as torch.library.custom_op, whose first call imports torch.compile."""
+    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
@@ -134,7 +134,7 @@ def _operator(library, name):
     return register
 
 
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is wanted.
+# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
 _transformed = torch._C._are_functorch_transforms_active
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -166,13 +166,13 @@ def _dense(name, labels, *tensors):
 
 
 def _no_tangents(name, *tensors):
-    """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
+    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
     if torch.autograd.forward_ad._current_level >= 0:
         _NoDerivative.apply(name, lambda *_: (), *tensors)
 
 
 def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError where a tensor requires a gradient, at any level of torch.func, that it would not get."""
+    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
             while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
@@ -213,7 +213,7 @@ def _register_autograd(library, name, operator, backward, setup_context):
 
 
 def _once(name, operator, *args):
-    """operator(*args), the gradients of a pass: under create_graph their own gradients raise."""
+    """Call operator(*args), which computes gradients. Differentiating them (create_graph) raises."""
     if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
         return _NoDerivative.apply(name, operator, *args)
     return operator(*args)
@@ -229,7 +229,7 @@ def _real(name, label, x):
 
 
 def _integer(name, label, x):
-    """An integer for kernels, which have int32. Raises TypeError or ValueError for any other argument."""
+    """Return x if it is an int32. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (int, numbers.Integral, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be an integer, got a {type(x).__name__}")
     if not -(2**31) <= x < 2**31:
@@ -238,7 +238,7 @@ def _integer(name, label, x):
 
 
 def _cast(dtype, *tensors):
-    """The tensors. Under autocast they have this dtype, except float64 and integers, as in PyTorch's own functions."""
+    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
     for x in tensors:
         if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
             floats = (torch.float32, torch.bfloat16, torch.float16)
@@ -247,5 +247,5 @@ def _cast(dtype, *tensors):
 
 
 def _dtype(x):
-    """The dtype of a tensor, the type of anything else: for messages."""
+    """Return the dtype of a tensor, or the type name of another object, for messages."""
     return x.dtype if isinstance(x, Tensor) else type(x).__name__

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d187902ce7201f1
-# body: 4770722722fe1f6f
+# inputs: b4bc1df84b4c73b0
+# body: 1f8300eee0df30a3
 """Causal attention whose scores saturate smoothly at 30.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

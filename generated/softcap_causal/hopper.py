@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c1af25213829ee2
-# body: 4394f5ba67142678
+# inputs: dc5b4fbbf321b68d
+# body: a9f18fab6d55d8fc
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -25,37 +25,42 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ._launch import _cdiv, _launch, _multiprocessors
 from .triton import CAP, LOG2E, _tile_and_head
 
-# Names that changed, the first with Triton 3.7, the others with 3.8.
+# These names differ between Triton versions: the first since 3.7, the others since 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# Layout of four partial sums per row, one per thread of a quad.
+# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
+# 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Layouts of what TMA moves, in shared memory.
+# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
+# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+# Rows [1, n] of lse and delta: n adjacent float32, not swizzled.
 VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
-# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
-# over tiles does not change.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# are constant in a loop over tiles.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
-    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
-    slots: object  # of one operand, or of several that share the barriers
+    slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
     empty: object
 
@@ -65,7 +70,7 @@ Problem = collections.namedtuple("Problem", ["B", "HQ", "SQ", "SK", "scale"])
 
 @gluon.jit
 def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
-    """N barriers, each of which waits for so many arrivals."""
+    """Allocate N mbarriers, each of which completes after `arrivals` arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(barriers.index(i), count=arrivals)
@@ -74,19 +79,19 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """A ring, each slot of which WRITERS fill and READERS release."""
+    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
 @gluon.jit
 def _slots(desc, SLOTS: tl.constexpr):
-    """Shared memory for SLOTS tiles of a descriptor."""
+    """Allocate shared memory for SLOTS tiles of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def _slot(slots, i):
-    """Slot i as [rows, columns]."""
+    """View slot i as [rows, columns]."""
     tile = slots.index(i)
     return tile.reshape([tile.shape[2], tile.shape[3]])
 
@@ -102,7 +107,7 @@ def _producer_acquire(ring, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _producer_load(ring, i, desc, at):
-    """Have TMA load the i-th tile into its slot, as soon as that is empty."""
+    """Wait until the slot of tile i is empty, and start its TMA load."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     full = _producer_acquire(ring, i, desc.block_type.nbytes)
     async_load(desc, at, full, ring.slots.index(i % SLOTS))
@@ -110,14 +115,14 @@ def _producer_load(ring, i, desc, at):
 
 @gluon.jit
 def _consumer_wait(ring, i):
-    """Wait until the i-th tile is there."""
+    """Wait until tile i has arrived."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.full.index(i % SLOTS), i // SLOTS & 1)
 
 
 @gluon.jit
 def _consumer_tile(ring, i):
-    """The i-th tile in shared memory [rows, columns], once it is there."""
+    """Wait until tile i has arrived, and return its view [rows, columns] in shared memory."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     _consumer_wait(ring, i)
     return _slot(ring.slots, i % SLOTS)
@@ -125,14 +130,14 @@ def _consumer_tile(ring, i):
 
 @gluon.jit
 def _consumer_release(ring, i):
-    """Tell the producer that this consumer is done with the i-th tile."""
+    """Release tile i: arrive on its empty barrier after the last read."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.arrive(ring.empty.index(i % SLOTS), count=1)
 
 
 @gluon.jit
 def _store_tile(desc, at, slots, i, tile):
-    """Have TMA store a tile by way of slot i, which it has left after `tma.store_wait`."""
+    """Copy a tile to slot i and start its TMA store. The slot is free after `tma.store_wait`."""
     _slot(slots, i).store(tile.to(desc.dtype))
     fence_async_shared()
     barrier()
@@ -144,10 +149,10 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
-    `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -158,19 +163,19 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory [rows, columns]."""
+    """The i-th keys in shared memory, [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
-    """The i-th values in shared memory [rows, columns]."""
+    """View V of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _consumer_skip(ring, i, n):
-    """Release n tiles without a look at them."""
+    """Wait for n tiles and release them unread. Return the next tile's number."""
     for _ in range(n):
         _consumer_wait(ring, i)
         _consumer_release(ring, i)
@@ -180,14 +185,15 @@ def _consumer_skip(ring, i, n):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
-    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    """Build the ring of two slots through which the producer sends tile coordinates to the consumers."""
+    slots = gl.allocate_shared_memory(gl.int32, [2, 8], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # not swizzled
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Send tile i to the consumers. A start of -1 ends their loop."""
+    """Send the fields of tile i to the consumers. A first field of -1 ends their loop."""
+    # Every thread owns all elements.
     at = gl.arange(0, 8, layout=gl.BlockedLayout([8], [32], [4], [0]))
     item = gl.full([8], 0, gl.int32, layout=gl.BlockedLayout([8], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -200,7 +206,7 @@ def _publish_tile(scheduler, i, tile):
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
     """Return the fields of tile i in every thread."""
-    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])
+    WHOLE: tl.constexpr = gl.BlockedLayout([8], [32], [4], [0])  # every thread owns all elements
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
     _consumer_release(scheduler, i)
@@ -213,24 +219,22 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, the last one first."""
+    """Return the first position of the i-th tile, counted from the last one."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
 @gluon.jit
 def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
-    """x @ y^T, in flight; both [rows, columns], y in shared memory."""
+    """Start x @ y^T, [M, N] float32. x [M, D] is in registers or shared memory, y [N, D] in shared memory."""
     zero = gl.full([x.shape[0], y.shape[0]], 0.0, gl.float32, layout=LAYOUT)
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _tanh_hopper(x):
-    """`_tanh` of four values at a time. The absolute error is below 8e-7.
-
-    One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of
-    two are at most 2^30: tanh is 1 there, and abcd does not overflow.
-    """
+    """`_tanh` of four at a time. All reciprocals are made from 1 / abcd, for a soft cap waits for the
+    special-function unit. Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The
+    absolute error stays below 8e-7."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -270,7 +274,8 @@ def _tanh_hopper(x):
 
 @gluon.jit
 def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
-    """acc + x @ y, in flight; x in registers, y in shared memory."""
+    """Start acc + x @ y, float32. x [M, N] is in registers, y [N, D] in shared memory."""
+    # The A operand of wgmma: each thread owns the rows and pairs of columns that it owns in an accumulator.
     x = gl.convert_layout(x.to(y.dtype), gl.DotOperandLayout(0, LAYOUT, 2))
     return warpgroup_mma(x, y, acc, is_async=True)
 
@@ -291,7 +296,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["q_idx", "core_scale", "q
 def _hopper_producer(
     args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries, and load K, V and what the consumers hold of the queries, V LAG tiles behind K."""
+    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -302,12 +307,12 @@ def _hopper_producer(
     while number < n_q_tiles * problem.B * problem.HQ:
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
-        # The last query tiles see the most keys, so they go first.
+        # The last query tiles see the most keys, so they are published first.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_hi = gl.minimum(q_last + 1, problem.SK)
         kv_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
-        # A tile of queries that sees no key meets one tile, all of it masked.
+        # A tile of queries that sees no key visits one tile, fully masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
         _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles))
@@ -329,16 +334,16 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward begins beside what sets the counter to zero
+            gdc_wait()  # the counter may not be zero before this
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which runs beside the end of dk and dv, is not done before them
+    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four partial sums per row, one per thread. They are reduced after the last tile."""
+    """Return four partial sums per row, [rows, 4], one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -348,19 +353,18 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, m_i, and the new l_i."""
+    """Wait for the scores of a tile and return P, m_i and the next l_i. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
     s = _tanh_hopper(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
         s = gl.where(mask, s, float("-inf"))
-    # Bounded scores need no more taken from them than the maximum of the row's first tile, which has no younger
-    # product: their powers of two stay in range. From a small maximum a whole number more is taken, so that its own
-    # power is not rounded.
+    # Scores are bounded: the maximum of a row's first tile (PENDING == 0) keeps all powers of two in range. For a small
+    # maximum, m_i is larger by a whole number, so that the power of the maximum is exact.
     if PENDING == 0:
         top = gl.maximum(gl.max(s, 1) * fixed.qk_scale, -128.0)
         m_i = gl.maximum(top, -20 + (top - gl.floor(top)))
@@ -374,7 +378,7 @@ def _hopper_tiles(
     n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi). P @ V of the previous tile overlaps the softmax."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -399,10 +403,10 @@ def _hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one half of every tile of queries."""
+    """Compute out and base-2 log-sum-exp of one half of each tile of queries."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -420,7 +424,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
+        # The first tile has nothing to rescale. A mask is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -464,7 +468,7 @@ def _forward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(B, HQ, SQ, SK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
@@ -480,7 +484,7 @@ def _forward_hopper_kernel(
             (_hopper_consumer, (consumer, problem, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -500,7 +504,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dS of a tile whose S and dP are in flight with PENDING younger products."""
+    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     core = _tanh_hopper(fixed.core_scale * qk)
@@ -509,7 +513,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
     factor = p * (1 - core * core)
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = factor * (dp - delta[:, None])
@@ -522,7 +526,7 @@ def _dq_hopper_tiles(
     n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the tiles of keys [j_lo, j_hi); that of the tile before runs while P and dS are computed."""
+    """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). The product of the previous tile overlaps P and dS."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -544,11 +548,11 @@ def _dq_hopper_tiles(
 def _dq_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of one half of every tile of queries."""
+    """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -564,7 +568,8 @@ def _dq_hopper_consumer(
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(q_idx, core_scale, qk_scale, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Tiles past the last key of this half, or ahead of its first, are the other half's alone; and so may masks be.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, problem.SQ) - 1
         own_hi = gl.minimum(q_last + 1, problem.SK)
         own_full_hi = gl.minimum(q_start + 1, problem.SK) // BLOCK_N * BLOCK_N
@@ -574,7 +579,7 @@ def _dq_hopper_consumer(
         kv_start = _last_first(n_past, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
         do = _consumer_tile(do_ring, 2 * i + CONSUMER)
-        # The first tile has no other before it. It may always be masked: the mask is right for any tile.
+        # The first tile has no previous tile whose product it could overlap. A mask is correct for any tile.
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
@@ -592,7 +597,7 @@ def _dq_hopper_consumer(
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
-        # Q is not needed any more: dq leaves from its place.
+        # The last read of Q is over: store dq through its slot.
         _store_tile(
             args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
         )
@@ -626,7 +631,7 @@ def _dq_hopper_kernel(
             (_dq_hopper_consumer, (consumer, problem, 1, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -634,8 +639,8 @@ def _dq_hopper_kernel(
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
-    its end."""
+    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
+    and n_masked - n_first_masked at its end."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -651,7 +656,7 @@ KeyProducer = collections.namedtuple("KeyProducer", [
 
 @gluon.jit
 def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of keys, and load what they need."""
+    """Publish tiles of keys. Load K and V, then Q, dO, lse and delta."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     q_slots = q_ring.slots
@@ -662,7 +667,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The first keys are seen by the most queries, so they go first.
+        # The most queries see the first keys, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
@@ -686,7 +691,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+        gdc_wait()  # for delta; dependent kernels may start after this
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -704,25 +709,25 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     _publish_tile(scheduler, i, (-1,))
 
 
-# dq, dk and dv in one kernel: five products for a tile, where two kernels take seven. Each consumer has half of the
-# rows of a tile of keys; what they add to dq sums over all of the rows, so they meet in shared memory, and each adds
-# half of the columns to a sum in global memory. Without DQ it is the kernel of dk and dv, whose sums have one order.
+# dq, dk and dv in one kernel: five products per tile, and two kernels need seven. Each consumer computes dS^T of half
+# of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the columns of
+# dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv only, and is deterministic.
 
 
 @gluon.jit
 def _async_dot_minus(x, y, row, LAYOUT: tl.constexpr):
-    """x @ y^T - row, in flight; both [rows, columns], in shared memory."""
+    """Start x @ y^T - row, [M, N] float32; x [M, D] and y [N, D] are in shared memory, row [N] in registers."""
     begin, _ = gl.broadcast(-row[None, :], gl.full([x.shape[0], y.shape[0]], 0.0, gl.float32, layout=LAYOUT))
     return warpgroup_mma(x, y.permute((1, 0)), begin, is_async=True)
 
 
 @gluon.jit
 def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.constexpr):
-    """dS @ K of tile i for one half of the columns, in flight, as soon as both consumers have stored their dS^T."""
+    """Wait until both consumers have stored dS^T of tile i, and start dS @ K for one half of the columns."""
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # Ahead of the first tile this is garbage, which nobody adds.
+    # Before the first tile the result is garbage, and the callers do not add it.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -732,16 +737,17 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
 
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
-    """Add half of the columns to a tile's sum, in the order in which threads have them: four numbers at a time, next to
-    each other."""
+    """Add half of the columns of dq [64, 64] to a tile's sum. The sum has the order of the threads' registers, so that
+    each atomic adds four adjacent numbers."""
+    # Thread t of 128 owns elements 512 * i + 4 * t to 512 * i + 4 * t + 3.
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    # Rows are (warp, 2, 8), columns (8, 4, 2); a thread is (warp, one row of 8, one column of 4).
+    # Accumulator of wgmma: a row is (warp, 2, lane // 4), a column (8, lane % 4, 2).
     dq = dq.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([4096])
     dq = gl.convert_layout(dq, FLAT, assert_trivial=True)
     gl.atomic_add(dq_sum_ptr + tile.to(gl.int64) * 8192 + gl.arange(0, 4096, layout=FLAT), dq, sem="relaxed")
 
 
-# Slots by which one consumer hands tiles to another, and the barriers that say that they are there.
+# Slots through which consumers exchange tiles, and their full barriers.
 Handover = collections.namedtuple("Handover", "slots full")
 DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "core_scale", "qk_scale", "SQ", "SK"])
 BackwardConsumer = collections.namedtuple("BackwardConsumer", [
@@ -755,8 +761,10 @@ def _backward_hopper_tiles(
     q_lo, n_first_masked, n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, DQ: tl.constexpr, CONSUMER: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi), and dq += dS @ K of the tile before
-    each, which runs ahead of the product of dk. Tiles are transposed, keys along rows."""
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows.
+
+    With DQ, each iteration also adds dS @ K of the previous tile to dq. That product runs before the product of dk.
+    """
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -788,8 +796,8 @@ def _backward_hopper_tiles(
             dq_async = _async_ds_dot_k(ds_tiles, n_used - 1, k_a, k_b, CONSUMER, SCORES)
         dk_async = _async_dot(dk, ds, q, OUT)
         if DQ:
-            # The slot is free. Both consumers arrived for tile n_used - 1 after their dq product of tile n_used - 2
-            # was complete, and that tile had this slot.
+            # The slot is free: tile n_used - 2 had it. Both consumers completed the dq product of that tile before
+            # they arrived for tile n_used - 1.
             ds_tiles.slots.index(n_used & 1).slice(CONSUMER * k.shape[0], k.shape[0]).store(ds)
             fence_async_shared()
             barrier()
@@ -812,11 +820,11 @@ def _backward_hopper_tiles(
 def _backward_hopper_consumer(
     args, problem, CONSUMER: tl.constexpr, DQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of one half of every tile of keys, and half of the columns of what the tile adds to dq."""
+    """Compute dk and dv of half of each tile of keys. With DQ, also compute half of the columns of dS @ K."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     KV_SLOTS: tl.constexpr = kv_ring.full.shape[0]
     OWN_N: tl.constexpr = BLOCK_N // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])  # ownership as in OUT
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
     dq_sum_ptr = args.dq_sum_ptr
     if DQ:
@@ -840,8 +848,8 @@ def _backward_hopper_consumer(
         n_first, before, kv_slot = n_used, b_h, kv_at % KV_SLOTS
         head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
         fixed = DkdvFixed(kv_idx, core_scale, qk_scale, problem.SQ, problem.SK)
-        # Tiles ahead of the first query that sees this half, or past the last, are the other half's alone; dq has
-        # both of each.
+        # Only the other half needs tiles before the first or past the last query that sees this half. Products of
+        # dq need both halves.
         n_ahead = 0
         if not DQ:
             own_lo = kv_start // BLOCK_M * BLOCK_M
@@ -859,7 +867,7 @@ def _backward_hopper_consumer(
         )
         i += 1
         next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles = _next_tile(scheduler, i, 6)
-        # This half of V is not needed any more: dv leaves from its place, then dk.
+        # The last read of this half of V is over: store dv through its slot, then dk.
         v_slot = kv_at + 2 * CONSUMER + 1
         _store_tile(args.dv_desc, [b, h, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dv)
         if DQ:
@@ -884,9 +892,9 @@ def _backward_hopper_kernel(
     B, HQ, SQ, SK, scale,
     DQ: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dk, dv and the sums of dq, or dk and dv alone, BLOCK_N keys of one (b, KV head) after the other."""
+    """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
     problem = Problem(B, HQ, SQ, SK, scale)
-    # K and V, halved: of one tile, or of two where dq takes no room.
+    # Halves of K and V: of one tile with DQ, because dS^T needs shared memory, else of two tiles.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -894,7 +902,8 @@ def _backward_hopper_kernel(
     )
     q_ring = _ring(q_slots, SLOTS, 1, 2)
     if DQ:
-        # dS^T of two tiles, and whether both consumers have stored theirs.
+        # dS^T of two tiles, and barriers that complete when both consumers have stored their halves. A row is 64
+        # queries, 128 bytes: the 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
         TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
@@ -914,7 +923,7 @@ def _backward_hopper_kernel(
             (_backward_hopper_consumer, (consumer, problem, 1, DQ, BLOCK_M, BLOCK_N)),
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -926,13 +935,13 @@ def _dq_of_sums_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     HQ, SQ, scale,
 ):
-    """dq of 64 query rows of one (b, h), from their sum. Strides: o is dq."""
+    """Write dq of 64 query rows of one (b, h): scale times their sum. stride_o* are the strides of dq."""
     n_tiles = tl.cdiv(SQ, 64)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
     q_idx = tl.program_id(0) % n_tiles * 64 + tl.arange(0, 64)
     dq = tl.load(dq_sum_ptr + tl.program_id(0).to(tl.int64) * 8192 + tl.arange(0, 8192))
-    # In the order of `_add_to_dq`: (half of the columns, 8 of them, warp, row of 8, column of 4, 2 rows, 2 columns).
+    # The order of `_add_to_dq`: half of the columns, 8 column groups, warp, lane // 4, lane % 4, 2 rows, 2 columns.
     dq = dq.reshape(2, 8, 4, 8, 4, 2, 2).permute(2, 5, 3, 0, 1, 4, 6).reshape(64, 128)
     offs_d = tl.arange(0, 128)
     dq_rows = dq_ptr + b * stride_ob + h * stride_oh + q_idx[:, None] * stride_os + offs_d[None, :] * stride_od
@@ -944,7 +953,7 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
     the other tensors with valid strides."""
 
     def __post_init__(self):
@@ -952,12 +961,12 @@ class _HopperDescriptor(GluonDescriptor):
 
 
 def _gluon_tiles(x, n_rows):
-    """TMA descriptor of tiles of x [B, H, S, 128]."""
+    """Build a TMA descriptor of tiles of n_rows rows of x [B, H, S, 128]."""
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, 128], TILES)
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel, which writes out, and lse if it is to be stored."""
+    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 128, 128
@@ -974,7 +983,8 @@ def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
 
 
 def _gluon_rows(x, n):
-    """TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows have to begin at multiples of 16 bytes."""
+    """Build a TMA descriptor of n elements of a row of x [B, HQ, SQ] float32. Rows that do not begin at multiples of
+    16 bytes are copied."""
     B, HQ, SQ = x.shape
     padded = torch.nn.functional.pad(x, (0, -SQ % 4)) if SQ % 4 else x
     return _HopperDescriptor(padded, (B * HQ, SQ), padded.stride()[1:], [1, n], VECTORS)
@@ -988,7 +998,7 @@ def _in_one_kernel(SK, n_tiles, device):
 
 
 def sums_for_dq(q, k):
-    """Return zeros for the dq sums of the fused kernel, or None if there are two kernels."""
+    """Return float32 zeros for the dq sums of the fused kernel, or None if two kernels run."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     if _in_one_kernel(SK, _cdiv(SK, 128) * B * HQ, q.device):
@@ -997,14 +1007,15 @@ def sums_for_dq(q, k):
 
 
 def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv):
-    """Launch the backward kernels, which write gradients from delta on."""
+    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
-    # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
+    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
+    # descriptor fits both.
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
         _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
     )
-    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))
     in_one = dq_sum is not None

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f00a41dc680f067c
-# body: 08d950e3bfb30cee
+# inputs: 14eee37af63c7b41
+# body: 419cbb8bba02db0b
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 777e31d8ccf3c8be
-# body: 0d01a3e8eff93e1a
+# inputs: 2ecdc9191e4e0d4e
+# body: 32bad13dad3d90bc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

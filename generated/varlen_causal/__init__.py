@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 30985a4eb26b5a57
-# body: 510e2d088178c437
-"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
+# inputs: 0f7b44430c35f5b2
+# body: b460df53ba42a970
+"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
-triton.py has the function, and needs no other file of this folder.
+triton.py defines the function, and needs no other file of this folder.
 
 Usage:
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b1a49e64b6a175a1
-# body: ebedd556c72d7c01
-"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
+# inputs: dcb1d17eb2bd3ac2
+# body: cb125a71e00c90cc
+"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """
@@ -24,36 +24,40 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ._launch import _launch, _multiprocessors
 from .triton import FAR, LOG2E, _by_ends, _tile_and_head
 
-# Names that changed, the first with Triton 3.7, the others with 3.8.
+# These names differ between Triton versions: the first since 3.7, the others since 3.8.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-# Layouts of accumulators [64, width] of a warpgroup.
+# Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
+# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
-# Layout of four partial sums per row, one per thread of a quad.
+# Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
+# 16w + l // 4 + 8.
 SUMS = tl.constexpr(
     gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]], [], [64, 4])
 )
 
-# Layouts of what TMA moves, in shared memory.
+# Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
+# other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5)
 
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, takes tiles from the tile scheduler and has
-# TMA load operands into rings of slots in shared memory; two others, the consumers, have 64 rows of a tile each.
-# Triton synchronizes the warps of a warpgroup before one thread arrives at the barrier. Functions take named tuples:
-# `args` has the operands of a warpgroup, `problem` the sizes and buffers of the call, `fixed` the values that a loop
-# over tiles does not change.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
+# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
+# `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
+# are constant in a loop over tiles.
 
 
 class Ring(NamedTuple):
-    """Slots of shared memory. The full barrier of a slot completes when its data is there, the empty barrier when every
-    consumer has released it. A wait for parity 1 on a fresh barrier returns at once, so all slots start empty."""
+    """Slots of shared memory. The full barrier of a slot completes when its data has arrived. Its empty barrier
+    completes when all consumers have released it. On a fresh barrier, waiting for parity 1 returns at once: slots start
+    empty."""
 
-    slots: object  # of one operand, or of several that share the barriers
+    slots: object  # of one operand, or a named tuple of operands that share the barriers
     full: object
     empty: object
 
@@ -65,7 +69,7 @@ Problem = collections.namedtuple("Problem", [
 
 @gluon.jit
 def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
-    """N barriers, each of which waits for so many arrivals."""
+    """Allocate N mbarriers, each of which completes after `arrivals` arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [N, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(N):
         mbarrier.init(barriers.index(i), count=arrivals)
@@ -74,19 +78,19 @@ def _barriers(N: tl.constexpr, arrivals: tl.constexpr):
 
 @gluon.jit
 def _ring(slots, SLOTS: tl.constexpr, WRITERS: tl.constexpr, READERS: tl.constexpr):
-    """A ring, each slot of which WRITERS fill and READERS release."""
+    """Build a ring. WRITERS and READERS are the arrivals that complete a full and an empty barrier."""
     return Ring(slots, _barriers(SLOTS, WRITERS), _barriers(SLOTS, READERS))
 
 
 @gluon.jit
 def _slots(desc, SLOTS: tl.constexpr):
-    """Shared memory for SLOTS tiles of a descriptor."""
+    """Allocate shared memory for SLOTS tiles of a descriptor."""
     return gl.allocate_shared_memory(desc.dtype, [SLOTS] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def _slot(slots, i):
-    """Slot i as [rows, columns]."""
+    """View slot i as [rows, columns]."""
     tile = slots.index(i)
     return tile.reshape([tile.shape[3], tile.shape[4]])
 
@@ -102,7 +106,7 @@ def _producer_acquire(ring, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _producer_load(ring, i, desc, at):
-    """Have TMA load the i-th tile into its slot, as soon as that is empty."""
+    """Wait until the slot of tile i is empty, and start its TMA load."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     full = _producer_acquire(ring, i, desc.block_type.nbytes)
     async_load(desc, at, full, ring.slots.index(i % SLOTS))
@@ -110,14 +114,14 @@ def _producer_load(ring, i, desc, at):
 
 @gluon.jit
 def _consumer_wait(ring, i):
-    """Wait until the i-th tile is there."""
+    """Wait until tile i has arrived."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.wait(ring.full.index(i % SLOTS), i // SLOTS & 1)
 
 
 @gluon.jit
 def _consumer_tile(ring, i):
-    """The i-th tile in shared memory [rows, columns], once it is there."""
+    """Wait until tile i has arrived, and return its view [rows, columns] in shared memory."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     _consumer_wait(ring, i)
     return _slot(ring.slots, i % SLOTS)
@@ -125,14 +129,14 @@ def _consumer_tile(ring, i):
 
 @gluon.jit
 def _consumer_release(ring, i):
-    """Tell the producer that this consumer is done with the i-th tile."""
+    """Release tile i: arrive on its empty barrier after the last read."""
     SLOTS: tl.constexpr = ring.full.shape[0]
     mbarrier.arrive(ring.empty.index(i % SLOTS), count=1)
 
 
 @gluon.jit
 def _store_tile(desc, at, slots, i, tile):
-    """Have TMA store a tile by way of slot i, which it has left after `tma.store_wait`."""
+    """Copy a tile to slot i and start its TMA store. The slot is free after `tma.store_wait`."""
     _slot(slots, i).store(tile.to(desc.dtype))
     fence_async_shared()
     barrier()
@@ -144,10 +148,10 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i; return its full barrier and the slot. Each barrier expects K and V. If
-    `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
+    for K and V. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot; `after` is the turn whose wait covers that
+    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
     # release.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
@@ -158,19 +162,19 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory [rows, columns]."""
+    """The i-th keys in shared memory, [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
 @gluon.jit
 def _values(kv_ring, i):
-    """The i-th values in shared memory [rows, columns]."""
+    """View V of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.v, i % kv_ring.slots.v.shape[0])
 
 
 @gluon.jit
 def _consumer_skip(ring, i, n):
-    """Release n tiles without a look at them."""
+    """Wait for n tiles and release them unread. Return the next tile's number."""
     for _ in range(n):
         _consumer_wait(ring, i)
         _consumer_release(ring, i)
@@ -180,14 +184,15 @@ def _consumer_skip(ring, i, n):
 
 @gluon.jit
 def _tile_scheduler(READERS: tl.constexpr):
-    """Ring of two slots through which the producer sends tile coordinates to the consumers."""
-    slots = gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    """Build the ring of two slots through which the producer sends tile coordinates to the consumers."""
+    slots = gl.allocate_shared_memory(gl.int32, [2, 16], gl.SwizzledSharedLayout(1, 1, 1, [0]))  # not swizzled
     return _ring(slots, 2, 1, READERS)
 
 
 @gluon.jit
 def _publish_tile(scheduler, i, tile):
-    """Send tile i to the consumers. A start of -1 ends their loop."""
+    """Send the fields of tile i to the consumers. A first field of -1 ends their loop."""
+    # Every thread owns all elements.
     at = gl.arange(0, 16, layout=gl.BlockedLayout([16], [32], [4], [0]))
     item = gl.full([16], 0, gl.int32, layout=gl.BlockedLayout([16], [32], [4], [0]))
     for field in gl.static_range(len(tile)):
@@ -200,7 +205,7 @@ def _publish_tile(scheduler, i, tile):
 @gluon.jit
 def _next_tile(scheduler, i, FIELDS: tl.constexpr):
     """Return the fields of tile i in every thread."""
-    WHOLE: tl.constexpr = gl.BlockedLayout([16], [32], [4], [0])
+    WHOLE: tl.constexpr = gl.BlockedLayout([16], [32], [4], [0])  # every thread owns all elements
     _consumer_wait(scheduler, i)
     item = scheduler.slots.index(i % 2).load(WHOLE)
     _consumer_release(scheduler, i)
@@ -213,18 +218,19 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, the last one first."""
+    """Return the first position of the i-th tile, counted from the last one."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
 @gluon.jit
 def _packed_tile_hopper(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """`_packed_tile` by the producer's four warps."""
+    """`_packed_tile` on the producer's 128 threads."""
+    # Thread t owns element t.
     lanes = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     b = gl.to_tensor(0)
     count = b + B + 1
     while count > 1:
-        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
+        # Probe 128 sequences at equal distances. Continue after the last one whose first slot is at most `slot`.
         step = gl.cdiv(count, 128)
         probe = lanes * step
         starts = gl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -232,7 +238,7 @@ def _packed_tile_hopper(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, B
         skipped = (begun - 1) * step
         b += skipped
         count = gl.minimum(step, count - skipped)
-    # Offsets that descend or lie outside give no sequence that does.
+    # Clamp offsets that descend or are out of bounds.
     after = gl.minimum(b + 1, B)
     begin = gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + b), 0), total)
     end = gl.where(b < B, gl.maximum(gl.minimum(gl.load(cu_seqlens_ptr + after), total), begin), total)
@@ -244,13 +250,13 @@ def _packed_tile_hopper(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, B
 
 @gluon.jit
 def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
-    """x @ y^T, in flight; both [rows, columns], y in shared memory."""
+    """Start x @ y^T, [M, N] float32. x [M, D] is in registers or shared memory, y [N, D] in shared memory."""
     zero = gl.full([x.shape[0], y.shape[0]], 0.0, gl.float32, layout=LAYOUT)
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Elements alternate in pairs between two rows, so
-# $128 and $130 are the alphas of both rows. The multiplications are skipped if every alpha of the warp is 1.
+# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
+# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -265,13 +271,14 @@ _RESCALED = tl.constexpr(
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha; warps whose alphas are all 1 do not multiply."""
+    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
 @gluon.jit
 def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
-    """acc + x @ y, in flight; x in registers, y in shared memory."""
+    """Start acc + x @ y, float32. x [M, N] is in registers, y [N, D] in shared memory."""
+    # The A operand of wgmma: each thread owns the rows and pairs of columns that it owns in an accumulator.
     x = gl.convert_layout(x.to(y.dtype), gl.DotOperandLayout(0, LAYOUT, 2))
     return warpgroup_mma(x, y, acc, is_async=True)
 
@@ -293,7 +300,7 @@ def _hopper_producer(
     args, problem, GQA: tl.constexpr, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries, and load K, V and what the consumers hold of the queries, V LAG tiles behind K."""
+    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -311,12 +318,12 @@ def _hopper_producer(
             b_h = b * problem.HQ + h
             q_end, kv_end = q_begin + SQ, kv_begin + SK
             h_kv = h // GQA
-            # The last query tiles see the most keys, so they go first.
+            # The last query tiles see the most keys, so they are published first.
             q_start = (n_q_tiles - 1 - tile) * BLOCK_M
             q_last = gl.minimum(q_start + BLOCK_M, SQ) - 1
             kv_hi = gl.minimum(SK + q_last + 1 - SQ, SK)
             kv_full_hi = gl.maximum(gl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
-            # A tile of queries that sees no key meets one tile, all of it masked.
+            # A tile of queries that sees no key visits one tile, fully masked.
             n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
             n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
             _publish_tile(scheduler, i, (q_start, b_h, n_last_masked, n_tiles, q_begin, SQ, SK))
@@ -338,16 +345,16 @@ def _hopper_producer(
                 n_fetched += 1
             i += 1
         if LAG > 0:
-            gdc_wait()  # forward begins beside what sets the counter to zero
+            gdc_wait()  # the counter may not be zero before this
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq, which runs beside the end of dk and dv, is not done before them
+    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
 
 
 @gluon.jit
 def _own_sums(p, LAYOUT: tl.constexpr):
-    """Four partial sums per row, one per thread. They are reduced after the last tile."""
+    """Return four partial sums per row, [rows, 4], one per thread. They are reduced after the last tile."""
     sums = gl.sum(gl.sum(p.reshape([p.shape[0], p.shape[1] // 8, 4, 2]), 3), 1)
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True)
 
@@ -357,11 +364,12 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """2^(s - m_i) of a tile whose scores are in flight with PENDING younger products, and new m_i, l_i and alpha."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
+    flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
@@ -384,7 +392,7 @@ def _hopper_tiles(
     n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Online softmax over the tiles of keys [j_lo, j_hi); the values of the tile before meet p while it runs."""
+    """Online softmax over the tiles of keys [j_lo, j_hi). P @ V of the previous tile overlaps the softmax."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -410,10 +418,10 @@ def _hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of one half of every tile of queries."""
+    """Compute out and base-2 log-sum-exp of one half of each tile of queries."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -432,7 +440,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. It may always be masked: the mask is right for any tile.
+        # The first tile has nothing to rescale. A mask is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -476,7 +484,7 @@ def _forward_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp, BLOCK_M query rows of one (b, h) after the other."""
+    """Compute out and base-2 log-sum-exp. A program processes tiles of BLOCK_M query rows of one (b, h)."""
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     q_ring = _ring(_slots(q_desc, 2), 2, 1, 1)
     kv_slots = KeySlots(_slots(k_desc, SLOTS), _slots(v_desc, SLOTS - 1))
@@ -492,7 +500,7 @@ def _forward_hopper_kernel(
             (_hopper_consumer, (consumer, problem, GQA, 1, STORE_LSE, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, GQA, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -512,7 +520,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dS of a tile whose S and dP are in flight with PENDING younger products."""
+    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     p = gl.exp2(qk * fixed.qk_scale - lse[:, None])
@@ -521,7 +529,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.sk_minus_sq_plus_q[:, None] >= kv_idx[None, :])
-        # Also in rows that see no key, whose P is infinite. Rows after the last sequence may hold NaN.
+        # In rows that see no key, P is infinite. Rows after the last sequence may hold NaN.
         ds = gl.where(mask, ds, 0.0)
     return ds
 
@@ -532,7 +540,7 @@ def _dq_hopper_tiles(
     n_last_masked, n_tiles, fixed,
     SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the tiles of keys [j_lo, j_hi); that of the tile before runs while P and dS are computed."""
+    """Add dS @ K to dq for the tiles of keys [j_lo, j_hi). The product of the previous tile overlaps P and dS."""
     for j in range(j_lo, j_hi):
         kv_start = _last_first(j, 0, n_tiles, BLOCK_N)
         _consumer_wait(kv_ring, n_used)
@@ -554,11 +562,11 @@ def _dq_hopper_tiles(
 def _dq_hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of one half of every tile of queries."""
+    """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
     OWN_M: tl.constexpr = BLOCK_M // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])  # ownership as in OUT
     offs_m = gl.arange(0, OWN_M, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -577,7 +585,8 @@ def _dq_hopper_consumer(
         )
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
-        # Tiles past the last key of this half, or ahead of its first, are the other half's alone; and so may masks be.
+        # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
+        # one that needs a mask.
         q_last = gl.minimum(q_start + OWN_M, SQ) - 1
         own_hi = gl.minimum(SK + q_last + 1 - SQ, SK)
         own_full_hi = gl.maximum(gl.minimum(SK + q_start + 1 - SQ, SK), 0) // BLOCK_N * BLOCK_N
@@ -587,7 +596,7 @@ def _dq_hopper_consumer(
         kv_start = _last_first(n_past, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(q_ring, 2 * i + CONSUMER)
         do = _consumer_tile(do_ring, 2 * i + CONSUMER)
-        # The first tile has no other before it. It may always be masked: the mask is right for any tile.
+        # The first tile has no previous tile whose product it could overlap. A mask is correct for any tile.
         _consumer_wait(kv_ring, n_used)
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         dp_async = _async_dot_nt(do, _values(kv_ring, n_used), SCORES)
@@ -605,7 +614,7 @@ def _dq_hopper_consumer(
         dq = warpgroup_mma_wait(0, deps=[dq_async])
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
-        # Q is not needed any more: dq leaves from its place.
+        # The last read of Q is over: store dq through its slot.
         _store_tile(
             args.dq_desc,
             [FAR, q_end, h, FAR - SQ + q_start, 0],
@@ -643,7 +652,7 @@ def _dq_hopper_kernel(
             (_dq_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
             (_hopper_producer, (producer, problem, GQA, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -651,13 +660,14 @@ def _dq_hopper_kernel(
 
 @gluon.jit
 def _vector_slots(N: tl.constexpr, SLOTS: tl.constexpr):
+    """Allocate shared memory [SLOTS, N] float32, not swizzled."""
     return gl.allocate_shared_memory(gl.float32, [SLOTS, N], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def _masked_first(i, lo, n_first_masked, n_masked, n_tiles, BLOCK: tl.constexpr):
-    """The start of the i-th tile, those that need masking first: n_first_masked at the start of the range, the rest at
-    its end."""
+    """Return the first position of the i-th tile. Boundary tiles come first: n_first_masked at the start of the range,
+    and n_masked - n_first_masked at its end."""
     tile = gl.where(
         i < n_first_masked, i, gl.where(i < n_masked, i + n_tiles - n_masked, i - n_masked + n_first_masked)
     )
@@ -675,7 +685,7 @@ KeyProducer = collections.namedtuple("KeyProducer", [
 def _dkdv_hopper_producer(
     args, problem, GQA: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of keys, one query head of the group after the other, and load what they need."""
+    """Publish tiles of keys once for each query head of the group. Load K and V, then Q, dO, lse and delta."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     q_slots = q_ring.slots
@@ -688,7 +698,7 @@ def _dkdv_hopper_producer(
     number = gl.program_id(0)
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
-        # The first keys are seen by the most queries, so they go first.
+        # The most queries see the first keys, so their tiles are published first.
         b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
             problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
         )
@@ -718,7 +728,7 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
+                gdc_wait()  # for delta; dependent kernels may start after this
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -727,7 +737,8 @@ def _dkdv_hopper_producer(
                     at = [FAR, q_end, h, FAR - SQ + q_start, 0]
                     async_load(args.q_desc, at, full, q_slots.q.index(slot))
                     async_load(args.do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0], full, q_slots.do.index(slot))
-                    # Not by TMA: along a row it begins at multiples of 16 bytes, and sequences begin anywhere.
+                    # Not by TMA: rows must begin at multiples of 16 bytes, and sequences begin anywhere. Thread t owns
+                    # element t % BLOCK_M.
                     q_idx = q_start + gl.arange(0, BLOCK_M, layout=gl.BlockedLayout([1], [32], [4], [0]))
                     lse = gl.load(
                         args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0
@@ -741,7 +752,7 @@ def _dkdv_hopper_producer(
                     mbarrier.arrive(full, count=1)
                     n_fetched += 1
             done += 1
-        gdc_wait()  # also where no tile was
+        gdc_wait()  # also if this slot had no tile
         gdc_launch_dependents()
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr + 1, 1, sem="relaxed") + gl.num_programs(0)
@@ -760,8 +771,7 @@ def _dkdv_hopper_tiles(
     q_lo, n_first_masked, n_masked, n_tiles, fixed,
     MASKED: tl.constexpr, SCORES: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the tiles of queries [j_lo, j_hi). Tiles are transposed, keys along
-    rows."""
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the tiles of queries [j_lo, j_hi). Score tiles have keys as rows."""
     SLOTS: tl.constexpr = q_ring.full.shape[0]
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -797,10 +807,10 @@ def _dkdv_hopper_tiles(
 def _dkdv_hopper_consumer(
     args, problem, GQA: tl.constexpr, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of one half of every tile of keys."""
+    """Compute dk and dv of one half of each tile of keys."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2
-    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    SCORES: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])  # ownership as in OUT
     offs_n = gl.arange(0, OWN_N, layout=gl.SliceLayout(1, SCORES))
     n_used = 0
     i = 0
@@ -824,7 +834,7 @@ def _dkdv_hopper_consumer(
         for g in range(GQA):
             h = h_kv * GQA + g
             fixed = DkdvFixed(kv_idx, qk_scale, sk_minus_sq, SQ)
-            # Tiles ahead of the first query that sees this half, or past the last, are the other half's alone.
+            # Only the other half needs tiles before the first or past the last query that sees this half.
             own_lo = gl.maximum(SQ + kv_start - SK, 0) // BLOCK_M * BLOCK_M
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
@@ -840,7 +850,7 @@ def _dkdv_hopper_consumer(
             )
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
-        # K and V are not needed any more: dk and dv leave from their places.
+        # The last reads of K and V are over: store dk and dv through their slots.
         _store_tile(
             args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale
         )
@@ -858,7 +868,8 @@ def _dkdv_hopper_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLOTS: tl.constexpr,
 ):
-    """dk and dv, BLOCK_N keys of one (b, KV head) after the other. K and V of two tiles, halved, are one ring."""
+    """Compute dk and dv. A program processes tiles of BLOCK_N keys of one (b, KV head). One ring has eight slots:
+    halves of K and V of two tiles."""
     problem = Problem(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale)
     kv_ring = _ring(_slots(k_desc, 8), 8, 1, 1)
     q_slots = QuerySlots(
@@ -878,7 +889,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_consumer, (consumer, problem, GQA, 1, BLOCK_M, BLOCK_N)),
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
-        # Warps, and registers a thread, of the second consumer and the producer.
+        # Warps, and registers per thread, of the second consumer and the producer.
         # The first consumer has the rest of 504 registers.
         [4, 4], [240, 24],
     )
@@ -888,7 +899,7 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs; the launcher allocates
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
     the other tensors with valid strides."""
 
     def __post_init__(self):
@@ -896,12 +907,12 @@ class _HopperDescriptor(GluonDescriptor):
 
 
 def _gluon_tiles(x, n_rows):
-    """TMA descriptor of tiles of x [T, H, 128]."""
+    """Build a TMA descriptor of tiles of n_rows rows of x [T, H, 128]."""
     return _HopperDescriptor(x, *_by_ends(x), [1, 1, 1, n_rows, 128], TILES)
 
 
 def forward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, out, lse, store_lse):
-    """Launch the forward kernel, which writes out, and lse if it is to be stored."""
+    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
@@ -919,15 +930,16 @@ def forward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, out, 
 
 
 def backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv):
-    """Launch the backward kernels, which write gradients from delta on."""
+    """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [HQ, TQ]."""
     TQ, HQ, _ = q.shape
     TK, HKV, _ = k.shape
     B = len(cu_seqlens_q) - 1
-    # What a program keeps and what streams past it are halves of 64 rows and tiles of 64: one descriptor is for both.
+    # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
+    # descriptor fits both.
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
         _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
     )
-    # Each kernel starts while the one before it ends: dk and dv beside delta, for which they wait, and dq beside the
+    # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min((TK // 128 + B + 1) * HKV, _multiprocessors(q.device))
     _launch(

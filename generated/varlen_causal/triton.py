@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 24cf79d10322268f
-# body: 33f705d8108f0ee4
-"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
+# inputs: 94ff5f9969ed1ad6
+# body: 3ad16869bba49dd9
+"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
@@ -50,10 +50,10 @@ from ._launch import (
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
-FAR = tl.constexpr(2**30)  # further than the last token
+FAR = tl.constexpr(2**30)  # more than any number of tokens
 
-# Tile shapes by compute capability (90 is 9.0). The first that fits is taken. The last are for every chip, and fit in
-# 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
+# fit in 99 KiB of shared memory.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -74,7 +74,7 @@ _DKDV_TILES = [
 
 @triton.jit
 def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
-    """Programs take GROUP heads at a time, whose keys and values stay in L2, and in them one tile after the other."""
+    """Return the tile and head of a program. GROUP heads are processed at a time, so that their K and V stay in L2."""
     group = pid // (GROUP * n_tiles)
     first = group * GROUP
     size = tl.minimum(n_heads - first, GROUP)
@@ -84,15 +84,15 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: tl.constexpr):
-    """Whose tile a slot is: (b, tile, where the sequence begins, its length, and both of what it attends to).
+    """Return (b, tile, begin, length, begin of the other side, its length) for a slot: one possible tile of a sequence.
 
-    Sequence b has the slots from cu_seqlens[b] // BLOCK + b on, which are as many as it has tiles, or one more. Tokens
-    after the last sequence are one that attends to nothing: its outputs are those of rows that see no key.
+    The slots of sequence b begin at cu_seqlens[b] // BLOCK + b, and it has at least as many as tiles. Tokens after the
+    last sequence form one that attends to nothing.
     """
     b = tl.zeros([], tl.int32)
     count = b + B + 1
     while count > 1:
-        # Search in 128 steps: the last of as many sequences, at equal distances, whose slots have begun.
+        # Probe 128 sequences at equal distances. Continue after the last one whose first slot is at most `slot`.
         step = tl.cdiv(count, 128)
         probe = tl.arange(0, 128) * step
         starts = tl.load(cu_seqlens_ptr + b + probe, mask=probe < count, other=0) // BLOCK + b + probe
@@ -100,7 +100,7 @@ def _packed_tile(cu_seqlens_ptr, cu_others_ptr, B, total, others, slot, BLOCK: t
         skipped = (begun - 1) * step
         b += skipped
         count = tl.minimum(step, count - skipped)
-    # Offsets that descend or lie outside give no sequence that does.
+    # Clamp offsets that descend or are out of bounds.
     after = tl.minimum(b + 1, B)
     begin = tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + b), 0), total)
     end = tl.where(b < B, tl.maximum(tl.minimum(tl.load(cu_seqlens_ptr + after), total), begin), total)
@@ -119,7 +119,7 @@ def _forward_tiles(
 ):
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
-    m_i is the row maximum in base 2, l_i the sum of 2^(s - m_i).
+    m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
@@ -127,7 +127,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -175,7 +175,7 @@ def _forward_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
     slot, h = _tile_and_head(tl.program_id(0), TQ // BLOCK_M + B + 1, HQ, GROUP)
     b, tile, q_begin, SQ, kv_begin, SK = _packed_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, TQ, TK, slot, BLOCK_M)
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -183,7 +183,7 @@ def _forward_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -244,7 +244,7 @@ def _delta_kernel(
     dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
     """
     if BEFORE_HOPPER:
-        gdc_launch_dependents()  # the next kernel begins beside the end of this one, and waits where it needs delta
+        gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
             tl.store(counter_ptr + 1, 0)
@@ -278,7 +278,7 @@ def _dq_tiles(
     stride_vd, qk_scale, sk_minus_sq_plus_q,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq += dS @ K over the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
 
     P is recomputed from the log-sum-exp.
     Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
@@ -288,7 +288,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed ahead of the loop, also of one that has no tiles: a remainder by zero would be undefined.
+    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -312,7 +312,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
+            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -330,7 +330,7 @@ def _dq_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
+    """Write dq of BLOCK_M query rows of one (b, h). Strides: g is dO, o is dq."""
     slot, h = _tile_and_head(tl.program_id(0), TQ // BLOCK_M + B + 1, HQ, GROUP)
     b, tile, q_begin, SQ, kv_begin, SK = _packed_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, TQ, TK, slot, BLOCK_M)
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -338,7 +338,7 @@ def _dq_kernel(
         return
     q_end, kv_end = q_begin + SQ, kv_begin + SK
     h_kv = h // GQA
-    # The last query tiles see the most keys, so they go first.
+    # The last query tiles see the most keys, so their programs start first.
     q_start = (n_tiles - 1 - tile) * BLOCK_M
     q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1
     offs_m = tl.arange(0, BLOCK_M)
@@ -395,9 +395,9 @@ def _dkdv_tiles(
     stride_gd, kv_idx, qk_scale, sk_minus_sq,
     q_lo, q_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """dv += P^T @ dO and dk += dS^T @ Q over the query tiles of [q_lo, q_hi).
+    """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
-    Tiles are transposed: keys lie along rows.
+    Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_m = tl.arange(0, BLOCK_M)
@@ -450,7 +450,7 @@ def _dkdv_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
+    """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     slot, h_kv = _tile_and_head(tl.program_id(0), TK // BLOCK_N + B + 1, HKV, GROUP)
     b, tile, kv_begin, SK, q_begin, SQ = _packed_tile(cu_seqlens_k_ptr, cu_seqlens_q_ptr, B, TK, TQ, slot, BLOCK_N)
@@ -523,17 +523,17 @@ _LIBRARY = _library("kgen_7af7f8b7781653bf", "varlen_causal")
 
 
 def _by_ends(x):
-    """Shape and strides by which TMA descriptors have x [T, H, D], whose sequences begin and end anywhere.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. Sequences begin and end anywhere.
 
-    Row r of a sequence that ends with token `end` is at [FAR, end, h, FAR - length + r], which the strides make token
-    end - length + r, modulo 2**64. Rows past the end of the sequence leave the fourth dimension: TMA reads zeros there, and writes nothing.
+    Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. By the strides, modulo
+    2**64, that is token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
     """
     (T, H, D), (t, h, _), far = x.shape, x.stride(), FAR.value
     return [far + 1, T + 1, H, far, D], [2**34 - t, t, h, t, 1]
 
 
 def _descriptors(tile, *blocks):
-    """TMA descriptors of `blocks` (tensor [T, H, D], rows, columns) if the tile is for TMA, else as many Nones."""
+    """Return a TMA descriptor for each block (tensor [T, H, D], rows, columns), or None without TMA."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, *_by_ends(x), [1, 1, 1, rows, n]) for x, rows, n in blocks]
@@ -570,9 +570,9 @@ def _on_hopper(*tensors):
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
-        # Triton's interpreter cannot multiply bfloat16: there, float32 stands in.
+        # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
         out, lse = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse)
         return out.bfloat16(), lse
@@ -621,7 +621,7 @@ def _out_and_lse_op(
     if not _COMPILED and q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
     ):
-        # The kernels of the backward pass are compiled in threads, while the forward pass compiles its own.
+        # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, True)
@@ -633,7 +633,7 @@ def _(q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
-    """Gradients of q, k, v."""
+    """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
         dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
@@ -644,8 +644,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
     dq, dk, dv = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
     on_hopper = _on_hopper(q, k, v)
     if on_hopper and not _by_tma(dout):
-        dout = dout.clone(memory_format=torch.contiguous_format)  # of a sum: one number with strides of 0
-    if dout.stride(-1) > 2**24:  # kernels multiply columns by strides in 32 bits
+        dout = dout.clone(memory_format=torch.contiguous_format)  # gradients of sums have strides of 0
+    if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
     layouts = _layouts(q, k, v, cu_seqlens_q, cu_seqlens_k, dout, dlse, out, lse, dq, dk, dv)
@@ -726,19 +726,18 @@ _register_autograd(_LIBRARY, "varlen_causal", _out_and_lse_op, _backward, _save_
 
 
 def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse=False):
-    """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
+    """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16, any strides; HQ is a multiple of HKV.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to
     cu_seqlens_q[i + 1] and the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end
-    before TQ and TK: tokens after the last sequence give what a row without a key gives, and gradients of zero. On the
-    device, and not checked: other numbers give results that mean nothing, but read and write nothing outside of the
-    tensors.
+    before TQ and TK. A token after the last sequence has the result of a row that sees no key, and gradients of zero.
+    The values are on the device and are not checked: invalid ones give undefined results, but no access out of bounds.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [TQ, HQ, 128], or (out, lse) with lse [HQ, TQ] float32, the natural
     log-sum-exp of each row's scores, if return_lse is true. A row that sees no key gives zeros and -inf.
-    Raises ValueError or TypeError for arguments that do not fit,
+    Raises ValueError or TypeError for invalid arguments,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):

@@ -1,4 +1,4 @@
-/* What the calls of a package have in common: checks of tensors, room in a workspace, and what TMA is told.
+/* Code that the calls of a package share: checks of tensors, workspace layout, and descriptions of tensors for TMA.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -9,10 +9,10 @@
 
 /* --- checks ------------------------------------------------------------------------------------------------------- */
 
-/* Of an extent that every tensor has of its own. */
+/* A size that is not checked. */
 enum { KGEN_ANY = -1 };
 
-/* Elements of a tensor, its sizes of 0 aside: addresses have 48 bits. */
+/* The most elements of a tensor, counting sizes of 0 as 1: addresses have 48 bits. */
 #define KGEN_MOST ((int64_t)1 << 48)
 
 static inline int kgen_numel_is_zero(const int64_t *sizes, int rank)
@@ -25,7 +25,7 @@ static inline int kgen_numel_is_zero(const int64_t *sizes, int rank)
     return 0;
 }
 
-/* Sizes as text, those of a tensor or, with `any`, what it should have. */
+/* Format sizes: of a tensor, or with `any` the expected ones. */
 static inline const char *kgen_shape(char *text, size_t room, const int64_t *sizes, int rank, int any)
 {
     size_t used = 0;
@@ -36,7 +36,7 @@ static inline const char *kgen_shape(char *text, size_t room, const int64_t *siz
     return text;
 }
 
-/* A tensor of these sizes, elements of a row at most `widest` apart and less than 2^31 together. */
+/* Check that a tensor has these sizes. Elements of a row are at most `widest` apart, and a row spans less than 2^31. */
 static inline int kgen_check(const char *function, const char *label, const kgen_tensor *x, const int64_t *sizes, int rank,
                              int bytes, int64_t widest)
 {
@@ -77,7 +77,7 @@ static inline int kgen_check(const char *function, const char *label, const kgen
     return KGEN_OK;
 }
 
-/* The same, and its elements lie one after the other. */
+/* Check that a tensor has these sizes and is contiguous. */
 static inline int kgen_check_contiguous(const char *function, const char *label, const kgen_tensor *x, const int64_t *sizes,
                                         int rank, int bytes)
 {
@@ -92,7 +92,7 @@ static inline int kgen_check_contiguous(const char *function, const char *label,
     return KGEN_OK;
 }
 
-/* A number for kernels, which have float32: finite there, and not vanishing. */
+/* Check that float32 represents a number: finite, and not rounded to zero. */
 static inline int kgen_check_real(const char *function, const char *label, double x)
 {
     double size = x < 0 ? -x : x;
@@ -102,7 +102,7 @@ static inline int kgen_check_real(const char *function, const char *label, doubl
     return KGEN_OK;
 }
 
-/* Strides of a contiguous tensor, which has the same where a size of it is 0 or 1. */
+/* Set the strides of a contiguous tensor, also for dimensions of size 0 or 1. */
 static inline void kgen_dense_strides(kgen_value *values, const kgen_tensor *x, int rank)
 {
     int64_t step = 1;
@@ -114,7 +114,7 @@ static inline void kgen_dense_strides(kgen_value *values, const kgen_tensor *x, 
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* Where `bytes` begin that a workspace of `total` bytes gets more. */
+/* Append `bytes` to a workspace of `total` bytes and return their offset, a multiple of 256. */
 static inline size_t kgen_room(size_t *total, int64_t bytes)
 {
     size_t at = (*total + 255) / 256 * 256;
@@ -142,7 +142,7 @@ static inline int kgen_zeros(void *memory, int64_t bytes, CUstream stream)
     return KGEN_OK;
 }
 
-/* Rows of `bytes` to others that begin `pitch` bytes apart. */
+/* Copy contiguous rows of `bytes` to rows that begin `pitch` bytes apart. */
 static inline int kgen_copy_rows(void *to, int64_t pitch, const void *from, int64_t bytes, int64_t rows, CUstream stream)
 {
     kgen_copy copy;
@@ -197,7 +197,7 @@ static inline int kgen_by_tma(const kgen_tensor *x, int rank, int bytes)
     return x->strides[rank - 1] == 1 && (uintptr_t)x->data % 16 == 0 && !kgen_numel_is_zero(x->sizes, rank);
 }
 
-/* Tiles of x [.., S, D] of some rows and columns. */
+/* Describe tiles [rows, columns] of x [.., S, D]. */
 static inline kgen_value kgen_tiled(kgen_tiles *tiles, const kgen_tensor *x, int dtype, int rank, int64_t rows,
                                     int64_t columns)
 {
@@ -215,9 +215,9 @@ static inline kgen_value kgen_tiled(kgen_tiles *tiles, const kgen_tensor *x, int
     return kgen_described(tiles);
 }
 
-/* The same of x [T, H, D], whose sequences begin and end anywhere. Row r of a sequence that ends with token `end` is at
- * [FAR, end, h, FAR - length + r], which the strides make token end - length + r, modulo 2**64. Rows past the end of the
- * sequence leave the fourth dimension: TMA reads zeros there, and writes nothing. */
+/* Describe tiles of packed x [T, H, D]. Row r of a sequence that ends before token `end` is at
+ * [FAR, end, h, FAR - length + r]. By the strides, modulo 2**64, that is token end - length + r. Rows past the sequence are
+ * out of bounds: TMA reads zeros and writes nothing. */
 static inline kgen_value kgen_tiled_by_ends(kgen_tiles *tiles, const kgen_tensor *x, int dtype, int64_t rows,
                                             int64_t columns)
 {
@@ -238,7 +238,7 @@ static inline kgen_value kgen_tiled_by_ends(kgen_tiles *tiles, const kgen_tensor
     return kgen_described(tiles);
 }
 
-/* A tile of n numbers of a row of [rows, length] float32, whose rows begin `pitch` numbers apart. */
+/* Describe tiles of n numbers of a row of [rows, length] float32, whose rows begin `pitch` numbers apart. */
 static inline kgen_value kgen_tiled_rows(kgen_tiles *tiles, const void *data, int64_t rows, int64_t length, int64_t pitch,
                                          int64_t n)
 {
@@ -252,7 +252,7 @@ static inline kgen_value kgen_tiled_rows(kgen_tiles *tiles, const void *data, in
     return kgen_tiled(tiles, &x, KGEN_FP32, 2, 1, n);
 }
 
-/* The columns of x from one on. */
+/* Return a view of the columns of x from `first`. */
 static inline kgen_tensor kgen_columns_from(const kgen_tensor *x, int rank, int64_t first, int bytes)
 {
     kgen_tensor rest = *x;
@@ -261,7 +261,7 @@ static inline kgen_tensor kgen_columns_from(const kgen_tensor *x, int rank, int6
     return rest;
 }
 
-/* x with two dimensions in each other's place. */
+/* Return a view of x with dimensions i and j swapped. */
 static inline kgen_tensor kgen_swapped(const kgen_tensor *x, int i, int j)
 {
     kgen_tensor other = *x;
@@ -272,7 +272,7 @@ static inline kgen_tensor kgen_swapped(const kgen_tensor *x, int i, int j)
     return other;
 }
 
-/* x with as many dimensions of one ahead of its own as make four. */
+/* Return a view of x with four dimensions: prepend dimensions of size 1. */
 static inline kgen_tensor kgen_in_four(const kgen_tensor *x, int rank)
 {
     kgen_tensor wide = *x;

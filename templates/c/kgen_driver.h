@@ -1,4 +1,4 @@
-/* The CUDA driver, which is found when it is first needed: neither headers nor libraries of CUDA are linked. Needs POSIX.
+/* The CUDA driver, loaded at its first use, without CUDA headers or libraries at build time. Needs POSIX.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -19,7 +19,7 @@
 #define KGEN_THREAD _Thread_local
 #endif
 
-/* --- what went wrong ---------------------------------------------------------------------------------------------- */
+/* --- errors ------------------------------------------------------------------------------------------------------- */
 
 static KGEN_THREAD char kgen_message[512];
 
@@ -104,7 +104,7 @@ static struct {
 static pthread_once_t kgen_once = PTHREAD_ONCE_INIT;
 static const char *kgen_missing;
 
-/* A pointer to a function, from one to anything: memcpy, for C has no conversion between the two. */
+/* Look up a function. C has no conversion from data pointers to function pointers, hence memcpy. */
 static inline void kgen_symbol(void *library, const char *name, void *function, int needed)
 {
     void *found = dlsym(library, name);
@@ -132,7 +132,7 @@ static inline void kgen_find_driver(void)
     kgen_symbol(library, "cuLaunchKernelEx", &kgen_cu.cuLaunchKernelEx, 1);
     kgen_symbol(library, "cuMemsetD32Async", &kgen_cu.cuMemsetD32Async, 1);
     kgen_symbol(library, "cuMemcpy2DAsync_v2", &kgen_cu.cuMemcpy2DAsync, 1);
-    /* Of CUDA 12, for kernels that use it. */
+    /* From CUDA 12, and optional: only some kernels use it. */
     kgen_symbol(library, "cuTensorMapEncodeTiled", &kgen_cu.cuTensorMapEncodeTiled, 0);
 }
 
@@ -148,7 +148,7 @@ static inline int kgen_checked(int error, const char *call)
 
 #define KGEN_CU(call, ...) KGEN_TRY(kgen_checked(kgen_cu.call(__VA_ARGS__), #call))
 
-/* The current context, and of its device the compute capability (90 for 9.0) and the number of multiprocessors. */
+/* The current context, and the compute capability (90 for 9.0) and number of multiprocessors of its device. */
 typedef struct {
     unsigned long long context;
     int arch, multiprocessors;
@@ -166,7 +166,7 @@ static inline int kgen_current(kgen_device *device)
     if (!context) {
         return kgen_fail(KGEN_DRIVER, "no CUDA context is current in this thread");
     }
-    /* Addresses of contexts come again, their numbers do not. */
+    /* The driver reuses addresses of contexts, but not their ids. */
     memcpy(&device->context, &context, sizeof context);
     if (kgen_cu.cuCtxGetId) {
         KGEN_CU(cuCtxGetId, context, &device->context);

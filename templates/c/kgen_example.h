@@ -1,4 +1,4 @@
-/* What examples have in common: memory on a device by the driver's API, numbers drawn, rounded and compared.
+/* Code that examples share: device memory by the driver API, and random numbers, rounding and comparisons.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -44,7 +44,7 @@ template <typename... Arguments> void cu(const char *name, Arguments... argument
     }
 }
 
-/* Makes the first device's own context current in this thread. */
+/* Make the primary context of the first device current in this thread. */
 inline void begin()
 {
     void *context = nullptr;
@@ -64,7 +64,7 @@ inline double random_number()
     return double(state >> 11) / double(uint64_t(1) << 52) - 1.0; /* from -1 to 1 */
 }
 
-/* To the nearest, ties to even, of numbers that are small. */
+/* Round small numbers to nearest, ties to even. */
 inline uint16_t narrowed(double x, Dtype dtype)
 {
     uint32_t bits;
@@ -76,7 +76,7 @@ inline uint16_t narrowed(double x, Dtype dtype)
     uint16_t sign = uint16_t(bits >> 16 & 0x8000);
     int exponent = std::max(std::ilogb(single == 0.0f ? 1e-8f : std::fabs(single)), -14);
     uint32_t units = uint32_t(std::nearbyint(std::ldexp(std::fabs(double(single)), 10 - exponent)));
-    /* Of numbers below 2^-14 there is no leading one; a carry is right as it is. */
+    /* Numbers below 2^-14 have no implicit leading one. A carry gives the correct result. */
     return uint16_t(sign | (uint32_t(exponent + 14) * 1024 + units));
 }
 
@@ -88,7 +88,7 @@ inline double widened(uint16_t x, Dtype dtype)
         std::memcpy(&single, &bits, 4);
         return single;
     }
-    if (dtype == FP8) { /* e4m3: four bits of exponent, three of the rest */
+    if (dtype == FP8) { /* e4m3: four exponent bits, three mantissa bits */
         int exponent = x >> 3 & 15, units = x & 7;
         double size = exponent ? std::ldexp(8 + units, exponent - 10) : std::ldexp(units, -9);
         return x & 0x80 ? -size : size;
@@ -105,13 +105,13 @@ inline size_t bytes_of(Dtype dtype)
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* A contiguous tensor on the device, and its numbers here. */
+/* A contiguous tensor on the device, and its numbers on the host. */
 struct Tensor {
     Dtype dtype = FP32;
     std::vector<int64_t> sizes;
     std::vector<double> numbers;
     unsigned long long device = 0;
-    std::vector<size_t> *reads = nullptr; /* where it is there, it is told which elements are read */
+    std::vector<size_t> *reads = nullptr; /* if not null, reads of elements are appended */
 
     Tensor(Dtype of, std::initializer_list<int64_t> shape) : dtype(of), sizes(shape)
     {
@@ -152,7 +152,7 @@ struct Tensor {
         return found;
     }
 
-    /* Zero where an index is outside. */
+    /* Return zero for an index out of bounds. */
     double operator()(std::initializer_list<int64_t> at) const
     {
         if (!has(at)) {
@@ -164,7 +164,7 @@ struct Tensor {
         return numbers[place(at)];
     }
 
-    /* Of an element that is outside nothing is kept. */
+    /* Ignore elements out of bounds. */
     void add(std::initializer_list<int64_t> at, double x)
     {
         if (has(at)) {
@@ -177,7 +177,7 @@ struct Tensor {
         return numbers[place(at)];
     }
 
-    /* Draws numbers, rounds them as the device has them, and copies them there. */
+    /* Draw numbers, round them to the dtype, and copy them to the device. */
     template <typename Draw> Tensor &draw(Draw drawn)
     {
         for (size_t i = 0; i < numbers.size(); i++) {
@@ -251,7 +251,7 @@ struct Tensor {
     }
 };
 
-/* Device memory for a call. */
+/* Device memory for the workspace of a call. */
 struct Workspace {
     unsigned long long device = 0;
     size_t bytes;
@@ -288,7 +288,7 @@ inline void finish()
     cu("cuCtxSynchronize");
 }
 
-/* Whether what a kernel wrote is `wanted`, up to a part of the largest number there. */
+/* Return true if a result is `wanted`, up to `allowed` times the largest number. */
 inline bool right(const char *name, Tensor &got, const std::vector<double> &wanted, double allowed)
 {
     double error = 0.0, most = 0.0;
@@ -298,7 +298,7 @@ inline bool right(const char *name, Tensor &got, const std::vector<double> &want
         if (std::isinf(wanted[i]) && got.numbers[i] == wanted[i]) {
             continue;
         }
-        error = off <= error ? error : off; /* also where it is not a number */
+        error = off <= error ? error : off; /* also if it is NaN */
         most = std::max(most, std::fabs(wanted[i]));
     }
     bool fine = error <= allowed * std::max(most, 1e-6);
@@ -306,7 +306,7 @@ inline bool right(const char *name, Tensor &got, const std::vector<double> &want
     return fine;
 }
 
-/* How a function of numbers at a place changes with one of them. */
+/* The derivative of a function of several numbers by one of them. */
 template <typename Values> double slope(double (*function)(const Values &), Values at, double Values::*of)
 {
     const double value = at.*of, step = 1e-5 * std::max(1.0, std::fabs(value));

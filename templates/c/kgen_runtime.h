@@ -1,4 +1,4 @@
-/* Finds machine code by named arguments and launches it. For the source of one package, which includes it once.
+/* Find machine code by named arguments, and launch it. The source of each package includes this file once.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -12,7 +12,7 @@
 enum { KGEN_NOTHING, KGEN_INTEGER, KGEN_REAL, KGEN_POINTER, KGEN_TILES };
 enum { KGEN_BF16, KGEN_FP16, KGEN_FP32, KGEN_FP64, KGEN_FP8E4NV, KGEN_U8, KGEN_I8, KGEN_I16, KGEN_I32, KGEN_I64, KGEN_I1 };
 
-/* A tensor as TMA is told of it, and the tile of it that a kernel takes. */
+/* A tensor for a TMA descriptor, and the tile that a kernel reads of it. */
 typedef struct {
     const void *data;
     int dtype, rank;
@@ -53,7 +53,7 @@ static inline kgen_value kgen_real(double number)
     return value;
 }
 
-/* Of a tensor that is empty it may be NULL. */
+/* The pointer of an empty tensor may be NULL. */
 static inline kgen_value kgen_pointer(const void *pointer, int dtype)
 {
     kgen_value value = kgen_nothing();
@@ -63,7 +63,7 @@ static inline kgen_value kgen_pointer(const void *pointer, int dtype)
     return value;
 }
 
-/* Nothing, where there is no tensor. */
+/* Return nothing if there is no tensor. */
 static inline kgen_value kgen_optional(const void *pointer, int dtype)
 {
     return pointer ? kgen_pointer(pointer, dtype) : kgen_nothing();
@@ -78,7 +78,7 @@ static inline kgen_value kgen_described(const kgen_tiles *tiles)
     return value;
 }
 
-/* Strides have names that follow one another. */
+/* The names of the strides of a tensor are consecutive. */
 static inline void kgen_strides(kgen_value *values, const kgen_tensor *x, int rank)
 {
     for (int i = 0; i < rank; i++) {
@@ -88,8 +88,8 @@ static inline void kgen_strides(kgen_value *values, const kgen_tensor *x, int ra
 
 /* --- machine code ------------------------------------------------------------------------------------------------- */
 
-/* An argument of a kernel, by its name: what its kind is, or that it is a constant. An `aligned` one is a multiple of 16.
- * An integer has `bits`; `map` is where TMA's numbers are among those of the kernel. */
+/* An argument of a kernel, by name: its kind, or a constant. An `aligned` argument is a multiple of 16. `bits` is the width
+ * of an integer. `map` is the index of a TMA descriptor's parameters among the parameters of the kernel. */
 typedef struct {
     short name;
     signed char constant, kind, dtype, aligned, bits, map;
@@ -97,7 +97,7 @@ typedef struct {
     double real;
 } kgen_argument;
 
-/* What TMA is told of tiles: it moves a tile in one or more blocks. */
+/* The tiles of a TMA descriptor. TMA moves a tile in one or more blocks. */
 typedef struct {
     int element_type, element_size, swizzle, rank;
     int32_t tile[KGEN_MAP_DIMS], block[KGEN_MAP_DIMS];
@@ -116,8 +116,8 @@ typedef struct {
 
 enum { KGEN_CONTEXTS = 32, KGEN_PARAMETERS = 160, KGEN_MAPS = 16 };
 
-/* A package: machine code, of each kernel what asks for most first; and for each context the functions that were loaded
- * there, `count` for each. `hint` says what to do where none fits. */
+/* A package: machine code, for each kernel the most specialized first. Each context has `count` entries for its loaded
+ * functions. `hint` tells a user what to do if no machine code fits. */
 typedef struct {
     const char *name, *hint;
     const char *const *kernels;
@@ -173,7 +173,7 @@ static inline const kgen_cubin *kgen_fitting(const kgen_library *library, int ke
     return NULL;
 }
 
-/* Loads a kernel to the current context, if it is not there yet; the library is locked. */
+/* Load a kernel into the current context if needed. The caller holds the lock of the library. */
 static inline int kgen_load_locked(kgen_library *library, const kgen_cubin *cubin, const kgen_device *device, void **function)
 {
     int slot = 0;
@@ -184,7 +184,7 @@ static inline int kgen_load_locked(kgen_library *library, const kgen_cubin *cubi
     if (slot == library->used) {
         if (library->used < KGEN_CONTEXTS) {
             library->used++;
-        } else { /* most of those are gone */
+        } else { /* most older contexts are destroyed */
             slot = library->next;
             library->next = (slot + 1) % KGEN_CONTEXTS;
         }
@@ -213,7 +213,7 @@ static inline int kgen_load(kgen_library *library, const kgen_cubin *cubin, cons
     return status;
 }
 
-/* Whatever there is for the current device. */
+/* Load all machine code for the current device. */
 static inline int kgen_load_all(kgen_library *library)
 {
     kgen_device device;
@@ -231,7 +231,7 @@ static inline int kgen_load_all(kgen_library *library)
 
 /* --- launches ----------------------------------------------------------------------------------------------------- */
 
-/* What TMA is told of a tensor. Its dimensions count from the last one here, whose elements lie side by side. */
+/* Encode a TMA descriptor. TMA counts dimensions from the last one, which is contiguous. */
 static inline int kgen_encode(void *to, const kgen_map *map, const kgen_tiles *x)
 {
     uint64_t sizes[KGEN_MAP_DIMS], steps[KGEN_MAP_DIMS];
@@ -253,7 +253,7 @@ static inline int kgen_encode(void *to, const kgen_map *map, const kgen_tiles *x
     return KGEN_OK;
 }
 
-/* Why nothing fits a launch. */
+/* Fail with the reason why no machine code fits a launch. */
 static inline int kgen_fits_none(const kgen_library *library, int kernel, int arch)
 {
     for (int i = 0; i < library->count; i++) {
@@ -265,7 +265,7 @@ static inline int kgen_fits_none(const kgen_library *library, int kernel, int ar
     return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d: `kgen build --arch` makes it", library->name, arch);
 }
 
-/* Launches the first machine code that fits `values`, an array by name; a grid of nothing is none. */
+/* Launch the first machine code that fits `values`, an array by name. Without programs, launch nothing. */
 static inline int kgen_launch(kgen_library *library, int kernel, const kgen_device *device, const kgen_value *values,
                               int64_t programs, CUstream stream)
 {
@@ -337,7 +337,7 @@ static inline int kgen_launch(kgen_library *library, int kernel, const kgen_devi
             n++;
         }
     }
-    for (int i = 0; i < 2; i++, n++) { /* memory of Triton's own, of which these kernels have none */
+    for (int i = 0; i < 2; i++, n++) { /* Triton's scratch memory, which these kernels do not use */
         numbers[n].integer = 0;
         parameters[n] = &numbers[n];
     }
