@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc4e87518053556a
+# inputs: f023a36941b35188
 # body: 781f3fad83355783
 """The delta of the backward pass of `causal`.
 

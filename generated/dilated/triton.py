@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 3bba146c5d16200f
-# body: c032f771ef83d3c8
+# body: 66c5278b6ef91105
 """Causal attention to every fourth position back from the query.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -85,7 +85,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _floor_mod(a, b):
-    # Python's remainder: it has the sign of b.
+    # The remainder of Python, which has the sign of b.
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 

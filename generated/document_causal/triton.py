@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: e53fdc691c4b8297
-# body: f859b0b6798443db
+# body: fd5f796bc64947fd
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -83,12 +83,13 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _first_at_least(ptr, stride, size, a, b):
-    """The first positions in an ascending array of elements that are at least a and b; size if there are none."""
+    """Return the first positions in an ascending array of elements >= a and >= b; `size` if there is none."""
     lanes = tl.arange(0, 256)
     first_a = tl.zeros([], tl.int32)
     first_b = first_a
-    # What is left is 256 blocks of `step` elements. Blocks whose last element is below are skipped, and the next one is
-    # split: three rounds for 2**24 elements, where halving would wait for memory 24 times.
+    # A round divides the range into 256 blocks of `step` elements. It skips the blocks whose last element is too
+    # small, and the next round divides the block after them. 2**24 elements take three waits for memory; halving
+    # would take 24.
     step = tl.cdiv(size, 256)
     while step > 0:
         last_a = first_a + lanes * step + step - 1

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d573432b79dd915d
+# inputs: 2f4db01f561b3577
 # body: 12af88e2578d31da
 """The delta of the backward pass of `full_d64_fp16`.
 

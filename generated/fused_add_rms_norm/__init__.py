@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 973c7bc87aafd839
-# body: 3cb798a6e1609743
-"""Adds a block's output to the residual stream and norms the sum; returns both.
+# inputs: 2f52c8232100cf0a
+# body: 9456af06aa9519e7
+"""Add a block's output to the residual stream, normalize the sum, and return both.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
-    """Adds a block's output to the residual stream and norms the sum; returns both.
+    """Add a block's output to the residual stream, normalize the sum, and return both.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     residual: [..., D] bfloat16, added to x before the norm.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bb706e0332afc07a
-# body: 300d934d726be0bc
+# inputs: eb02417d17149e51
+# body: 867747552eda00fa
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -67,7 +67,7 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.

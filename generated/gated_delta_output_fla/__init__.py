@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2da3e8d8fab941f
-# body: 3d541454a1ca911a
+# inputs: 09ef21fed50a7683
+# body: f1f7bf59d06d32c7
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -67,13 +67,13 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
 
     q, k: [B, T, H, K] bfloat16, any strides; HV is a multiple of H.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1.
-    Tokens after it give zeros.
-    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if
-    left out. NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give
-    results that mean nothing, but read and write nothing outside of the tensors.
+    cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from
+    cu_seqlens. NT is the number of chunks of all sequences. The values of both are on the device and are not checked.
+    With invalid values, o is meaningless, but nothing outside of the tensors is read or written.
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.

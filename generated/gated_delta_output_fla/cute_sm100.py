@@ -2,30 +2,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c0f183bac97a5e96
-# body: ed4fe0008ba9b494
+# inputs: 79f687f4fe7a0739
+# body: 049c60617646c12b
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
-For compute capability 10.0. One CTA per multiprocessor takes chunk after chunk, and its warps divide the work: one
-loads by TMA, one multiplies (tcgen05, sums in tensor memory), four mask q @ k^T and weigh it, four scale the sums and
-store them by TMA.
+For compute capability 10.0. One persistent CTA per multiprocessor processes chunks in turn, with four roles:
 
-Compiled, not run: no device has verified what this kernel computes.
+| warps | work |
+|---|---|
+| 0 to 3 | read both products from tensor memory, scale and add them, store o by TMA |
+| 4 to 7 | mask q @ k^T, multiply it by the decay, and store it as p in shared memory |
+| 8 | issues the products (tcgen05), which accumulate in tensor memory |
+| 9 | loads by TMA |
 
-Forward only. It is compiled at its first call, by nvidia-cutlass-dsl 4.8.
+Compiled, but not verified: no device has run this kernel.
+
+Forward only. The first call compiles the kernel with nvidia-cutlass-dsl 4.8.
 
 Usage:
 
@@ -52,14 +57,14 @@ from cutlass.utils import SmemAllocator
 from torch import Tensor
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
-K, V, BT = 128, 128, 64  # head dims, and the tokens of a chunk
-PANEL = 64  # columns of o that are stored at once
-QK_STAGES, HV_STAGES = 2, 2  # of queries and keys, of states and values
-QK_BYTES, HV_BYTES = 2 * 2 * BT * K, 2 * (V * K + V * BT)  # that TMA brings for one stage
-EVICT_FIRST = 0x12F0000000000000  # a policy of L2, for states and values: they are read once
+K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
+PANEL = 64  # columns of o per store
+QK_STAGES, HV_STAGES = 2, 2  # stages of q and k, and of h and v
+QK_BYTES, HV_BYTES = 2 * 2 * BT * K, 2 * (V * K + V * BT)  # bytes that TMA loads per stage
+EVICT_FIRST = 0x12F0000000000000  # L2 policy for h and v, which are read once
 STORE_WARPS, MASK_WARPS, MMA_WARP, TMA_WARP = range(0, 4), range(4, 8), 8, 9
 THREADS = 32 * 10
-S_COLUMN, QH_COLUMN, PV_COLUMN, COLUMNS = 0, 64, 192, 512  # of tensor memory
+S_COLUMN, QH_COLUMN, PV_COLUMN, COLUMNS = 0, 64, 192, 512  # in tensor memory
 
 
 @cute.struct
@@ -83,7 +88,7 @@ class Shared:
 
 
 def _mma(b_major, columns):
-    """Products [BT, inner] @ [inner, columns] of shared memory, summed in tensor memory in float32."""
+    """Return the MMA [BT, inner] @ [inner, columns] of shared memory, accumulated in float32 in tensor memory."""
     return sm100.make_trivial_tiled_mma(
         BFloat16, BFloat16, OperandMajorMode.K, b_major, Float32,
         tcgen05.CtaGroup.ONE, (BT, columns), tcgen05.OperandSource.SMEM,
@@ -91,7 +96,7 @@ def _mma(b_major, columns):
 
 
 def _mmas():
-    """The MMAs of q @ k^T, q @ h and p @ v."""
+    """Return the MMAs of q @ k^T, q @ h and p @ v."""
     return (
         _mma(OperandMajorMode.K, BT),
         _mma(OperandMajorMode.MN, V),
@@ -100,7 +105,7 @@ def _mmas():
 
 
 def _operand_layouts():
-    """The layouts of q, k, h, v and p, swizzled and tiled for the tensor cores and TMA."""
+    """Return the layouts of q, k, h, v and p in shared memory, swizzled and tiled for tcgen05 and TMA."""
     qk, qh, pv = _mmas()
     return (
         sm100.make_smem_layout_a(qk, (BT, BT, K), BFloat16, QK_STAGES),
@@ -112,7 +117,7 @@ def _operand_layouts():
 
 
 def _tile_layouts():
-    """The same bytes of v [V, BT] and p [BT, BT] by their coordinates, and panels of o [BT, PANEL]."""
+    """Return layouts by (row, column): v [V, BT] and p [BT, BT], over the bytes of the operands, and o [BT, PANEL]."""
     return (
         sm100.make_smem_layout_epi(BFloat16, LayoutEnum.COL_MAJOR, (V, BT), HV_STAGES),
         cute.slice_(sm100.make_smem_layout_epi(BFloat16, LayoutEnum.ROW_MAJOR, (BT, BT), 1), (None, None, 0)),
@@ -121,26 +126,26 @@ def _tile_layouts():
 
 
 def _sums(mma, tensor_memory, column, columns):
-    """Accumulators [BT, columns] that begin at a column of tensor memory."""
+    """Return accumulators [BT, columns] that begin at a column of tensor memory."""
     fragment = mma.make_fragment_C(mma.partition_shape_C((BT, columns)))
     return cute.make_tensor(tensor_memory + column, fragment.layout)
 
 
 def _matrix(sums):
-    """Accumulators by row and column."""
+    """Return accumulators by (row, column)."""
     return sums[(None, None), 0, 0]
 
 
 @cute.jit
 def _gemm(mma: cute.TiledMma, sums: cute.Tensor, a: cute.Tensor, b: cute.Tensor):
-    """sums = a @ b^T, without waiting for it."""
+    """Start sums = a @ b^T. The caller commits it to a barrier."""
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         mma.set(tcgen05.Field.ACCUMULATE, k > 0)
         cute.gemm(mma, sums, a[None, None, k], b[None, None, k], sums)
 
 
 def _tma_load(tma, tile, shared, barrier, **hint):
-    """A tile into shared memory; its bytes count at the barrier."""
+    """Start a TMA load of a tile into shared memory. TMA counts its bytes on the barrier."""
     dst, src = cpasync.tma_partition(
         tma[0], 0, cute.make_layout(1), cute.group_modes(shared, 0, 3), cute.group_modes(tile, 0, 3)
     )
@@ -148,6 +153,7 @@ def _tma_load(tma, tile, shared, barrier, **hint):
 
 
 def _tma_store(tma, shared, tile):
+    """Start a TMA store of a tile, as one bulk group."""
     src, dst = cpasync.tma_partition(
         tma[0], 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tile, 0, 2)
     )
@@ -167,14 +173,17 @@ def _after_thread_sync():
 
 @cute.jit
 def _within(x: Int32, most: Int32):
-    """x, or 0 or `most` where it is beyond."""
+    """Clamp x to [0, most]."""
     return cutlass.max(cutlass.min(x, most), 0)
 
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
-    # Offsets outside of the tokens give no sequence.
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
+    """
+    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -183,12 +192,16 @@ def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
 @cute.jit
 def _chunks_of(cu_seqlens: cute.Tensor, sequence: Int32):
+    """Return the number of chunks of a sequence."""
     return (cutlass.max(Int32(cu_seqlens[sequence + 1]) - Int32(cu_seqlens[sequence]), 0) + BT - 1) // BT
 
 
 @cute.kernel
 def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n_chunks: Int32):
-    """The chunks of one sequence, by a warp. What is left behind all sequences counts as the last one's."""
+    """Write (sequence, chunk inside it) for the chunks of one sequence, by one warp.
+
+    Chunks after all sequences belong to the last one.
+    """
     sequence, sequences, lane = cute.arch.block_idx()[0], cute.arch.grid_dim()[0], cute.arch.lane_idx()
     before = Int32(0)
     for i in cutlass.range(lane, sequence, 32, unroll=1):
@@ -197,7 +210,7 @@ def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
     chunks = _chunks_of(cu_seqlens, sequence)
     if sequence == sequences - 1:
         chunks = n_chunks - first
-    # Offsets that are none may add up to anything.
+    # Invalid offsets may add up to any number.
     for chunk in cutlass.range(lane, cutlass.min(chunks, n_chunks), 32, unroll=1):
         if first + chunk >= 0:
             if first + chunk < n_chunks:
@@ -206,18 +219,18 @@ def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
 
 def _rows(x, start, head, batch, tile, panel=0):
-    """The tile of x [T, D, heads, B] that begins at a token."""
+    """Return the tile of x [T, D, heads, B] that begins at token `start`, in column panel `panel`."""
     return cute.local_tile(cute.domain_offset((start, 0), x[None, None, head, batch]), tile, (0, panel))
 
 
 def _columns(v, start, head, batch):
-    """The values of a chunk: the tile of v [V, T, heads, B] that begins at a token."""
+    """Return the values of a chunk: the tile [V, BT] of v [V, T, heads, B] that begins at token `start`."""
     return cute.local_tile(cute.domain_offset((0, start), v[None, None, head, batch]), (V, BT), (0, 0))
 
 
 @cute.jit
 def _gates(g: cute.Tensor, start: Int32, rows: Int32):
-    """The gates of a chunk, spread over the lanes of a warp; zero behind the end."""
+    """Load the gates of a chunk by one warp: lane l owns tokens l, l + 32, ...; zero after the last token."""
     gates = cute.make_rmem_tensor(BT // 32, Float32)
     for r in cutlass.range_constexpr(BT // 32):
         row = cute.arch.lane_idx() + 32 * r
@@ -229,7 +242,11 @@ def _gates(g: cute.Tensor, start: Int32, rows: Int32):
 
 @cute.jit
 def _clear_rows(sv: cute.Tensor, rows: Int32, thread: Int32):
-    """Values behind the end of a chunk are zero: what lies there may be NaN, and NaN times a masked zero is NaN."""
+    """Set the values after the last token of a chunk to zero, by 128 threads.
+
+    Memory there may contain NaN, and NaN times a masked zero of p is NaN. A token has V // 8 pieces of 8 values;
+    a thread owns every 128th piece.
+    """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
     for i in cutlass.range_constexpr(BT * V // 8 // 128):
@@ -244,7 +261,8 @@ def _clear_after_sequences(
 ):
     """Write zeros for the tokens after the last sequence, 16 bytes at a time.
 
-    The caller is thread `first` of `threads`.
+    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces, and a thread owns every
+    `threads`-th piece.
     """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
@@ -257,7 +275,10 @@ def _clear_after_sequences(
 
 @cute.jit
 def _store_rows(so: cute.Tensor, o: cute.Tensor, start: Int32, rows: Int32, panel: cutlass.Constexpr, thread: Int32):
-    """The rows of a chunk that is not full, 16 bytes at a time."""
+    """Store a panel of o of a chunk that is not full, by 128 threads, 16 bytes at a time.
+
+    TMA would also write the rows after the last token. A row has PANEL // 8 pieces; a thread owns every 128th piece.
+    """
     for i in cutlass.range_constexpr(BT * PANEL // 8 // 128):
         row, column = (thread + 128 * i) // (PANEL // 8), thread % (PANEL // 8)
         if row < rows:
@@ -309,7 +330,7 @@ def _kernel(
                 cute.arch.mbarrier_init(qk_empty + i, GROUP)
             for i in cutlass.range_constexpr(HV_STAGES):
                 cute.arch.mbarrier_init(hv_full + i, 1 + 32)
-                # The products, and the warps that mask and store, for they read the gates.
+                # The commit of the products, and all threads that mask or store, because they read the gates.
                 cute.arch.mbarrier_init(hv_empty + i, 1 + 32 * len(MASK_WARPS) + 32 * len(STORE_WARPS))
             cute.arch.mbarrier_init(s_full, 1)
             cute.arch.mbarrier_init(p_full, 32 * len(MASK_WARPS))
@@ -329,9 +350,12 @@ def _kernel(
     first = cta * THREADS + cute.arch.thread_idx()[0]
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
-    # An item is a chunk and a key head, a slot one of its GROUP value heads. Slot s of this CTA is in stage
-    # s % HV_STAGES, its item in stage item % QK_STAGES, and each pass over the stages turns the parity of their
-    # barriers. Products run in the order of issue: when q @ k^T of a slot is there, p @ v of the one before has read p.
+    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - when its q @ k^T is complete, p @ v of the slot before it has read p: products complete in the order of issue,
+    #   so p needs no empty barrier
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
     if warp_idx == TMA_WARP:
@@ -403,6 +427,10 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
         )
+        # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element
         src = load.get_slice(thread).partition_S(s)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, BT)))
         weights = cute.make_rmem_tensor(place.shape, Float32)
@@ -420,7 +448,7 @@ def _kernel(
             if rows < BT:
                 _clear_rows(sv_tile[None, None, stage], rows, thread)
 
-            # This thread has two rows of the chunk, and in each of them the same columns.
+            # This thread owns two rows of the chunk, with the same columns in both.
             c_row = cute.make_rmem_tensor(2, Float32)
             for r in cutlass.range_constexpr(2):
                 row = place[2 * r][0]
@@ -450,6 +478,7 @@ def _kernel(
         load = tcgen05.make_tmem_copy(
             cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(PANEL // 8)), Float32), qh_sums[None, None, 0, 0]
         )
+        # Threads own the elements of a panel [BT, PANEL] as the masking warps own those of s.
         qh_src, pv_src = load.get_slice(thread).partition_S(qh_sums), load.get_slice(thread).partition_S(pv_sums)
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, PANEL)))
         before = cute.make_rmem_tensor(place.shape, Float32)
@@ -475,6 +504,8 @@ def _kernel(
 
             cute.arch.mbarrier_wait(sums_full, slot % 2)
             _after_thread_sync()
+            # The first of these warps issues the TMA stores. Before threads overwrite the panel in shared memory,
+            # this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 cute.copy(load, qh_src[None, None, None, 0, panel], before)
                 cute.copy(load, pv_src[None, None, None, 0, panel], within)
@@ -500,7 +531,11 @@ def _kernel(
 
 
 def _tensor(numbers, at, element, vector, shape, strides):
-    """The tensor whose address is numbers[at]; the stride of a dim is so far behind it, 0 means adjacent."""
+    """Return the tensor whose address is numbers[at].
+
+    The stride of dim d is numbers[at + strides[d]]; 0 in `strides` means stride 1. Address and strides are multiples
+    of `vector` elements.
+    """
     pointer = cute.make_ptr(element, numbers[at], cute.AddressSpace.gmem, assumed_align=vector * element.width // 8)
     strides = tuple(cute.assume(numbers[at + behind], divby=vector) if behind else 1 for behind in strides)
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))
@@ -548,7 +583,10 @@ def _launch(
 
 
 def _numbers(*sizes, tensors):
-    """Sizes, and address and first strides of each tensor, in one argument: each costs the host microseconds."""
+    """Pack the sizes, and the address and leading strides of each tensor, as int64.
+
+    The kernel gets them as one argument, because each argument costs microseconds on the host.
+    """
     numbers = array("q", sizes)
     for x, dims in zip(tensors, (3, 3, 3, 4, 3, 3, 0, 1)):
         numbers.append(x.data_ptr())
@@ -557,27 +595,31 @@ def _numbers(*sizes, tensors):
 
 
 def _pointer(numbers):
+    """Return a CuTe pointer to an array in host memory."""
     return cute.runtime.make_ptr(Int64, numbers.buffer_info()[0], cute.AddressSpace.generic, assumed_align=8)
 
 
 @functools.cache
 def _compiled(index, given, H, GROUP, options=""):
-    """The kernel for a type of indices, given or not, H heads of q and k, and GROUP value heads for each."""
+    """Compile for an index type, given or not, H heads of q and k, and GROUP value heads for each of them."""
     nothing = _pointer(array("q", [0])), Float32(1.0), cuda.CUstream(0)
     return cute.compile(_launch, *nothing, index, given, H, GROUP, options=options)
 
 
 def compile_for(arch, H=16, GROUP=2):
-    """Compile without a GPU. The result has machine code as `__cubin__` and assembly as `__ptx__`."""
+    """Compile for an architecture, without a GPU. The result has machine code in `__cubin__` and PTX in `__ptx__`."""
     if arch not in ARCHS:
         raise ValueError(f"gated_delta_output_fla: this file is for {', '.join(ARCHS)}, not for {arch}")
-    with tempfile.TemporaryDirectory() as folder:  # CuTe DSL leaves them as files too
+    with tempfile.TemporaryDirectory() as folder:  # CuTe DSL also writes files
         options = f"--gpu-arch {arch} --keep-cubin --keep-ptx --dump-dir {folder}"
         return _compiled(Int64, False, H, GROUP, options)
 
 
 def _for_tma(x):
-    """x where TMA can read it: adjacent elements in its last dim, 16-byte address and strides. Else a copy."""
+    """Return x if TMA can read it, else a contiguous copy.
+
+    TMA needs stride 1 in the last dim, and an address and other strides that are multiples of 16 bytes.
+    """
     fits = x.stride(-1) == 1 and all(stride > 0 and stride % 8 == 0 for stride in x.stride()[:-1])
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
@@ -700,13 +742,13 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV a multiple of H.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,

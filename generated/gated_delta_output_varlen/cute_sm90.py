@@ -2,29 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a64baf452eb7a07a
-# body: 4c9e26fc127f9307
+# inputs: 10eb0b7c565a1cec
+# body: b554d729f60415b6
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
     c_i = g[i]
 
     q, k [B, T, H, 128], v [B, NT * 64, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    The padding of v may have any content, also NaN.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
-For compute capability 9.0. One CTA per multiprocessor takes chunk after chunk: a warp loads by TMA, 2
-warpgroups multiply (wgmma), each for another value head, and store by TMA. Queries and keys are loaded once for all
-value heads that share them.
+For compute capability 9.0. One persistent CTA per multiprocessor processes chunks in turn. Its producer warp loads by
+TMA. Its 2 consumer warpgroups multiply with wgmma and store by TMA, each for a different value head.
+Value heads that share a head of q and k share one load of them.
 
-Forward only. It is compiled at its first call, by nvidia-cutlass-dsl 4.8.
+Forward only. The first call compiles the kernel with nvidia-cutlass-dsl 4.8.
 
 Usage:
 
@@ -52,15 +52,15 @@ from cutlass.utils import SmemAllocator
 from torch import Tensor
 
 ARCHS, CAPABILITY = ("sm_90a",), (9, 0)
-K, V, BT = 128, 128, 64  # head dims, and the tokens of a chunk
-PANEL = 64  # columns of o that are stored at once
-QK_STAGES, HV_STAGES = 2, 2  # of queries and keys, of states and values
-QK_BYTES, HV_BYTES = 2 * 2 * BT * K, 2 * (V * K + V * BT)  # that TMA brings for one stage
-EVICT_FIRST = 0x12F0000000000000  # a policy of L2, for states and values: they are read once
+K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
+PANEL = 64  # columns of o per store
+QK_STAGES, HV_STAGES = 2, 2  # stages of q and k, and of h and v
+QK_BYTES, HV_BYTES = 2 * 2 * BT * K, 2 * (V * K + V * BT)  # bytes that TMA loads per stage
+EVICT_FIRST = 0x12F0000000000000  # L2 policy for h and v, which are read once
 LOG2E = math.log2(math.e)
-WARPGROUPS = 2  # that multiply; one warp more loads
+WARPGROUPS = 2  # consumers; one more warp is the producer
 THREADS = 128 * WARPGROUPS + 32
-ROWS = 64  # of one wgmma
+ROWS = 64  # rows of one wgmma
 
 
 @cute.struct
@@ -78,7 +78,11 @@ class Shared:
 
 
 def _shared_layouts():
-    """The layouts of q, k [BT, K], h [V, K], v [V, BT] and panels of o [BT, PANEL], swizzled for wgmma and TMA."""
+    """Return the layouts in shared memory, with the swizzles that wgmma and TMA share.
+
+    In order: q [BT, K], k [BT, K], h [V, K], v [V, BT], panels of o [BT, PANEL]. The last mode is the stage; of o it
+    is the warpgroup.
+    """
     return (
         sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
         sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, (BT, BT, K), BFloat16, QK_STAGES),
@@ -89,7 +93,7 @@ def _shared_layouts():
 
 
 def _mma(b_major, columns, a_source=warpgroup.OperandSource.SMEM):
-    """Products of one warpgroup: [64, inner] @ [inner, columns] in float32."""
+    """Return the MMA of one warpgroup: [64, inner] @ [inner, columns], accumulated in float32."""
     return sm90.make_trivial_tiled_mma(
         BFloat16, BFloat16, OperandMajorMode.K, b_major, Float32, (1, 1, 1), (ROWS, columns), a_source
     )
@@ -97,7 +101,7 @@ def _mma(b_major, columns, a_source=warpgroup.OperandSource.SMEM):
 
 @cute.jit
 def _gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: cutlass.Constexpr):
-    """acc (+)= a @ b^T, without waiting for it."""
+    """Start acc = a @ b^T, or acc += a @ b^T with `accumulate`. The caller waits for the wgmma group."""
     for k in cutlass.range_constexpr(cute.size(a, mode=[2])):
         mma.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
@@ -105,7 +109,7 @@ def _gemm(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, 
 
 
 def _tma_load(tma, tile, shared, barrier, **hint):
-    """A tile into shared memory; its bytes count at the barrier."""
+    """Start a TMA load of a tile into shared memory. TMA counts its bytes on the barrier."""
     dst, src = cpasync.tma_partition(
         tma[0], 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tile, 0, 2)
     )
@@ -113,6 +117,7 @@ def _tma_load(tma, tile, shared, barrier, **hint):
 
 
 def _tma_store(tma, shared, tile):
+    """Start a TMA store of a tile, as one bulk group."""
     src, dst = cpasync.tma_partition(
         tma[0], 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tile, 0, 2)
     )
@@ -122,14 +127,17 @@ def _tma_store(tma, shared, tile):
 
 @cute.jit
 def _within(x: Int32, most: Int32):
-    """x, or 0 or `most` where it is beyond."""
+    """Clamp x to [0, most]."""
     return cutlass.max(cutlass.min(x, most), 0)
 
 
 @cute.jit
 def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n: Int32):
-    """The n-th chunk of all: its batch, its state in the batch, its first token, and the tokens up to the end."""
-    # Offsets outside of the tokens give no sequence.
+    """Return (batch, state, start, rows) of chunk n.
+
+    `start` is its first token, and `rows` the number of tokens from there to the end of its sequence.
+    """
+    # Clamped, invalid offsets and indices read and write nothing outside of the tensors.
     sequence = _within(Int32(chunk_indices[n, 0]), cute.size(cu_seqlens) - 2)
     place = _within(Int32(chunk_indices[n, 1]), tokens // BT)
     start = _within(Int32(cu_seqlens[sequence]), tokens) + place * BT
@@ -138,12 +146,16 @@ def _chunk(tokens: Int32, cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
 @cute.jit
 def _chunks_of(cu_seqlens: cute.Tensor, sequence: Int32):
+    """Return the number of chunks of a sequence."""
     return (cutlass.max(Int32(cu_seqlens[sequence + 1]) - Int32(cu_seqlens[sequence]), 0) + BT - 1) // BT
 
 
 @cute.kernel
 def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n_chunks: Int32):
-    """The chunks of one sequence, by a warp. What is left behind all sequences counts as the last one's."""
+    """Write (sequence, chunk inside it) for the chunks of one sequence, by one warp.
+
+    Chunks after all sequences belong to the last one.
+    """
     sequence, sequences, lane = cute.arch.block_idx()[0], cute.arch.grid_dim()[0], cute.arch.lane_idx()
     before = Int32(0)
     for i in cutlass.range(lane, sequence, 32, unroll=1):
@@ -152,7 +164,7 @@ def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
     chunks = _chunks_of(cu_seqlens, sequence)
     if sequence == sequences - 1:
         chunks = n_chunks - first
-    # Offsets that are none may add up to anything.
+    # Invalid offsets may add up to any number.
     for chunk in cutlass.range(lane, cutlass.min(chunks, n_chunks), 32, unroll=1):
         if first + chunk >= 0:
             if first + chunk < n_chunks:
@@ -161,18 +173,18 @@ def _chunk_indices_kernel(cu_seqlens: cute.Tensor, chunk_indices: cute.Tensor, n
 
 
 def _rows(x, start, head, batch, tile, panel=0):
-    """The tile of x [T, D, heads, B] that begins at a token."""
+    """Return the tile of x [T, D, heads, B] that begins at token `start`, in column panel `panel`."""
     return cute.local_tile(cute.domain_offset((start, 0), x[None, None, head, batch]), tile, (0, panel))
 
 
 def _columns(v, start, head, batch):
-    """The values of a chunk: the tile of v [V, T, heads, B] that begins at a token."""
+    """Return the values of a chunk: the tile [V, BT] of v [V, T, heads, B] that begins at token `start`."""
     return cute.local_tile(cute.domain_offset((0, start), v[None, None, head, batch]), (V, BT), (0, 0))
 
 
 @cute.jit
 def _gates(g: cute.Tensor, start: Int32, rows: Int32):
-    """The gates of a chunk, spread over the lanes of a warp; zero behind the end."""
+    """Load the gates of a chunk by one warp: lane l owns tokens l, l + 32, ...; zero after the last token."""
     gates = cute.make_rmem_tensor(BT // 32, Float32)
     for r in cutlass.range_constexpr(BT // 32):
         row = cute.arch.lane_idx() + 32 * r
@@ -184,7 +196,11 @@ def _gates(g: cute.Tensor, start: Int32, rows: Int32):
 
 @cute.jit
 def _clear_rows(sv: cute.Tensor, rows: Int32, thread: Int32):
-    """Values behind the end of a chunk are zero: what lies there may be NaN, and NaN times a masked zero is NaN."""
+    """Set the values after the last token of a chunk to zero, by 128 threads.
+
+    Memory there may contain NaN, and NaN times a masked zero of p is NaN. A token has V // 8 pieces of 8 values;
+    a thread owns every 128th piece.
+    """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
     for i in cutlass.range_constexpr(BT * V // 8 // 128):
@@ -199,7 +215,8 @@ def _clear_after_sequences(
 ):
     """Write zeros for the tokens after the last sequence, 16 bytes at a time.
 
-    The caller is thread `first` of `threads`.
+    The caller is thread `first` of `threads`. A (token, head) has V // 8 pieces, and a thread owns every
+    `threads`-th piece.
     """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
@@ -212,7 +229,10 @@ def _clear_after_sequences(
 
 @cute.jit
 def _store_rows(so: cute.Tensor, o: cute.Tensor, start: Int32, rows: Int32, panel: cutlass.Constexpr, thread: Int32):
-    """The rows of a chunk that is not full, 16 bytes at a time."""
+    """Store a panel of o of a chunk that is not full, by 128 threads, 16 bytes at a time.
+
+    TMA would also write the rows after the last token. A row has PANEL // 8 pieces; a thread owns every 128th piece.
+    """
     for i in cutlass.range_constexpr(BT * PANEL // 8 // 128):
         row, column = (thread + 128 * i) // (PANEL // 8), thread % (PANEL // 8)
         if row < rows:
@@ -252,6 +272,11 @@ def _kernel(
     qk_full, qk_empty = shared.qk_full.data_ptr(), shared.qk_empty.data_ptr()
     hv_full, hv_empty = shared.hv_full.data_ptr(), shared.hv_empty.data_ptr()
 
+    # Arrivals per phase of a barrier:
+    # - full: the producer lane that expects the bytes of TMA
+    # - full, of h and v: also the 32 producer lanes, which store the gates
+    # - empty, of q and k: one lane of each of 4 warps, for each of GROUP value heads
+    # - empty, of h and v: all 128 threads of the one warpgroup that reads the stage
     if warp_idx == 0:
         with cute.arch.elect_one():
             for i in cutlass.range_constexpr(QK_STAGES):
@@ -266,11 +291,15 @@ def _kernel(
     first = cta * THREADS + cute.arch.thread_idx()[0]
     _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
-    # An item is a chunk and a key head, a slot one of its GROUP value heads. Slot s of this CTA is in stage
-    # s % HV_STAGES, its item in stage item % QK_STAGES, and each pass over the stages turns the parity of their
-    # barriers. Stages are a multiple of the warpgroups: each is read by one of them, which sees all of its turns.
+    # An item is a chunk and a head of q and k; item cta + turn * ctas is this CTA's. A slot is one of its GROUP value
+    # heads. Slot s of this CTA:
+    # - its h and v are in stage s % HV_STAGES, its q and k in stage s // GROUP % QK_STAGES
+    # - each pass over the stages flips the parity on which threads wait
+    # - warpgroup s % WARPGROUPS computes it; HV_STAGES is a multiple of WARPGROUPS, so each stage of h and v has one
+    #   reader
     slots = (n_chunks * H - cta + ctas - 1) // ctas * GROUP
 
+    # --- the producer warp ---
     if warp_idx == 4 * WARPGROUPS:
         for slot in cutlass.range(slots, unroll=1):
             turn = slot // GROUP
@@ -301,6 +330,7 @@ def _kernel(
             for r in cutlass.range_constexpr(BT // 32):
                 sg[cute.arch.lane_idx() + 32 * r, stage] = gates[r]
             cute.arch.mbarrier_arrive(hv_full + stage)
+    # --- a consumer warpgroup ---
     else:
         wg = warp_idx // 4
         mma_qk = _mma(OperandMajorMode.K, BT)
@@ -311,9 +341,17 @@ def _kernel(
         fh, fv = thr_qh.make_fragment_B(thr_qh.partition_B(sh)), thr_pv.make_fragment_B(thr_pv.partition_B(sv))
         s = thr_qk.make_fragment_C(thr_qk.partition_shape_C((ROWS, BT)))
         acc = thr_qh.make_fragment_C(thr_qh.partition_shape_C((ROWS, V)))
-        # Accumulators of s lie in registers as the left operand of p @ v wants them.
+        # The thread map of an accumulator [64, n] (PTX ISA, wgmma register fragments). Element e of lane l of warp w:
+        # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
+        # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
+        # - `place` has both for each element of s
+        #
+        # The left operand of p @ v has the same map for each 16 columns. So a thread converts its elements of s to p
+        # without shuffles.
         p = cute.make_rmem_tensor(cute.make_layout(((2, 2, 2), 1, BT // 16)), BFloat16)
         place = thr_qk.partition_C(cute.make_identity_tensor((ROWS, BT)))
+        # stmatrix stores a panel [64, PANEL] of o, of which this thread owns PANEL // 2 elements. Each warpgroup has a
+        # panel of its own in shared memory.
         to_shared = cute.make_tiled_copy_C(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), mma_qk)
         so_wg = so[None, None, wg]
         so_dst = to_shared.get_slice(thread).partition_D(so_wg)
@@ -332,12 +370,13 @@ def _kernel(
             _gemm(mma_qk, s, fq[None, None, None, qk_stage], fk[None, None, None, qk_stage], False)
             _gemm(mma_qh, acc, fq[None, None, None, qk_stage], fh[None, None, None, stage], False)
 
+            # Only p @ v reads v, so it is cleared while q @ k^T and q @ h run.
             if rows < BT:
                 _clear_rows(sv[None, None, stage], rows, thread)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=1 + wg, number_of_threads=128)
 
-            # This thread has two rows of the chunk, and in each of them the same columns.
+            # This thread owns two rows of the chunk, with the same columns in both.
             c_row = cute.make_rmem_tensor(2, Float32)
             for r in cutlass.range_constexpr(2):
                 row = place[2 * r][0]
@@ -367,6 +406,8 @@ def _kernel(
 
             out = cute.make_rmem_tensor(acc.layout, BFloat16)
             out.store((acc.load() * scale).to(BFloat16))
+            # The first warp of the warpgroup issues the TMA stores. Before threads overwrite the panel in shared
+            # memory, this warp waits until the previous store has read it.
             for panel in cutlass.range_constexpr(V // PANEL):
                 if warp_idx % 4 == 0:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -385,7 +426,11 @@ def _kernel(
 
 
 def _tensor(numbers, at, element, vector, shape, strides):
-    """The tensor whose address is numbers[at]; the stride of a dim is so far behind it, 0 means adjacent."""
+    """Return the tensor whose address is numbers[at].
+
+    The stride of dim d is numbers[at + strides[d]]; 0 in `strides` means stride 1. Address and strides are multiples
+    of `vector` elements.
+    """
     pointer = cute.make_ptr(element, numbers[at], cute.AddressSpace.gmem, assumed_align=vector * element.width // 8)
     strides = tuple(cute.assume(numbers[at + behind], divby=vector) if behind else 1 for behind in strides)
     return cute.make_tensor(pointer, cute.make_layout(shape, stride=strides))
@@ -432,7 +477,10 @@ def _launch(
 
 
 def _numbers(*sizes, tensors):
-    """Sizes, and address and first strides of each tensor, in one argument: each costs the host microseconds."""
+    """Pack the sizes, and the address and leading strides of each tensor, as int64.
+
+    The kernel gets them as one argument, because each argument costs microseconds on the host.
+    """
     numbers = array("q", sizes)
     for x, dims in zip(tensors, (3, 3, 3, 4, 3, 3, 0, 1)):
         numbers.append(x.data_ptr())
@@ -441,27 +489,31 @@ def _numbers(*sizes, tensors):
 
 
 def _pointer(numbers):
+    """Return a CuTe pointer to an array in host memory."""
     return cute.runtime.make_ptr(Int64, numbers.buffer_info()[0], cute.AddressSpace.generic, assumed_align=8)
 
 
 @functools.cache
 def _compiled(index, given, H, GROUP, options=""):
-    """The kernel for a type of indices, given or not, H heads of q and k, and GROUP value heads for each."""
+    """Compile for an index type, given or not, H heads of q and k, and GROUP value heads for each of them."""
     nothing = _pointer(array("q", [0])), Float32(1.0), cuda.CUstream(0)
     return cute.compile(_launch, *nothing, index, given, H, GROUP, options=options)
 
 
 def compile_for(arch, H=16, GROUP=2):
-    """Compile without a GPU. The result has machine code as `__cubin__` and assembly as `__ptx__`."""
+    """Compile for an architecture, without a GPU. The result has machine code in `__cubin__` and PTX in `__ptx__`."""
     if arch not in ARCHS:
         raise ValueError(f"gated_delta_output_varlen: this file is for {', '.join(ARCHS)}, not for {arch}")
-    with tempfile.TemporaryDirectory() as folder:  # CuTe DSL leaves them as files too
+    with tempfile.TemporaryDirectory() as folder:  # CuTe DSL also writes files
         options = f"--gpu-arch {arch} --keep-cubin --keep-ptx --dump-dir {folder}"
         return _compiled(Int64, False, H, GROUP, options)
 
 
 def _for_tma(x):
-    """x where TMA can read it: adjacent elements in its last dim, 16-byte address and strides. Else a copy."""
+    """Return x if TMA can read it, else a contiguous copy.
+
+    TMA needs stride 1 in the last dim, and an address and other strides that are multiples of 16 bytes.
+    """
     fits = x.stride(-1) == 1 and all(stride > 0 and stride % 8 == 0 for stride in x.stride()[:-1])
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
@@ -584,14 +636,14 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     q, k [B, T, H, 128], v [B, NT * 64, HV, 128], bf16; H = 16, HV = 32.
-    Value head h goes with head h // (HV / H) of q and k.
-    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
+    Value head h uses head h // (HV / H) of q and k.
+    h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
-    What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
-    Tokens after the last sequence give zeros.
-    chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
-    Both are on the device, and not checked: others give results that mean nothing, in their own memory.
+    The padding of v may have any content, also NaN.
+    cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.
+    Rows of o for tokens after the last sequence are zeros.
+    chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.
+    The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.
     scale: 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a676c64ff43fa6e0
-# body: a5a3a1c0fab65052
-"""RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+# inputs: 6413ce6e151c3ad0
+# body: dfbb7ce3e02eb52b
+"""RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
-    """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
+    """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b85517c58983161
-# body: 1c27055fc319db75
-"""Layer norm of rows of 65536.
+# inputs: 0b6a38f64518bf84
+# body: 75a6808a382aa816
+"""Layer norm of rows of 65536 elements.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
-    """Layer norm of rows of 65536.
+    """Layer norm of rows of 65536 elements.
 
     x: [..., D] bfloat16, the rows to norm, D 65536.
     weight: [D] bfloat16, multiplies the normed rows.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 716833f032a093bb
-# body: e37cdf350674a2b6
+# inputs: e1dc23723a54b5b0
+# body: 3a52589890ffb7e3
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -67,7 +67,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
 
     q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
     v: [B, T, HV, V] bfloat16, any strides.
-    h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
+    h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

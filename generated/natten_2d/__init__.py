@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23bb73661e0be2f1
-# body: d90e638fcbc1dff1
-"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+# inputs: 72c4dbb2296f86f0
+# body: f2f81062591ffc80
+"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 triton.py defines the function, and needs no other file of this folder.
 

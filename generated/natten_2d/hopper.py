@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0448035f7b9569c4
-# body: 093b64f415574cea
-"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+# inputs: 2e7b9816a4a9aa7f
+# body: 4e16f051e812ab8e
+"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7cc04e44dd51efaa
-# body: 94ef1788cb071d0d
-"""Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+# inputs: 96e9a2dd0a3e4428
+# body: f55c9aa8c17212df
+"""Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = # Positions go through the first tile row by row, then through the tile to its right.
@@ -96,14 +96,14 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _floor_mod(a, b):
-    # Python's remainder: it has the sign of b.
+    # The remainder of Python, which has the sign of b.
     r = a % b
     return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
 
 
 @triton.jit
 def _floor_div(a, b):
-    # Python's quotient: rounded towards minus infinity.
+    # The quotient of Python, rounded towards minus infinity.
     r = a % b
     r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
     return (a - r) // b
@@ -946,7 +946,7 @@ _register_autograd(_LIBRARY, "natten_2d", _out_and_lse_op, _backward, _save_for_
 
 
 def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
-    """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
+    """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
     block_mask: what natten_2d_block_mask gives for these sizes; by default it is built at every call.

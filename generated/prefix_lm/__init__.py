@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4f295f3b821262f4
-# body: f1d81476a1a32320
-"""Full attention within a prefix whose length is given at launch, causal after it.
+# inputs: 27937d9b3fa63f85
+# body: a56600dea4443710
+"""Full attention within a prefix whose length is an argument of the call, causal after it.
 
 triton.py defines the function, and needs no other file of this folder.
 

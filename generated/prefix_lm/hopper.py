@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a5b02362e680b9d
-# body: fe61591328fa0e86
-"""Full attention within a prefix whose length is given at launch, causal after it.
+# inputs: bdf83cf081326265
+# body: 2d8f279f85142fbe
+"""Full attention within a prefix whose length is an argument of the call, causal after it.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

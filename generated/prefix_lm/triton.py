@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 25771c6daac650b2
-# body: 3bb5ee42b09b7369
-"""Full attention within a prefix whose length is given at launch, causal after it.
+# inputs: 68debe73baafde94
+# body: 878ff348d5a48ffd
+"""Full attention within a prefix whose length is an argument of the call, causal after it.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = kv_idx < prefix or q_idx >= kv_idx
@@ -668,7 +668,7 @@ _register_autograd(_LIBRARY, "prefix_lm", _out_and_lse_op, _backward, _save_for_
 
 
 def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
-    """Full attention within a prefix whose length is given at launch, causal after it.
+    """Full attention within a prefix whose length is an argument of the call, causal after it.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
     prefix: int, used by mask_mod.

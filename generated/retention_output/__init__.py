@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80c17c613f8bf68b
-# body: de63e5b7437116a8
-"""The output step of chunked retention, where each head decays by a constant of its own.
+# inputs: af7e0afbd1982cd3
+# body: 1dc1b28a80ad45a2
+"""The output step of chunked retention, where each head has its own constant decay.
 
 triton.py defines the function, and needs no other file of this folder.
 

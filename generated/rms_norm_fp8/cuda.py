@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 31664d058e93ca83
-# body: 97a831fe19525306
+# inputs: 94e3f92c57ec05e9
+# body: 75a7078439b614be
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -13,7 +13,7 @@
 
     x [..., width] bfloat16; everything is computed in float32.
 
-The kernels are in the .cu file of the same name beside this one. Usage:
+The kernels are in the .cu file of the same name in the same folder. Usage:
 
     from rms_norm_fp8 import rms_norm_fp8
     out, scale = rms_norm_fp8(x, weight)
@@ -31,7 +31,8 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-# The launch shapes of each kernel, narrowest first, the last for rows of any width. The .cu file says what they mean.
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
     "forward": (
@@ -139,22 +140,22 @@ def _resident(name, arch, device_index, block, shared, cluster):
 
 @functools.cache
 def _shared_limit(device):
-    """Return the bytes of dynamic shared memory that a block may have, less what kernels declare themselves."""
+    """Return the bytes of dynamic shared memory that a block may use. 8 KiB remain for static shared memory."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 8192
 
 
 def _rows(x):
-    """Return a pointer to the rows of a tensor, and the elements from one to the next."""
+    """Return the address of a tensor [rows, width], and its stride from row to row in elements."""
     return x.data_ptr(), x.stride(0)
 
 
 def _flat(x):
-    """Return the tensor as [rows, width] with neighbouring elements in a row, without a copy if its strides allow."""
+    """Return the tensor as [rows, width] with adjacent elements in a row, as a view if its strides allow one."""
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 def _vector(tensors, vectors):
-    """Return the elements of an access: 8, or 1 if some row is not whole accesses."""
+    """Return the elements of an access: 8 if all rows are whole accesses, else 1."""
     misaligned = any(x.data_ptr() % 16 for x in (*tensors, *vectors))
     return 1 if misaligned or any(n % 8 for x in tensors for n in (x.shape[1], x.stride(0))) else 8
 
@@ -167,8 +168,10 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups of blocks that go on to
-    further rows (0: each ends with its rows)."""
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
+
+    A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
+    """
     arch = _arch(device)
     for s in _SHAPES[kernel]:
         if s.vector != vector or s.width < width:
@@ -182,7 +185,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of blocks for all rows, fewer if they go on to further rows."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -273,7 +279,7 @@ def _cast(dtype, *tensors):
 
 
 def _outputs(x):
-    """out, scale: not yet written."""
+    """Allocate out, scale."""
     return (
         torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
         torch.empty((*x.shape[:-1], 1), dtype=torch.float32, device=x.device),
@@ -310,7 +316,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by). Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by).
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("rms_norm_fp8", "x weight", x, weight)

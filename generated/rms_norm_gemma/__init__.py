@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5b3b578663a5dbee
-# body: 8c37c744bb86db6a
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: eb8c933f8ec279e8
+# body: 75304f6ab6ba6e19
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
@@ -61,7 +61,7 @@ _runs_cuda._dynamo_marked_constant = True
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., D] bfloat16, the rows to norm, D at most 262144.
     weight: [D] bfloat16, multiplies the normed rows.

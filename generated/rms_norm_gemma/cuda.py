@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: feaa54ee0b26e5b8
-# body: 6faf6abf84a9fbbe
-"""RMS norm whose weights are stored around zero, as Gemma's are.
+# inputs: f38b86392c6c76d9
+# body: 2589b8befa4e2931
+"""RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
     x_hat = h / sqrt(mean(h**2) + eps)
@@ -13,7 +13,7 @@
 
     x [..., width] bfloat16; everything is computed in float32.
 
-The kernels are in the .cu file of the same name beside this one. Usage:
+The kernels are in the .cu file of the same name in the same folder. Usage:
 
     from rms_norm_gemma import rms_norm_gemma
     out = rms_norm_gemma(x, weight)
@@ -31,7 +31,8 @@ from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-# The launch shapes of each kernel, narrowest first, the last for rows of any width. The .cu file says what they mean.
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
     "forward": (
@@ -162,22 +163,22 @@ def _resident(name, arch, device_index, block, shared, cluster):
 
 @functools.cache
 def _shared_limit(device):
-    """Return the bytes of dynamic shared memory that a block may have, less what kernels declare themselves."""
+    """Return the bytes of dynamic shared memory that a block may use. 8 KiB remain for static shared memory."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin - 8192
 
 
 def _rows(x):
-    """Return a pointer to the rows of a tensor, and the elements from one to the next."""
+    """Return the address of a tensor [rows, width], and its stride from row to row in elements."""
     return x.data_ptr(), x.stride(0)
 
 
 def _flat(x):
-    """Return the tensor as [rows, width] with neighbouring elements in a row, without a copy if its strides allow."""
+    """Return the tensor as [rows, width] with adjacent elements in a row, as a view if its strides allow one."""
     return (x if x.stride(-1) == 1 else x.contiguous()).reshape(-1, x.shape[-1])
 
 
 def _vector(tensors, vectors):
-    """Return the elements of an access: 8, or 1 if some row is not whole accesses."""
+    """Return the elements of an access: 8 if all rows are whole accesses, else 1."""
     misaligned = any(x.data_ptr() % 16 for x in (*tensors, *vectors))
     return 1 if misaligned or any(n % 8 for x in tensors for n in (x.shape[1], x.stride(0))) else 8
 
@@ -190,8 +191,10 @@ def _name(kernel, s):
 
 @functools.cache
 def _plan(kernel, device, width, vector):
-    """Return the name of a kernel for rows of a width, its shape, and the number of groups of blocks that go on to
-    further rows (0: each ends with its rows)."""
+    """Return the name of a kernel for a width, its shape, and the number of groups that run at once.
+
+    A group is the blocks of a cluster, or one block. The number is 0 for kernels that are not persistent.
+    """
     arch = _arch(device)
     for s in _SHAPES[kernel]:
         if s.vector != vector or s.width < width:
@@ -205,7 +208,10 @@ def _plan(kernel, device, width, vector):
 
 
 def _groups(rows, s, resident):
-    """Return the number of groups of blocks for all rows, fewer if they go on to further rows."""
+    """Return the number of groups of a launch.
+
+    A persistent group processes several rows.
+    """
     groups = -(-rows // s.rows)
     if resident:
         most = max(resident, groups // s.turns) if s.turns else resident
@@ -292,8 +298,7 @@ def _register_autograd(library, name, operator, backward, setup_context):
 
     function = made(forward=forward, backward=backward)
     library.impl(operator, call, "Autograd")
-    # torch.func dispatches here, before autograd, once for each transform.
-    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)
+    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)  # for torch.func
     library.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
@@ -326,7 +331,7 @@ def _cast(dtype, *tensors):
 
 
 def _outputs(x, save):
-    """out, rstd: not yet written; without `save` no statistics, which backward alone needs."""
+    """Allocate out, rstd; without `save` no statistics, which backward alone needs."""
     return (
         torch.empty(x.shape, dtype=torch.bfloat16, device=x.device),
         torch.empty(x.shape[:-1] if save else 0, dtype=torch.float32, device=x.device),
@@ -357,7 +362,7 @@ def _(x: Tensor, weight: Tensor, eps: float, save: bool):
 
 
 def _gradients(dout):
-    """The gradients of x, weight, not yet written."""
+    """Allocate the gradients of x, weight."""
     return (
         torch.empty(dout.shape, dtype=torch.bfloat16, device=dout.device),
         torch.empty(dout.shape[-1:], dtype=torch.bfloat16, device=dout.device),
@@ -425,13 +430,14 @@ _register_autograd(_LIBRARY, "rms_norm_gemma", _forward_op, _backward, _save_for
 
 
 def rms_norm_gemma(x, weight, *, eps=1e-06):
-    """RMS norm whose weights are stored around zero, as Gemma's are.
+    """RMS norm whose weights are stored around zero, as in Gemma.
 
     x: [..., width] bfloat16, the rows to norm.
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns out, shaped as x.
+    Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("rms_norm_gemma", "x weight", x, weight)

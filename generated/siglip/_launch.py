@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 276d68ff4b91572b
-# body: 2af139a053195448
+# inputs: b566c808bf077d68
+# body: 2f58fe62c1271fbc
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -207,8 +207,7 @@ def _register_autograd(library, name, operator, backward, setup_context):
 
     function = made(forward=forward, backward=backward)
     library.impl(operator, call, "Autograd")
-    # torch.func dispatches here, before autograd, once for each transform.
-    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)
+    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)  # for torch.func
     library.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: dc5b4fbbf321b68d
-# body: a9f18fab6d55d8fc
+# body: 663a61e1b1b2f6ce
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -232,9 +232,11 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
 
 @gluon.jit
 def _tanh_hopper(x):
-    """`_tanh` of four at a time. All reciprocals are made from 1 / abcd, for a soft cap waits for the
-    special-function unit. Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The
-    absolute error stays below 8e-7."""
+    """`_tanh` of four values at a time. The absolute error is below 8e-7.
+
+    One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of
+    two are at most 2^30: tanh is 1 there, and abcd does not overflow.
+    """
     return gl.inline_asm_elementwise(
         """
         {

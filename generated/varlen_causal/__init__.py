@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f7b44430c35f5b2
-# body: b460df53ba42a970
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: 48b02c7bc3903da4
+# body: e7b05d61b2aaafb9
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 triton.py defines the function, and needs no other file of this folder.
 

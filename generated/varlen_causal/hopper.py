@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcb1d17eb2bd3ac2
-# body: cb125a71e00c90cc
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: e78013bde4f33961
+# body: 14ad0c050910ea3c
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
 """

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94ff5f9969ed1ad6
-# body: 3ad16869bba49dd9
-"""Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+# inputs: 36495f95d8b42cd2
+# body: 600ea9037414ef5c
+"""Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
@@ -726,7 +726,7 @@ _register_autograd(_LIBRARY, "varlen_causal", _out_and_lse_op, _backward, _save_
 
 
 def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse=False):
-    """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
+    """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], bf16, any strides; HQ is a multiple of HKV.
     cu_seqlens_q, cu_seqlens_k: [N + 1] int32, contiguous. Sequence i has the queries from cu_seqlens_q[i] to
