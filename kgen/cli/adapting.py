@@ -36,7 +36,7 @@ def adapt(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write adapters for transformers, context parallelism or the Hub."""
+    """Write adapters for transformers, Hugging Face Hub and others."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]

@@ -9,7 +9,7 @@ import typer
 
 from kgen.cli import terminal
 from kgen.cli.current import AsIs, require_current
-from kgen.cli.options import Form, Generated, Jobs, PartOf, Ray, Specs, output_to
+from kgen.cli.options import Form, Generated, PartOf, Ray, Specs, TimedJobs, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import BENCHMARKS, elsewhere, load_specs, verb
 from kgen.diagnostics import EXIT_WRONG
@@ -22,7 +22,10 @@ def bench(
     against: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="PEERS", help="Time against these peers, such as flex,sdpa. Default: by kernel family."
+            metavar="PEERS",
+            help="Comma-separated peers. Attention: kgen-triton, flex, flex-autotune, flex-flash, "
+            "sdpa, varlen, eager. Norms: torch, compile, liger, quack, eager, copy. "
+            "Chunk output: fla, eager. Default: by kernel family.",
         ),
     ] = None,
     shape: Annotated[
@@ -30,14 +33,14 @@ def bench(
         typer.Option(
             metavar="SHAPE",
             help="Attention: BxHxS, such as 2x16x8192, or a comma-separated list. "
-            "Norms: ROWSxWIDTH. Chunk output: T or BxTxHxHV.",
+            "Norms: ROWSxWIDTH. Chunk output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS.",
         ),
     ] = None,
     first_call: Annotated[
         bool, typer.Option("--first-call", help="Time the first call in a fresh process (attention only).")
     ] = False,
     output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
-    jobs: Jobs = 1,
+    jobs: TimedJobs = 1,
     ray: Ray = None,
     shard: PartOf = None,
     as_is: AsIs = False,

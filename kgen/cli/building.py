@@ -36,7 +36,7 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Sequences per decode call. Repeatable.",
+        help="Sequences per decode call, rounded up to a power of two. Repeatable.",
     ),
 ]
 Width = Annotated[
@@ -54,7 +54,8 @@ Heads = Annotated[
         min=1,
         max=MOST["heads"],
         metavar="N",
-        help="Heads of a norm, if the spec leaves it open. For chunk_output: heads of q and k. Repeatable.",
+        help="Heads of norms applied per head, if the spec leaves it open. "
+        "For chunk_output: heads of q and k. Repeatable.",
     ),
 ]
 

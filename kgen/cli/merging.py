@@ -14,7 +14,7 @@ from kgen.cli.verbs import app, verb
 from kgen.diagnostics import counted
 from kgen.settings import settings
 
-ledger = typer.Typer(no_args_is_help=True, help="Merge the ledgers of several machines.")
+ledger = typer.Typer(no_args_is_help=True, help="Merge result files (verified.json) of several machines.")
 app.add_typer(ledger, name="ledger")
 
 
@@ -31,7 +31,7 @@ def merge(
     ] = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Merge ledger files, such as those of the parts of a run.
+    """Merge ledger files, such as verified.json from runs with `--shard`.
 
     Of two records, keep the full run, then the larger error.
     """

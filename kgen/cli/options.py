@@ -54,6 +54,16 @@ Jobs = Annotated[
         "--jobs",
         min=1,
         metavar="N",
+        help="Number of worker processes.",
+    ),
+]
+TimedJobs = Annotated[
+    int,
+    typer.Option(
+        "-j",
+        "--jobs",
+        min=1,
+        metavar="N",
         help="Number of worker processes. Timed sections run one at a time.",
     ),
 ]
@@ -71,7 +81,10 @@ PartOf = Annotated[
 ]
 Quick = Annotated[
     Optional[bool],  # noqa: UP045
-    typer.Option("--quick/--full", help="Run the small cases or all. Default: all on a GPU."),
+    typer.Option(
+        "--quick/--full",
+        help="Run the small cases or all. Default: all on a GPU, small on a CPU.",
+    ),
 ]
 RecordOrNot = Annotated[
     Optional[bool],  # noqa: UP045
@@ -102,7 +115,8 @@ BuiltPackages = Annotated[
 ]
 Form = Annotated[Format, typer.Option("--format", help="Format of data and diagnostics.")]
 Prove = Annotated[
-    bool, typer.Option("--prove/--no-prove", help="Prove the kernels of each spec before writing them.")
+    bool,
+    typer.Option("--prove/--no-prove", help="Check masks, scores and memory accesses before writing files."),
 ]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045

@@ -20,10 +20,10 @@ from kgen.settings import settings
 def prove(
     specs: Specs = None,
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit per proof obligation.")
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit for each property to prove.")
     ] = 10.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 also if an obligation stays unknown.")
+        bool, typer.Option("--strict", help="Exit 1 also if z3 cannot decide a property.")
     ] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Record the result in the ledger (verified.json).")
@@ -31,7 +31,7 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove which tiles kernels visit and that no index overflows."""
+    """Prove tile coverage, masks, scores and index bounds with z3."""
     from kgen.prove.proving import prove_specs
 
     loaded, generated = load_specs(specs), generated or settings().generated

@@ -8,7 +8,7 @@ import typer
 
 from kgen.cli import terminal
 from kgen.cli.current import AsIs, require_current
-from kgen.cli.options import JOBS, Form, Generated, Jobs, PartOf, Ray, Specs
+from kgen.cli.options import JOBS, Form, Generated, PartOf, Ray, Specs, TimedJobs
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import elsewhere, load_specs, verb
 from kgen.settings import settings
@@ -21,10 +21,13 @@ def tune(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="SHAPE", help="Shape BATCHxHEADSxLENGTH, such as 2x16x8192."),
     ] = None,
-    jobs: Jobs = JOBS,
+    jobs: TimedJobs = JOBS,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per trial.")] = 60.0,
     write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Write the fastest tiles to kgen's table.")
+        bool,
+        typer.Option(
+            "--write/--no-write", help="Write the fastest tiles to tiles.json, which `kgen render` reads."
+        ),
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
@@ -32,7 +35,7 @@ def tune(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time tile shapes on this GPU; write the fastest to kgen's table."""
+    """Time tile shapes on this GPU; write the fastest to tiles.json."""
     from kgen.cli.results import listener
     from kgen.tuning import TuneOptions, tune_specs
     from kgen.verify.farm.opening import hands

@@ -155,7 +155,7 @@ def render(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Render specs into generated/; delete files that have no spec."""
+    """Render specs into generated/; delete kernels whose spec is gone."""
     from kgen.render import checking, project, writer
 
     output = output or settings().generated
