@@ -1,9 +1,8 @@
-"""Right or wrong: an output against float64, with the eager computation as the yardstick.
+"""Comparison of outputs with float64, relative to the error of an eager computation.
 
-Three things are asked of every output: the relative Frobenius error is at most `RATIO` times that of the
-eager computation (plus a floor that covers one rounding of the result), no single row is far worse than the
-eager computation's worst row, and rows that have nothing to attend to are exactly zero (or -inf). NaN never
-passes.
+An output passes under three conditions. Its relative Frobenius error is at most `RATIO` times the eager error, plus a
+floor that covers one rounding. No row is far worse than the worst eager row. Rows without keys are exactly zero (or
+-inf). NaN never passes. `docs/verification.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _MARGIN = 256  # bytes on each side of an output; a multiple of every alignment 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`floor` is relative to the result; `noise` to what the result would be if nothing cancelled in it.
+    """Allowed errors. `floor` is relative to the result, `noise` to the result before cancellation.
 
-    `row_noise` is the same for a single row: a gradient that uses the rounded output, as every fused backward
-    pass does, cancels to one rounding of the dtype only.
+    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output, so a row of a gradient
+    cancels only to one rounding of the dtype.
     """
 
     floor: float
@@ -42,7 +41,7 @@ class Tolerance:
     unit: float = 0.0
     """Half a unit in the last place of an output, as it is stored."""
     smallest: float = 0.0
-    """Of numbers that an output has: what is less is nothing in whatever is computed from it."""
+    """Smallest positive number of the dtype. Smaller values vanish."""
 
 
 _TOLERANCES = {
@@ -59,10 +58,10 @@ def tolerance(
     fast_math: bool = False,
     reach: float = 0.0,
 ) -> Tolerance:
-    """What the arithmetic of a spec allows beside the eager error.
+    """Return the tolerance of a spec's arithmetic.
 
-    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
-    its rounding is theirs.
+    `reach` is the largest absolute log-sum-exp. Backward recomputes probabilities from it in fp32, so its rounding
+    error grows with it.
     """
     allowed = _TOLERANCES[dtype]
     if precision == "tf32":
@@ -73,9 +72,9 @@ def tolerance(
 
 
 def of_log_sums(allowed: Tolerance, fast_math: bool, reach: float) -> Tolerance:
-    """What log-sum-exps are allowed, which are float32 whatever the dtype is, in place of what 16 bits are.
+    """Return the tolerance of log-sum-exps, which are float32 in all dtypes.
 
-    Ten times the worst that was measured of kernels without `fast_math` (2.4e-6 of a whole output; H200, H100).
+    Ten times the worst measured error without `fast_math` (2.4e-6 of a whole output; H200, H100).
     """
     wide = Tolerance(2e-5 + 2e-7 * reach, 2e-5, 1e-4)
     return wide if wide.floor < allowed.floor and not fast_math else allowed
@@ -202,7 +201,7 @@ def _count(flags: Tensor) -> str:
 def _worst_row(
     got: Tensor, want: Tensor, eager: Tensor, slack: float, noise: float, natural: Tensor | None
 ) -> str | None:
-    """A row that is much worse than the eager computation's worst one, as a message."""
+    """Return a message if a row is much worse than the worst eager row."""
     if want.ndim < 2:
         return None
     width = want.shape[-1]
@@ -228,10 +227,10 @@ def _worst_row(
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[list[Tensor]]:
-    """Everything that `torch.empty` and its relatives hand out inside holds poison, between canaries.
+    """Fill results of `torch.empty` and similar functions with poison, between canaries.
 
-    Python's entry points are replaced, which is where emitted launchers allocate: neither determinism
-    settings nor the allocator change. Yields the storages, for `broken_canaries`.
+    Only Python functions are replaced, which emitted launchers use. Determinism settings and the allocator stay the
+    same. Yields the storages, for `broken_canaries`.
     """
     storages: list[Tensor] = []
     places = [(torch, n) for n in ("empty", "empty_like", "empty_strided")]
@@ -262,7 +261,7 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
 
 
 def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
-    """A tensor like `plain` in the middle of a bigger storage."""
+    """Return a tensor like `plain` in the middle of a larger storage."""
     span = (
         sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1 if plain.numel() else 0
     )
@@ -289,24 +288,24 @@ def _top(tensor: Tensor) -> int:
 
 
 def broken_canaries(storages: list[Tensor]) -> int:
-    """How many of the storages were written outside their tensor."""
+    """Return the number of storages with writes outside their tensor."""
     return sum(
         bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any()) for s in storages
     )
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the whole storages below some tensors, gaps between rows included."""
+    """Return copies of the whole storages of tensors, including gaps between rows."""
     return {name: _bytes(tensor).clone() for name, tensor in tensors.items()}
 
 
 def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
-    """The tensors whose storage is not bit for bit what it was."""
+    """Return the names of tensors whose storage changed in any bit."""
     return [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal bit for bit, NaN included."""
+    """Return True if two tensors are equal bit for bit, including NaN."""
     a, b = a.detach().contiguous(), b.detach().contiguous()
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -319,8 +318,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 AGAIN, AGAIN_SECONDS = 8, 0.05
-"""How many more runs, and for how long, have to give the bits of the first: a race that spoils one call of 300 is found
-by few runs only by luck."""
+"""Number and seconds of further runs that must have the same bits. Few runs miss a race in one of 300 calls."""
 
 
 def careful(
@@ -329,11 +327,11 @@ def careful(
     device: str,
     fixed: Callable[[str], bool] = lambda name: True,
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
-    """What `run` gives where every output starts as poison, and what it does wrong besides being off.
+    """Return the results of `run` with poisoned outputs, and failures other than wrong values.
 
-    That is: writing outside of its tensors, writing to `inputs`, in Triton's interpreter also reading outside of the
-    tensors that a kernel is launched with, and on a GPU giving other bits in an output that is
-    `fixed` in a later run, of which there are `AGAIN` or `AGAIN_SECONDS`, whichever takes longer.
+    Failures are writes outside of tensors and writes to `inputs`. In Triton's interpreter, reads outside of the tensors
+    of a launch fail, too. On a GPU, `run` repeats `AGAIN` times and for `AGAIN_SECONDS`, and outputs that are `fixed`
+    must have the same bits.
     """
     before = snapshot(inputs)
     with poisoned_outputs() as storages, watched() as outside:
@@ -360,7 +358,7 @@ def careful(
 
 
 def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
-    """Offsets of packed sequences that do not fit the tokens, by what is wrong with them."""
+    """Return wrong offsets of packed sequences, by a description of the error."""
     far = torch.full_like(right, 2**31 - 1)
     return {
         "past the tokens": right + 40,
@@ -372,5 +370,5 @@ def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
 
 
 def failure(name: str, message: str) -> Check:
-    """The verdict on what is wrong in another way than by its numbers."""
+    """Return a failed verdict without numbers."""
     return Check(name, False, math.inf, math.nan, math.inf, message)

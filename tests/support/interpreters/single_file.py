@@ -1,4 +1,4 @@
-"""The one file of a spec that does without others: its kernels for Hopper among the rest."""
+"""Self-contained file of a spec, including its kernels for Hopper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.spec.load import Loaded, load
 
 
 def single(spec: Loaded | Path) -> str:
-    """Its text."""
+    """Return the text of the file."""
     return _of_file(spec, spec.read_text()) if isinstance(spec, Path) else _of_spec(spec)
 
 

@@ -1,8 +1,8 @@
 """Attention on plain PyTorch, from the original expression trees.
 
-`attention` computes in float64: the truth. `eager` computes as someone who writes attention in eager PyTorch
-in the kernel's dtype would: the yardstick for errors. Both walk the tree that the user wrote, so a wrong
-simplification cannot hide, and both take gradients from autograd, never from symbolic derivatives.
+`attention` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtype, for comparison of
+errors. Both evaluate the trees as written, so a wrong simplification cannot hide. Both use gradients of autograd, not
+symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ Place = tuple[int | slice, int]
 
 @dataclass(frozen=True)
 class Result:
-    """What attention gives.
+    """Results of attention.
 
-    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key and has no sink;
-    `dead` [B, HQ, SQ], whether a row sees no key; `seen` [B, HKV, SK], whether any query of the group sees
-    that key; `grads` by name (`q`, `k`, `v` and buffers).
-    `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
-    cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
-    moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
-    the output as it was stored. `shifts` is how far the gradients of q and k move with the output that a kernel stored.
+    `out` [B, HQ, SQ, DV].
+    `lse` [B, HQ, SQ], natural log; -inf for rows without keys and sinks.
+    `dead` [B, HQ, SQ], true for rows without keys.
+    `seen` [B, HKV, SK], true for keys that any query of the group sees.
+    `grads` by name (`q`, `k`, `v` and buffers).
+    `natural`: norms of the rows of each gradient without cancellation. Rounding errors are relative to them.
+    `rounding`: change of each gradient, as a whole, for a relative change of 1 in every element of `out`. Backward
+    computes delta from the stored output.
+    `shifts`: change of the gradients of q and k due to the output that a kernel stored.
     """
 
     out: Tensor
@@ -95,11 +97,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Te
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, tf32: bool = False) -> Result:
-    """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
+    """Compute attention with matmuls in the inputs' dtype, modifications and softmax in fp32, and rounded P.
 
-    Scores are float32, as fused kernels have them: rounded to 16 bits, those that are large would leave nothing of P
-    to compare with. With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
-    Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
+    Scores are float32, as in fused kernels: rounded to 16 bits, large scores would make P useless for comparison. With
+    `tf32`, fp32 matmuls round their operands as PyTorch with TF32 does. Gradients are accumulated over slices in fp32
+    and rounded once to the dtype of their input.
     """
     product = _tf32_matmul if tf32 else torch.matmul
     scored = _tf32_matmul if tf32 else _wide_matmul
@@ -107,13 +109,13 @@ def eager(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, tf32: bool = F
 
 
 def to_tf32(x: Tensor) -> Tensor:
-    """float32 rounded to the nearest number with ten bits of mantissa, ties away from zero."""
+    """Round float32 to ten bits of mantissa, to nearest, ties away from zero."""
     rounded = ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     return torch.where(x.isfinite(), rounded, x)
 
 
 class _Tf32Matmul(torch.autograd.Function):  # type: ignore[misc]
-    """Products of two matrices, forward and backward, whose operands are rounded to TF32; sums are fp32."""
+    """Matrix product with operands rounded to TF32, forward and backward. Sums are fp32."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -134,7 +136,7 @@ def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _WideMatmul(torch.autograd.Function):  # type: ignore[misc]
-    """The float32 product of two matrices, whose gradients are products in the matrices' own dtype."""
+    """Matrix product in float32. Its gradients are products in the dtype of the matrices."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -307,7 +309,7 @@ class _Slices:
 def _place(
     b: int, h: int, h_kv: int, cu_seqlens: CuSeqlens | None
 ) -> tuple[dict[str, Place], tuple[int, int | slice]]:
-    """Where a slice of (b, h) lies in q, k and v, and in lse."""
+    """Return the place of a slice (b, h) in q, k and v, and in lse."""
     if cu_seqlens is None:
         return {"q": (b, h), "k": (b, h_kv), "v": (b, h_kv)}, (b, h)
     rows, columns = (slice(ends[b], ends[b + 1]) for ends in cu_seqlens)
@@ -322,7 +324,7 @@ def _modified(
     first: int,
     length: int,
 ) -> Tensor:
-    """The scores [SQ, SK] after both modifications, -inf where masked; query 0 is at position `first`."""
+    """Return the scores [SQ, SK] after both modifications, -inf if masked. Query 0 is at position `first`."""
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
@@ -349,7 +351,7 @@ def _modified(
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
+    """Return softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
     if scores.shape[1] == 0:
         return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
@@ -362,9 +364,9 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink.
+    """Return the gradient of the scores [SQ, SK], and of a sink, without cancellation in `p * (dp - delta + dlse)`.
 
-    Delta is a sum over the columns of the rounded output: what these are off by is there where they cancel.
+    Delta is a sum over the columns of the rounded output. Its rounding errors remain if the columns cancel.
     """
     dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True).abs()

@@ -1,8 +1,8 @@
-"""The output step of chunked linear attention on plain PyTorch, from the decay as the user wrote it.
+"""The output step of chunked linear attention on plain PyTorch, from the decay as written.
 
-With `real=float64` it is the truth; with fp32 and matrix products in the inputs' dtype it is what someone who writes
-it in eager PyTorch gets: the yardstick for errors. Gradients are autograd's, never symbolic ones. Formula: Yang et al.,
-"Gated Delta Networks" (arXiv:2412.06464), section 3.3, and `chunk_fwd_o` of flash-linear-attention for the names.
+With `real=float64` it computes the truth. In fp32, with matrix products in the inputs' dtype, it computes as eager
+PyTorch, for comparison of errors. Gradients come from autograd. Formula: Yang et al., "Gated Delta Networks"
+(arXiv:2412.06464), section 3.3. Names: `chunk_fwd_o` of flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kgen.expr.nodes import Node, Read, Type, Var, substitute
 from kgen.verify.evaluate import evaluate
 
 NAMES = ("q", "k", "v", "h", "g", "g_gamma")
-"""The inputs that are tensors of real numbers, by the names of flash-linear-attention; `h` are the states."""
+"""Names of the inputs with real numbers, as in flash-linear-attention. `h` are the states."""
 
 VALUES: dict[Node, Node] = {
     Read("g", (Var("i", Type.INT),), Type.FLOAT): Var("g", Type.FLOAT),
@@ -29,16 +29,16 @@ VALUES: dict[Node, Node] = {
 
 @dataclass(frozen=True)
 class Chunks:
-    """Where the tokens of each chunk are: `rows` [NT, BT] in a row of T tokens, and whether they are `live`."""
+    """Tokens of each chunk: their index in a row of T tokens, `rows` [NT, BT], and `live` [NT, BT] if they exist."""
 
     batch: Tensor
-    """[NT], the row of the batch."""
+    """Row of the batch, [NT]."""
     rows: Tensor
     live: Tensor
 
 
 def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "cpu") -> Chunks:
-    """The chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
+    """Return the chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
     starts: list[int] = []
     stops: list[int] = []
     begin = 0
@@ -56,16 +56,16 @@ def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "
 
 
 def chunk_indices_of(lengths: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """(sequence, chunk inside the sequence) of every chunk: `chunk_indices` as flash-linear-attention has it."""
+    """Return (sequence, chunk in the sequence) of every chunk, as `chunk_indices` of flash-linear-attention."""
     return [(n, c) for n, length in enumerate(lengths) for c in range(-(-length // size))]
 
 
 @dataclass(frozen=True)
 class Result:
-    """`o` [B, T, HV, V] and the gradients by name. `natural` [B, T, HV] is what dg would be if nothing cancelled.
+    """The output `o` [B, T, HV, V] and gradients by name. `natural` [B, T, HV] is dg without cancellation.
 
-    `from_states` has the term that comes from the states, of `o` and of the gradients that have two terms. The other
-    term comes from the tokens of the chunk.
+    `from_states` has the term of the states in `o` and in gradients with two terms. The other term comes from the
+    tokens of the chunk.
     """
 
     o: Tensor
@@ -124,7 +124,7 @@ def chunk_output(
 def _output(
     t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The output, `natural` and the term of the output that comes from the states."""
+    """Return the output, `natural`, and the term of the states in the output."""
     (B, T, H, K), HV, store = t["q"].shape, t["v"].shape[2], t["q"].dtype
     scale = K**-0.5 if call.scale is None else call.scale
     q, k = (_tokens(t[n], chunks).repeat_interleave(HV // H, 1) for n in ("q", "k"))
@@ -168,7 +168,7 @@ def _decays(t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any) -> t
 
 
 def _tokens(x: Tensor, chunks: Chunks) -> Tensor:
-    """[B, T, heads, ...] -> [NT, heads, BT, ...], zero where a chunk has no token."""
+    """Convert [B, T, heads, ...] to [NT, heads, BT, ...], with zeros for missing tokens."""
     found = x[chunks.batch[:, None], chunks.rows]
     live = chunks.live.reshape(*chunks.live.shape, *[1] * (x.ndim - 2))
     return torch.where(live, found, 0).transpose(1, 2)
@@ -183,7 +183,7 @@ def _values(v: Tensor, chunks: Chunks, padded: bool) -> Tensor:
 
 
 def _scatter(x: Tensor, chunks: Chunks, B: int, T: int) -> Tensor:
-    """[NT, BT, ...] -> [B, T, ...]; every token is in one chunk."""
+    """Convert [NT, BT, ...] to [B, T, ...]. Every token is in one chunk."""
     out = torch.zeros(B, T, *x.shape[2:], dtype=x.dtype, device=x.device)
     rows = chunks.batch[:, None].expand_as(chunks.rows)[chunks.live], chunks.rows[chunks.live]
     return out.index_put(rows, x[chunks.live])
