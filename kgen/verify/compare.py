@@ -31,8 +31,8 @@ _MARGIN = 256  # bytes on each side of an output; a multiple of every alignment 
 class Tolerance:
     """Allowed errors. `floor` is relative to the result, `noise` to the result before cancellation.
 
-    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output, so a row of a gradient
-    cancels only to one rounding of the dtype.
+    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output. Rows of a gradient
+    therefore cancel only to one rounding of the dtype.
     """
 
     floor: float
@@ -65,7 +65,7 @@ def tolerance(
     """
     allowed = _TOLERANCES[dtype]
     if precision == "tf32":
-        # Results are rounded as in fp32, but what cancels in them was made of operands as coarse as fp16's.
+        # Results are rounded as in fp32, but the terms that cancel in them have operands as coarse as fp16.
         allowed = replace(allowed, noise=2e-5, row_noise=2**-10)
     floor = max(allowed.floor, 2e-3) if fast_math else allowed.floor
     return replace(allowed, floor=floor + 2e-7 * reach)
@@ -94,24 +94,22 @@ class Check:
 
 @dataclass(frozen=True)
 class Traits:
-    """The traits of an output that decide how exact it has to be, each with a default that asks for nothing."""
+    """The traits of an output that decide its tolerance. The defaults require nothing."""
 
     natural: Tensor | None = None
-    """The norms that its rows would have without cancellation."""
+    """Norms of the rows if no terms cancelled."""
     rounding: float = 0.0
-    """The distance that the result moves when stored outputs move by a relative 1."""
+    """Change of the result for a relative change of 1 in the stored outputs."""
     empty: Tensor | None = None
-    """The rows (without the last dimension; for `lse` the entries) that nothing contributes to: exactly zero, or -inf
-    where the truth is."""
+    """Rows without a contribution, for `lse` entries. They must be exactly zero, or -inf if the truth is."""
     dtype: Any = None
-    """The dtype that it must have."""
+    """Required dtype of the output."""
     apart: bool = False
-    """True if each element is rounded separately. These errors average, so a rest along the truth is a wrong factor."""
+    """True if each element is rounded separately. Such errors average out, so an error along the truth is a factor."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
-    """Terms whose sum is the truth: none may have a wrong factor."""
+    """Terms whose sum is the truth. None of them may have a wrong factor."""
     terms: Tensor | None = None
-    """The norms of the rows before anything cancels. They are there if each element is computed in float32 and rounded
-    once, to `dtype`."""
+    """Norms of the rows before cancellation, if elements are computed in float32 and rounded once to `dtype`."""
 
 
 PLAIN = Traits()
@@ -167,11 +165,11 @@ def _not_empty(got: Tensor, empty: Tensor | None) -> str | None:
 def _by_numbers(
     name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits
 ) -> Check:
-    """The verdict on finite numbers in float64: as a whole, by row, and along the truth."""
+    """Check finite float64 numbers: the whole output, each row, and the error along the truth."""
     norm, whole = float(want.norm()), 0.0 if traits.natural is None else float(traits.natural.norm())
     size = norm
     if size <= 1e-6 * whole or size == 0:
-        size = whole or 1.0  # all of it cancelled: relative to what cancelled
+        size = whole or 1.0  # All terms cancelled, so the error is relative to the terms.
     distance, yardstick = float((got - want).norm()), float((eager - want).norm())
     if not math.isfinite(yardstick):
         # The eager computation overflowed where the kernel must not.
@@ -207,12 +205,12 @@ def _worst_row(
     width = want.shape[-1]
     got, want, eager = (t.reshape(-1, width) for t in (got, want, eager))
     norms = want.norm(dim=1)
-    # A row that is small beside the others is judged by a share of their size, its own errors being theirs.
+    # The errors of a small row come from the other rows. The bound includes a share of their size.
     size = norms + 0.05 * norms.square().mean().sqrt() + 1e-300
     errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
     bound = ROW_RATIO * yardstick.max() + 4 * slack / math.sqrt(len(want)) / size
     if natural is not None:
-        # Rounding is of the size of a row's terms; where their sum happens to be small, others' sums tell that size.
+        # Rounding has the size of a row's terms. If their sum is small by chance, other rows show that size.
         terms = natural.reshape(-1)
         bound = bound + noise * terms.clamp_min(float(terms.square().mean().sqrt())) / size
     worst = int((errors / bound.clamp_min(1e-300)).argmax())

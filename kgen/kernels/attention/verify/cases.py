@@ -223,7 +223,7 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
 
 
 def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[compare.Check]:
-    """Yield failures of outputs and gradients whose memory order ([B, S, H, D] or [B, H, S, D]) differs from q or k."""
+    """Yield failures of outputs and gradients whose memory order differs from the order of q or k."""
     like = {"out": inputs.q, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
     for name, x in got.items():
         if inputs.case.layout == "bshd" and name in like and x.dim() == 4 and min(x.shape[1:3]) > 1:
@@ -303,8 +303,8 @@ def compile_calls(
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Yield calls without and with gradients and log-sum-exp, with different alignments.
 
-    All sizes are divisible by 16, none is, or all except rows of buffers are. With `sizes`, for a package, there are
-    also calls with one unaligned operand, and with each dtype of buffers and sinks.
+    All sizes are divisible by 16, none is, or all except rows of buffers are. With `sizes`, for a package, other calls
+    have one unaligned operand, or each dtype of buffers and sinks.
     """
     dtypes = [DTYPES[d] for d in REALS] if sizes and _open(problem) else [None]
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):

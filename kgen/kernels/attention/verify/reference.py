@@ -49,12 +49,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a call beside q, k and v.
+    """The arguments of a call except q, k and v.
 
-    `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
-    [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` are computed.
-    `kv_lens` [B] is the number of keys of each sequence; with `aligned_to_end` the last query is at the position of the
-    last of them. `cu_seqlens` are the offsets of the queries and of the keys of packed sequences.
+    - `sinks`, [HQ]: logits that join the softmax of every row of their head, without a value.
+    - `dout`, [B, HQ, SQ, DV], and `dlse`, [B, HQ, SQ]: if present, the gradients in `wanted` are computed.
+    - `kv_lens`, [B]: the number of keys of each sequence.
+    - `aligned_to_end`: the last query is at the position of the last key.
+    - `cu_seqlens`: the offsets of queries and keys of packed sequences.
     """
 
     score_mod: Node | None = None
@@ -76,7 +77,7 @@ PLAIN = Call()
 
 @dataclass(frozen=True)
 class _Arithmetic:
-    """The dtypes of modifications and softmax (`real`) and of what is stored, and the two products."""
+    """The dtypes of modifications and softmax (`real`) and of stored tensors, and the two products."""
 
     real: Any
     store: Any
@@ -85,13 +86,15 @@ class _Arithmetic:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Tensor | None = None) -> Result:
-    """Attention and its gradients with everything computed in float64.
+    """Compute attention and its gradients in float64.
 
-    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV. Rows
-    without a key give zeros, -inf (or their sink) and zero gradients. One (b, h) slice is in memory at a time.
+    - q: [B, HQ, SQ, D]; k: [B, HKV, SK, D]; v: [B, HKV, SK, DV]. Any dtype and strides.
+    - With `cu_seqlens`: q [TQ, HQ, D], k [TK, HKV, D], v [TK, HKV, DV], lse and dlse [HQ, TQ]. `b` is the index of
+      a sequence.
+    - HQ is a multiple of HKV. Rows without a key have zeros, -inf (or their sink) and zero gradients.
+    - `stored`: the output that the backward pass of a kernel read, for `shifts`.
 
-    With `cu_seqlens`, q is [TQ, HQ, D], k and v [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number
-    of a sequence. `stored` is the output that a kernel's backward pass read, for `shifts`.
+    One (b, h) slice is in memory at a time.
     """
     return _Slices(q, k, v, call, _Arithmetic(torch.float64, torch.float64), stored).computed()
 
@@ -157,7 +160,7 @@ def _wide_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Slice:
-    """The slice of one (b, h): its inputs, and what attention computes of them."""
+    """The slice of one (b, h): its inputs and the results of attention."""
 
     at: Mapping[str, Place]
     row: tuple[int, int | slice]
@@ -298,7 +301,7 @@ class _Slices:
         result = self.result
         for name, total in self.natural.items():
             result.natural[name] = total.norm(dim=-1) if total.ndim else total.abs()
-        # Few rows do not average what they are off by.
+        # The errors of few rows do not average out.
         spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
         result.rounding.update({n: spread * float(total.norm()) for n, total in self.rounding.items()})
         dtypes = {name: x.dtype for name, x in (self.inputs | self.buffers).items()}
@@ -340,8 +343,8 @@ def _modified(
         mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
-    # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
-    # turn into NaN when autograd multiplies it by zero.
+    # Evaluate only visible pairs. At a hidden pair, autograd would multiply an infinite derivative by zero,
+    # which is NaN.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
     env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
     hidden = scores.masked_fill(~mask, -torch.inf)

@@ -76,9 +76,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Call:
-    """The call beside its tensors: the options of the spec, and the gradients of the inputs in `wanted` with `do`.
+    """The options of a call. With `do`, the gradients of the inputs in `wanted` are computed.
 
-    With `padded`, v is [B, NT * BT, HV, V]. What lies in the padding of v does not count, NaN neither.
+    With `padded`, v is [B, NT * BT, HV, V]. The padding of v does not contribute, even if it is NaN.
     """
 
     decay: Node | None = None
@@ -96,10 +96,12 @@ PLAIN = Call()
 def chunk_output(
     inputs: Mapping[str, Tensor], chunks: Chunks, call: Call = PLAIN, *, exact: bool = True
 ) -> Result:
-    """The output, and the gradients that the call asks for.
+    """Compute the output, and the gradients in `call.wanted`.
 
-    `inputs` are q and k [B, T, H, K], v [B, T, HV, V], h [B, NT, HV, K, V] (or [B, NT, HV, V, K]), g [B, T, HV] and
-    g_gamma [HV] where the decay reads them; `exact` computes in float64.
+    - q, k: [B, T, H, K]; v: [B, T, HV, V].
+    - h: [B, NT, HV, K, V], or [B, NT, HV, V, K].
+    - g: [B, T, HV], and g_gamma: [HV], if the decay reads them.
+    - `exact`: compute in float64.
     """
     q, do, wanted = inputs["q"], call.do, call.wanted
     store, real = (torch.float64, torch.float64) if exact else (q.dtype, torch.float32)
