@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a4c8ac28232017c
-# body: 2aa7500f127432c9
+# inputs: 9579e9dd766f2d2d
+# body: 4bca240a58d181a8
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -320,11 +320,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # the counter may not be zero before this
+            gdc_wait()  # forward may start before the counter is zero
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
+    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
 
 
 @gluon.jit
@@ -351,7 +351,7 @@ def _hopper_softmax(
         )
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = (
@@ -716,7 +716,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            gdc_wait()  # for delta; dependent kernels may start after this
+            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
             gdc_launch_dependents()
             q_blocks = args.q_indices_ptr + row.to(gl.int64) * gl.cdiv(problem.SQ, BLOCK_SIZE)
             for j in range(n_tiles):
@@ -849,8 +849,8 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the K and V addresses
-        # out of the loop and spills them.
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the addresses
+        # of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
 

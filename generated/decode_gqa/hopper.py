@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f3abd55a604d475e
-# body: f7016519d8f41bfa
+# inputs: d28e82dbf6ff3f4d
+# body: 56ac2caecf64ba6e
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -347,7 +347,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
         mask = kv_live[None, :] & (fixed.kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e321c93460ecbc3d
-# body: 9976f4df7465a617
+# inputs: 82fb42beef149d3f
+# body: 130a5f5df35f8b42
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -363,7 +363,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
         mask = kv_live[None, :] & (fixed.kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d7b49f71c870dfc0
-# body: 40ceb248bc0a0d47
+# inputs: 51e2f5589f62811a
+# body: 5882132afbae150a
 """Causal attention to the last 1024 positions of a KV cache.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -372,7 +372,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
         mask = (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 882a9c57aa8853c8
-# body: 6ccab6ec7339dc1b
+# inputs: f92389b4594c9d42
+# body: afba9e0ccd03c3cf
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -480,7 +480,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; dependent kernels may start after this
+        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9830b40dfb0ac0e8
-# body: 593cf9c78abd817d
+# inputs: cf488b8a7a8ab075
+# body: 84273646f7cb4c69
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -361,7 +361,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     s = _tanh_hopper(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
@@ -675,7 +675,7 @@ def _dq_hopper_producer(
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
+    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
 
 
 @gluon.jit(do_not_specialize=["B", "HQ", "SQ", "SK"])
@@ -763,7 +763,7 @@ def _dkdv_hopper_producer(
             if g == 0:
                 _producer_load(kv_ring, 2 * done, args.k_desc, [b, h_kv, kv_start, 0])
                 _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h_kv, kv_start, 0])
-            gdc_wait()  # for delta; dependent kernels may start after this
+            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8631a90ce5c5595a
-# body: f4b055f553e1f8bf
+# inputs: 85a25f87e7d334a5
+# body: 10cfeaa2f4c904fa
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -258,7 +258,7 @@ def _dkdv_hopper_producer(
                     first = kv_start + half * (BLOCK_N // 2)
                     _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h_kv, first, 0])
                     _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h_kv, first, 0])
-            gdc_wait()  # for delta; dependent kernels may start after this
+            gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
             gdc_launch_dependents()
             for j in range(n_tiles):
                 q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

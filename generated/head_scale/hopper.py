@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 17ca155c505e06d1
-# body: 49ae3d0fcd4473a5
+# inputs: 3420ef11c59fd873
+# body: 9963d562a1819f63
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -303,7 +303,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
+    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
 
 
 @gluon.jit
@@ -323,7 +323,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     s = qk * fixed.qk_scale_h
     if MASKED:
         kv_live = kv_idx < fixed.SK
@@ -652,7 +652,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; dependent kernels may start after this
+        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 46e3bb18bf68802d
-# body: 866fd9d25b395904
+# inputs: befd5809612bfd7c
+# body: f848d562434b20ea
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -327,11 +327,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # the counter may not be zero before this
+            gdc_wait()  # forward may start before the counter is zero
         # Tiles differ in length: who is done first takes the next one.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
+    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
 
 
 @gluon.jit
@@ -351,7 +351,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
@@ -720,7 +720,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             args.k_rope_ring, done, args.k_rope_desc, [b, h, kv_start, 0],
         )
         _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h, kv_start, 0])
-        gdc_wait()  # for delta; dependent kernels may start after this
+        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)

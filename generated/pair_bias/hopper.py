@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3dedcd66fbe44a1d
-# body: 14e77b1676807575
+# inputs: 03b5facb58c8553a
+# body: 601a9739d90cb039
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -336,7 +336,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     bias_h_q_kv = _consumer_load(fixed.pair_ring, i - fixed.item, SCORES)
     s = qk * fixed.qk_scale + LOG2E * bias_h_q_kv
     if MASKED:

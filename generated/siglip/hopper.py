@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8635742fbd0eb459
-# body: b90bec9551c77be2
+# inputs: d057d25ec7d24580
+# body: 2cdb6d12db0c0e6f
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -302,7 +302,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, and must not end first
+    gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first
 
 
 @gluon.jit
@@ -322,7 +322,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # V of the first tile is in the next turn, so this slot is free
+        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :]
@@ -639,7 +639,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; dependent kernels may start after this
+        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, 0, 0, n_masked, n_tiles, BLOCK_M)
@@ -754,8 +754,8 @@ def _backward_hopper_tiles(
         dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])
         _consumer_release(q_ring, n_used)
         n_used += 1
-        # n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the K and V addresses
-        # out of the loop and spills them.
+        # Zero: n_used >> 31 is always 0, but the compiler cannot know it. Without this line it hoists the addresses
+        # of K and V out of the loop and spills them.
         kv_slot += n_used >> 31
     return dk, dv, n_used, before, kv_slot
 
