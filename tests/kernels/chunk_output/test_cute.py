@@ -71,8 +71,8 @@ def test_each_architecture_has_a_file(name):
             "typing",
         }
         assert max(map(len, text.splitlines())) <= 120
-    assert "Compiled, not run" in files["cute_sm100.py"]
-    assert "Compiled, not run" not in files["cute_sm90.py"]
+    assert "Compiled, but not verified" in files["cute_sm100.py"]
+    assert "Compiled, but not verified" not in files["cute_sm90.py"]
 
 
 def test_one_architecture_alone():
@@ -172,10 +172,10 @@ def test_addresses_and_strides_are_where_the_kernel_looks(tmp_path):
 
 def test_an_architecture_that_no_file_is_for(tmp_path):
     one = render("plain", tmp_path)
-    with pytest.raises(KgenError, match="no file is for") as caught:
+    with pytest.raises(KgenError, match="no file has these targets") as caught:
         compile_specs([one], tmp_path, CompileOptions(["sm_80"]))
     assert caught.value.diagnostics[0].hint == "`cute_sm90.py` is for sm_90a, `cute_sm100.py` is for sm_100a"
-    with pytest.raises(KgenError, match="no file is for"):
+    with pytest.raises(KgenError, match="no file has these targets"):
         compile_specs([one], tmp_path, CompileOptions(targets=["triton"]))
 
 

@@ -162,10 +162,7 @@ def keys_loop(
     problem: list[str],
     hidden: frozenset[str],
 ) -> KeysLoop:
-    """Return the kernel of dk and dv, whose loop over query heads has a separate prologue.
-
-    `hidden` identifies the keys past an end.
-    """
+    """Return the kernel of dk and dv, whose loop over heads has a prologue. `hidden` identifies keys past an end."""
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
