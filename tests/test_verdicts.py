@@ -124,6 +124,26 @@ def test_comments_run_nothing_again(ran: Ran, pytester: pytest.Pytester) -> None
     assert ran()[0] == 0
 
 
+def test_a_folder_is_known_by_its_programs(ran: Ran, pytester: pytest.Pytester) -> None:
+    folder = pytester.path / "emitted"
+    folder.mkdir()
+    (folder / "triton.py").write_text("right = True\n")
+    (folder / "manifest.json").write_text("{}\n")
+    change(
+        pytester.path / "tests/test_it.py",
+        "verdict(Problem(), path)",
+        "verdict(Problem(), path.parent / 'emitted')",
+    )
+    assert [ran()[0] for _ in range(2)] == [1, 0]
+    (folder / "manifest.json").write_text('{"body": "another"}\n')
+    change(folder / "triton.py", new="# A comment.\n")
+    assert ran()[0] == 0
+    change(folder / "triton.py")
+    assert ran()[0] == 1
+    (folder / "hopper.py").write_text("right = True\n")
+    assert ran()[0] == 1
+
+
 def test_other_bodies_run_again_and_failures_do_every_time(ran: Ran, pytester: pytest.Pytester) -> None:
     path = pytester.path / "emitted.py"
     assert ran()[0] == 1

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f688bc5dc7898bda
-# body: 14946ee907652eb5
+# inputs: 4af613c34f13b021
+# body: 779a54de73d1feca
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -44,8 +44,7 @@ from ._launch import (
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
 ]
@@ -76,7 +75,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -188,10 +187,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -221,10 +217,9 @@ def _dq_tiles(
     q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a6872abcdbfb7d3
-# body: 4954fbb1189c3872
+# inputs: 4b16a20e00b9ed2b
+# body: 8aeeb96752af80d5
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -42,14 +42,12 @@ from ._launch import (
     _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _DECODE_TILES = [
     ((100, 90, 80), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=3)),
     ((), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=2, per_sm=2)),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3bba146c5d16200f
-# body: 66c5278b6ef91105
+# inputs: 6b297e9299469181
+# body: 55a520df61bec784
 """Causal attention to every fourth position back from the query.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -45,15 +45,13 @@ from ._launch import (
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 DILATION = tl.constexpr(4)
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -99,7 +97,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -208,10 +206,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -246,10 +241,9 @@ def _dq_tiles(
     qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)

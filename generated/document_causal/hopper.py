@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a346b0246b9e8939
-# body: 2ff29225e37234e3
+# inputs: 7ba9cab8396ce55b
+# body: a8e22d7e7213db36
 """Causal self-attention within each document of a packed sequence.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -24,13 +24,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ._launch import _cdiv, _launch, _multiprocessors
 from .triton import LOG2E, _tile_and_head
 
-# These names differ between Triton versions: the first since 3.7, the others since 3.8.
+# `gl.barrier` is new in Triton 3.7, `async_load` and `async_store` in 3.8. Older versions have other names.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
+# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.
@@ -342,7 +342,7 @@ def _hopper_producer(
         kv_full_hi = gl.minimum(q_start + 1, problem.SK)
         # A tile of queries that sees no key visits one tile, fully masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi - kv_lo, BLOCK_N), 1)
-        # If the queries belong to several documents, all tiles need masking.
+        # Queries of several documents need the mask in all tiles.
         n_first_masked = (doc_of_first != doc_of_last).to(gl.int32)
         n_last_masked = gl.where(n_first_masked > 0, n_tiles, n_tiles - (kv_full_hi - kv_lo) // BLOCK_N)
         _publish_tile(scheduler, i, (q_start, b_h, kv_lo, n_first_masked, n_last_masked, n_tiles))

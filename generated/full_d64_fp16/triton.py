@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27b8090dd1d0bfc4
-# body: 11a488bdd9900a99
+# inputs: 00e5188b3f76511f
+# body: fd314ddd113ed6e7
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -44,14 +44,12 @@ from ._launch import (
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=128, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -89,7 +87,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -200,10 +198,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -235,10 +230,9 @@ def _dq_tiles(
     SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -349,7 +343,7 @@ def _dkdv_tiles(
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
     Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fb50230d4cec41a6
-# body: 5e01a6a5a9baaef6
+# inputs: f7cea67ca8abf3a8
+# body: a28e1e782b7e4182
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -46,16 +46,14 @@ from ._launch import (
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 CAP = tl.constexpr(50.0)
 WINDOW = tl.constexpr(4096)
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
@@ -217,10 +215,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -255,9 +250,8 @@ def _dq_tiles(
     core_scale, qk_scale, SK,
     kv_lo, kv_hi, gap_lo, gap, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
     If MASKED, it leaves out [gap_lo, gap_lo + gap).
     """
     offs_n = tl.arange(0, BLOCK_N)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96e9a2dd0a3e4428
-# body: f55c9aa8c17212df
+# inputs: eb7557f418d676c7
+# body: df60d8ef765b31a7
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -52,8 +52,7 @@ from ._launch import (
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -63,8 +62,7 @@ ROWS = tl.constexpr(8)
 COLUMNS = tl.constexpr(16)
 RADIUS = tl.constexpr(6)
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -379,10 +377,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     if BEFORE_HOPPER:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
@@ -417,9 +412,8 @@ def _dq_tiles(
     rows_times_columns, width_div_columns, q_x, minus_radius, q_y, SK,
     kv_blocks, n_blocks, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of n_blocks listed blocks.
+    """Add dS @ K to dq for the KV tiles of n_blocks listed blocks. P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4915e2987f5d5350
-# body: af6c9188ed5c955c
+# inputs: 34aa2c1bf9bb0410
+# body: ae403b1698e8f2b4
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -44,14 +44,12 @@ from ._launch import (
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
 )
 
-# Gluon is experimental. The Hopper kernels are verified with these Triton versions; other versions use the portable
-# kernels.
+# Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last rows are for every chip, and
-# fit in 99 KiB of shared memory.
+# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -94,7 +92,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -217,10 +215,7 @@ def _delta_kernel(
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
     HQ, SQ, HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
-    """delta = rowsum(dO * O) - log2(e) * dlse.
-
-    dlse is the gradient of the base-2 log-sum-exp. dS = P * (dP - delta).
-    """
+    """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -250,10 +245,9 @@ def _dq_tiles(
     qk_scale, bias_ptr, stride_bias_0, stride_bias_1, stride_bias_2, SQ, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi).
+    """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    P is recomputed from the log-sum-exp.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -375,7 +369,7 @@ def _dkdv_tiles(
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
     Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    Without TMA the loop starts at tile `turn`, modulo their number, and wraps around.
+    Without TMA the loop starts at tile `turn % n_tiles` and wraps around.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 57f83e56dc41a21e
-# body: 11ba7aa85913ce8b
+# inputs: fafebed7eb02ca28
+# body: 25718c7deb4f3b52
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -25,13 +25,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ._launch import _cdiv, _launch, _multiprocessors
 from .triton import LOG2E, WINDOW, _tile_and_head
 
-# These names differ between Triton versions: the first since 3.7, the others since 3.8.
+# `gl.barrier` is new in Triton 3.7, `async_load` and `async_store` in 3.8. Older versions have other names.
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 async_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 async_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
 # Accumulators [64, width] of wgmma: warp w owns rows 16w to 16w + 15. Lane l owns rows l // 4 and l // 4 + 8 of them.
-# Of each 8 columns, it owns the adjacent 2 * (l % 4) and 2 * (l % 4) + 1.
+# It owns the adjacent columns 2 * (l % 4) and 2 * (l % 4) + 1 of each 8 columns.
 OUT = tl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 # Four partial sums per row, one per thread of a quad. Lane l of warp w owns column l % 4 of rows 16w + l // 4 and
 # 16w + l // 4 + 8.

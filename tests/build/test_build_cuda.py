@@ -219,7 +219,9 @@ def test_equal_inputs_give_equal_bytes(built: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     again, package = tmp_path / "small_norm", built / "out" / "small_norm"
     cubins = sorted(path.name for path in again.glob("cubins/*"))
-    assert cubins
+    rows = json.loads((package / "manifest.json").read_text())["kernels"]
+    assert cubins == sorted(Path(row["file"]).name for row in rows if row["target"] == "cuda")
+    assert len(cubins) == 2
     assert all((again / "cubins" / n).read_bytes() == (package / "cubins" / n).read_bytes() for n in cubins)
     assert sorted(p.name for p in again.glob("*.py")) == ["__init__.py", "cuda.py"]
     assert CliRunner().invoke(app, arguments(built, "build", "-o", tmp_path, "--check")).exit_code == 0

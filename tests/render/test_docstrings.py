@@ -120,7 +120,7 @@ def test_variants_are_documented() -> None:
     for files in folders.values():
         documented("sample", files)
     said = ast.get_docstring(ast.parse(folders["sample"]["__init__.py"]).body[-1])  # type: ignore[arg-type]
-    assert "as bf16_d64 takes them" in (said or "")
+    assert "The arguments of bf16_d64 follow." in (said or "")
 
 
 def test_a_usage_line_that_is_wrong_is_found() -> None:

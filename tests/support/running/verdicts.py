@@ -205,7 +205,8 @@ def _texts(emitted: Path | str) -> Iterator[str]:
     if isinstance(emitted, str):
         yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
-        for path in sorted(path for path in emitted.rglob("*") if path.is_file()):
+        # The manifest has hashes of texts. Nothing that runs reads it.
+        for path in sorted(p for p in emitted.rglob("*") if p.is_file() and p.name != "manifest.json"):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
     else:
