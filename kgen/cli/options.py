@@ -47,26 +47,14 @@ Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--target", metavar="TARGET", help="Use only this target, such as cuda. Repeatable."),
 ]
-Jobs = Annotated[
-    int,
-    typer.Option(
-        "-j",
-        "--jobs",
-        min=1,
-        metavar="N",
-        help="Number of worker processes.",
-    ),
-]
-TimedJobs = Annotated[
-    int,
-    typer.Option(
-        "-j",
-        "--jobs",
-        min=1,
-        metavar="N",
-        help="Number of worker processes. Timed sections run one at a time.",
-    ),
-]
+
+
+def _jobs(help: str) -> Any:
+    return typer.Option("-j", "--jobs", min=1, metavar="N", help=help)
+
+
+Jobs = Annotated[int, _jobs("Number of worker processes.")]
+TimedJobs = Annotated[int, _jobs("Number of worker processes. Timed sections run one at a time.")]
 Ray = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(

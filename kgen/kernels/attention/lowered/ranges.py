@@ -113,7 +113,8 @@ def _param_words(loop: TileLoop, gapped: bool) -> list[str]:
     """Return the docstring's lines on the first tile and on the gap."""
     turn = "Without TMA the loop starts at tile `turn % n_tiles` and wraps around."
     gap = "If MASKED, it leaves out [gap_lo, gap_lo + gap)."
-    return [turn] * (loop.rotated and not loop.listed) + [gap] * gapped
+    lines = [turn] if loop.rotated and not loop.listed else []
+    return [*lines, gap] if gapped else lines
 
 
 def _visited(loop: TileLoop) -> str:
