@@ -10,7 +10,7 @@ from pathlib import Path
 from kgen.targets.folding import COLUMNS
 
 GENERATED = Path(__file__).resolve().parents[1] / "generated"
-LONGER = {"hopper.py": 6, "triton.py": 102, "cuda.py": 3}
+LONGER = {"hopper.py": 6, "triton.py": 101, "cuda.py": 3}
 """Lines that are longer still, of all files of a name: these numbers only shrink."""
 LONGER_IN_KERNELS = 4
 """The same of kernels in `triton.py`."""

@@ -274,7 +274,7 @@ def _write(
     native: Native | None,
 ) -> None:
     archs = [arch for arch in options.archs if any(is_for(loaded, file, arch) for file in files)]
-    emitted = [part for file in files for part in parts(file.path)]
+    emitted = list(dict.fromkeys(part for file in files for part in parts(file.path)))
     (folder / SOURCES).mkdir()
     for path in emitted:
         shutil.copy(path, folder / SOURCES / path.name)

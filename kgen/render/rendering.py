@@ -228,12 +228,13 @@ def _body(source: Source) -> str:
 
 
 def _with_imports(text: str) -> str:
-    """The text of a file with the names that it imports from `_launch.py`: those that it uses."""
+    """The text of a file with the names that it imports from `_launch.py`: those that it uses and does not define."""
     if environment.LAUNCH_NAMES not in text:
         return text
     tree = ast.parse(text.replace(environment.LAUNCH_NAMES, "_"))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names()))
+    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names() - own))
 
 
 @cache

@@ -14,14 +14,14 @@ from kgen.targets.launching import FILENAME as LAUNCH
 from kgen.verify.families import chip_of
 
 PORTABLE = "triton.py"
-"""The Triton file. The launch functions and the kernels for one chip belong to it, although their stems differ."""
+"""The Triton file. The kernels for one chip belong to it, although their stems differ."""
 
 
 def parts(path: Path) -> list[Path]:
     """Return an emitted file and its parts: files of the same stem (`cuda.cu`), and files that it imports."""
     path = Path(path)
     stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
-    names = [*(chip.file for chip in chips()), LAUNCH] if path.name == PORTABLE else []
+    names = [*(chip.file for chip in chips() if path.name == PORTABLE), LAUNCH]
     others = [path.with_name(name) for name in names]
     return [path, *(p for p in (*stem, *others) if p.is_file())]
 

@@ -97,7 +97,7 @@ static inline int kgen_check_real(const char *function, const char *label, doubl
 {
     double size = x < 0 ? -x : x;
     if (x != 0 && !(size >= 1.1754943508222875e-38 && size <= 3.4028234663852886e38)) {
-        return kgen_fail(KGEN_INVALID, "%s: %s must be finite in float32, and not vanish there, got %g", function, label, x);
+        return kgen_fail(KGEN_INVALID, "%s: %s must be finite and must not underflow in float32, got %g", function, label, x);
     }
     return KGEN_OK;
 }

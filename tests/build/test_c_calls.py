@@ -229,8 +229,8 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert said(lse=torch.zeros(2, 4, 400)[..., ::2]) == (INVALID, "lse must be contiguous")
     assert said(dq=None)[1].startswith("dq must be [2, 4, 200, 128]")
     assert said(scale=-1.0)[1].startswith("scale must be positive")
-    assert said(scale=math.nan)[1].startswith("scale must be finite in float32")
-    assert said(register_=math.inf)[1].startswith("register must be finite in float32")
+    assert said(scale=math.nan)[1].startswith("scale must be finite and must not underflow in float32")
+    assert said(register_=math.inf)[1].startswith("register must be finite and must not underflow in float32")
     needed = library.query("backward", given)
     small = torch.zeros(needed - 1, dtype=torch.uint8)
     assert said(workspace=small) == (

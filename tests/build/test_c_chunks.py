@@ -101,7 +101,7 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
         refused(f"{name} must be contiguous", **{name: wide})
     refused("o must be contiguous", "forward", o=given["o"].repeat_interleave(2, -1)[..., ::2])
     refused("dg must be [1, 1, 49, 16], got [2, 1, 49, 16]", dg=given["dg"].repeat(2, 1, 1, 1))
-    refused("scale must be finite in float32, and not vanish there, got nan", scale=math.nan)
+    refused("scale must be finite and must not underflow in float32, got nan", scale=math.nan)
     # If the caller passes no chunk indices, the workspace holds them.
     assert library.query("forward", given) == library.query("backward", given) == 0
     assert library.query("backward", given | {"chunk_indices": None}) == 8 * 4

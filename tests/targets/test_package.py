@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -177,7 +179,7 @@ def test_every_folder_offers_its_function(path):
         assert set(module.__all__) == offered
 
 
-HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which cannot be imported"
+HOPPER_SAYS = "The Hopper kernels are in hopper.py, which cannot be imported"
 
 
 def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
@@ -202,7 +204,7 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
         for number in range(2):
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
     (said,) = {str(warning.message) for warning in caught}
-    assert said.startswith(f"attention takes portable kernels: {HOPPER_SAYS}: ")
+    assert said.startswith(f"causal: using the portable kernels. {HOPPER_SAYS}: ")
     # Outside of a package, the error names the missing files.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
@@ -288,3 +290,33 @@ def test_where_no_file_does_without_others():
 def test_cuda_files_import_without_a_gpu(path: Path) -> None:
     """Import registers the operators, so a wrong argument of the registration fails here."""
     assert import_file(path, f"imported_{path.parent.name}")
+
+
+@pytest.mark.parametrize("file", ["causal/triton.py", "causal/cuda.py", "gated_delta_output/cute_sm90.py"])
+def test_a_file_that_runs_as_a_script_names_what_it_lacks(file: str) -> None:
+    """Before it imports packages, of which one may have the name of a file of its folder."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "generated" / file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "needs the files beside it: import its folder" in done.stderr.splitlines()[-1]
+
+
+def test_an_operand_with_another_number_of_dimensions_is_refused_by_its_own_shape() -> None:
+    module: Any = import_file(ROOT / "generated/decode_paged/triton.py", "kgen_test_operands")
+    q, k = torch.empty(1, 8, 1, 128, dtype=torch.bfloat16), torch.empty(4, 64, 128, dtype=torch.bfloat16)
+    for operands, words in (
+        ((q, k, k), "k must be a 4-d tensor [pages, page_size, HKV, D], got [4, 64, 128]"),
+        ((q[0], k, k), "q must be a 4-d tensor [B, HQ, SQ, D], got [8, 1, 128]"),
+        ((q, None, k), "k must be a 4-d tensor [pages, page_size, HKV, D], got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(f"decode_paged: {words}")):
+            module.decode_paged(*operands, block_table=None, kv_lens=None)
+
+
+def test_chips_that_are_too_old_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = import_file(ROOT / "generated/causal/_launch.py", "kgen_test_old")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for why in ("", " for float8_e4m3fn"):
+        with pytest.raises(ValueError, match=f"^f needs compute capability 8.9 or newer{why}, got 8.0$"):
+            module._arch_for("f", 89, why)(torch.device("cuda"))

@@ -20,6 +20,7 @@ class Package(Folder):
 
     def load(self, stem: str) -> Any:
         """Import the emitted file, with machine code for its kernels."""
+        self.import_launch_functions()
         module = self.emitted(stem)
         rows = {
             (row["kernel"], row["capability"]): row

@@ -28,6 +28,7 @@ class Package(Folder):
 
     def load(self, stem: str) -> Any:
         """Import the emitted file, with machine code for its kernels."""
+        self.import_launch_functions()
         module = self.emitted(stem)
         module._compiled = functools.cache(functools.partial(self._read, module, module._compiled))
         return module

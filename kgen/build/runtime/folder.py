@@ -45,6 +45,12 @@ class Folder:
             else f"the version of kgen that built this does not support sm_{arch}"
         )
 
+    def import_launch_functions(self) -> None:
+        """Import `_launch.py`, once for all files of the package."""
+        present = sys.modules.get(f"{self.name}._launch")
+        if present is None or present.__file__ != str(self.folder / SOURCES / "_launch.py"):
+            self.emitted("_launch")
+
     def emitted(self, stem: str, name: str | None = None, scope: Mapping[str, Any] | None = None) -> Any:
         """Import an emitted file under its own name or another, with the names of `scope` as globals."""
         name = f"{self.name}.{name or stem}"

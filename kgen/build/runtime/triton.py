@@ -457,7 +457,7 @@ class Package(Folder):
     def load(self, stem: str) -> Any:
         """Import the emitted file, with machine code for its kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
-        self.emitted("_launch")
+        self.import_launch_functions()
         module = self.emitted(stem, scope=here)
         if (self.folder / SOURCES / "hopper.py").is_file():
             self.emitted("hopper", scope=here)

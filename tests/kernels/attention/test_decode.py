@@ -124,7 +124,7 @@ module = importlib.import_module("decode_gqa.triton")
 
 @triton.jit
 def shares(out_ptr, kv_lens_ptr, B, slots, SK, BATCHES: tl.constexpr, BLOCK_N: tl.constexpr):
-    splits = module._splits_by_batch(0, 0, B, slots, kv_lens_ptr, 1, 1, SK, BATCHES, BLOCK_N)
+    splits = module._splits_by_batch(0, B, slots, kv_lens_ptr, 1, 1, SK, BATCHES, BLOCK_N)
     batches = tl.arange(0, BATCHES)
     tl.store(out_ptr + batches, splits, mask=batches < B)
 

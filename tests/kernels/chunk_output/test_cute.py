@@ -50,7 +50,7 @@ def render(name: str, folder: Path) -> Loaded:
 @pytest.mark.parametrize("name", SPECS)
 def test_each_architecture_has_a_file(name):
     files = render_spec(spec(name))
-    assert set(files) == {"cute_sm90.py", "cute_sm100.py", "__init__.py"}
+    assert set(files) == {"cute_sm90.py", "cute_sm100.py", "_launch.py", "__init__.py"}
     assert "triton" not in files.pop("__init__.py")
     for text in files.values():
         tree = ast.parse(text)
@@ -67,8 +67,10 @@ def test_each_architecture_has_a_file(name):
             "numbers",
             "os",
             "tempfile",
+            "threading",
             "torch",
             "typing",
+            "_launch",
         }
         assert max(map(len, text.splitlines())) <= 120
     assert "Compiled, but not verified" in files["cute_sm100.py"]
@@ -77,7 +79,7 @@ def test_each_architecture_has_a_file(name):
 
 def test_one_architecture_alone():
     text = (HEAD + SPECS["gated"]).replace("cute: {}", "cute: {arch: [sm_90a]}")
-    assert set(render_spec(loads(text, "sample.yaml"))) == {"__init__.py", "cute_sm90.py"}
+    assert set(render_spec(loads(text, "sample.yaml"))) == {"__init__.py", "_launch.py", "cute_sm90.py"}
 
 
 def test_a_gate_that_nobody_reads_is_not_loaded():
@@ -206,7 +208,7 @@ def test_rendering_needs_no_dsl():
         f"print(*render_spec(loads({HEAD!r}, 'sample.yaml')))"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.stdout.split() == ["cute_sm90.py", "cute_sm100.py", "__init__.py"], run.stderr
+    assert run.stdout.split() == ["cute_sm90.py", "cute_sm100.py", "_launch.py", "__init__.py"], run.stderr
 
 
 def test_workers_know_the_instructions_of_their_architectures():

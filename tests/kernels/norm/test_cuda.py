@@ -24,6 +24,8 @@ from kgen.verify.families import problem_of
 from kgen.verify.resources import usage_of
 from kgen.verify.toolchain import import_file
 
+GENERATED = Path(__file__).resolve().parents[3] / "generated"
+
 
 def emitted(spec: Path, folder: Path) -> Path:
     for name, text in render_spec(load(spec)).items():
@@ -328,3 +330,12 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
             assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
     # An RMS norm does not subtract the mean.
     assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))
+
+
+def test_a_device_that_holds_no_shape_is_named(monkeypatch):
+    module = import_file(GENERATED / "rms_norm" / "cuda.py", "kgen_test_no_shape")
+    monkeypatch.setattr(module, "_arch", lambda device: "sm_90")
+    monkeypatch.setattr(module, "_shared_limit", lambda device: -1)
+    words = "rms_norm: no shape of the forward kernel for rows of 1024 elements fits on cuda:0"
+    with pytest.raises(RuntimeError, match=words):
+        module._plan("forward", torch.device("cuda", 0), 1024, 8)

@@ -198,7 +198,7 @@ class Operands:
     @property
     def blocks(self) -> list[str]:
         """Blocks for which the launcher creates descriptors."""
-        return [f'({d.tensor}, tile["{d.rows}"], {d.columns})' for d in self.descriptors]
+        return [f"({d.tensor}, {d.rows}, {d.columns})" for d in self.descriptors]
 
 
 @dataclass(frozen=True)

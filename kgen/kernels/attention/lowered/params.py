@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
@@ -48,8 +48,7 @@ def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
         tensors += [*_pointers("lse"), *SINKS, *_pointers("d_sinks")]
     order = "hs" if lowering.packed else "bhs"
     first, *rest = row_strides("l", order, "dlse")
-    none = f"({', '.join('0' for _ in order)})"
-    of_dlse = (replace(first, argument=f"*(dlse.stride() if dlse is not None else {none})"), *rest)
+    of_dlse = (replace(first, argument="*dlse_strides"), *rest)
     names = ("B", "TQ") if lowering.packed else ("HQ", "SQ")
     ends = _pointers("cu_seqlens_q") if lowering.packed else []
     return KernelParams(
@@ -79,10 +78,22 @@ def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Seq
     return replace(found, strides=(of_q, tuple(k_strides), tuple(v_strides), of_out))
 
 
-def combine_params(lowering: Lowering) -> KernelParams:
-    """The parameters of the kernel that merges splits."""
+def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
+    """The parameters of the kernel that merges splits. Of the sizes, only those that are `used`."""
     tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
-    return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), _problem(lowering))
+    problem = [p for of in _by_argument(_problem(lowering)) if any(p.name in used for p in of) for p in of]
+    return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), tuple(problem))
+
+
+def _by_argument(params: Iterable[Param]) -> list[list[Param]]:
+    """Parameters in groups that one argument fills."""
+    groups: list[list[Param]] = []
+    for param in params:
+        if param.argument is None:
+            groups[-1].append(param)
+        else:
+            groups.append([param])
+    return groups
 
 
 def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) -> KernelParams:

@@ -29,6 +29,7 @@ class Decode(Template):
     width: int
     """Columns of a value."""
     no_specialize: str
+    combine_no_specialize: str
 
     @property
     def kernel(self) -> LoopKernel:
@@ -45,12 +46,16 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> Decode:
     """The kernels for few queries. `lowering` is of `plan.attention`."""
     found, attention = decode_kernel(plan, lowering), plan.attention
     names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
+    merged = combine_params(lowering, found.merge_names)
     return Decode(
         decode=found,
         params=decode_params(lowering, found.k_strides, found.v_strides),
-        combine_params=combine_params(lowering),
+        combine_params=merged,
         head=head_of(attention, lowering.tf32),
         exact=Exact(attention.exact),
         width=attention.spec.head_dim.v,
         no_specialize=not_specialized(names),
+        combine_no_specialize=not_specialized(
+            [name for name in names if name == "splits" or name in {p.name for p in merged.problem}]
+        ),
     )

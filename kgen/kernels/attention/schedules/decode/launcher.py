@@ -12,6 +12,9 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
 from kgen.targets.template import Template
 
+_BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
+"""The sizes of a tile in the launcher."""
+
 
 @dataclass(frozen=True)
 class DecodeLauncher(Template):
@@ -24,6 +27,8 @@ class DecodeLauncher(Template):
     combine_params: KernelParams
     pages: list[str]
     balanced: bool
+    merge_blocks: list[str]
+    """The sizes of a tile that the kernel which merges shares takes, as arguments."""
     exact: Exact
     width: int
     """Columns of a value."""
@@ -38,6 +43,7 @@ def launcher_of(kernels: Decode, op: Operator, kv_sizes: str) -> DecodeLauncher:
         combine_params=kernels.combine_params,
         pages=arguments(PAGES) if kernels.decode.paged else [],
         balanced=kernels.decode.balanced,
+        merge_blocks=[f"{name}={_BLOCKS[name]}" for name in kernels.decode.merge_blocks],
         exact=kernels.exact,
         width=kernels.width,
         kv_sizes=kv_sizes,

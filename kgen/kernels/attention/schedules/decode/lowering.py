@@ -99,6 +99,8 @@ class DecodeKernel:
     """The lines that find the tiles that a tile of rows sees."""
     live_names: list[str]
     """The names of the problem that these lines use."""
+    live_rows: list[str]
+    """The names of the batch and of the tile of rows that they use."""
     row_rest: Code | None
     """`row_rest` of a single row, which `lse` adds."""
     merged: list[Merged]
@@ -109,6 +111,21 @@ class DecodeKernel:
         return self.page_size is not None
 
     @property
+    def starts(self) -> bool:
+        """True where the kernel of a share uses the first query of its tile."""
+        return "q_start" in self._used
+
+    @property
+    def ends(self) -> bool:
+        """True where it uses the last query of its tile."""
+        return "q_last" in self._used
+
+    @property
+    def _used(self) -> frozenset[str]:
+        own = uses_of([*self.loop.prologue, self.loop.row_rest])
+        return own.union(self.live_rows, self.loop.tile_args)
+
+    @property
     def live_results(self) -> list[str]:
         """The ends of all spans."""
         return [name for span in self.spans for name in (span.first, span.end)]
@@ -116,12 +133,17 @@ class DecodeKernel:
     @property
     def live_params(self) -> list[str]:
         """The parameters of the function that finds the tiles."""
-        return ["b", "q_start", "q_last", *self.live_names, "BLOCK_N: tl.constexpr"]
+        return [*self.live_rows, *self.live_names, "BLOCK_N: tl.constexpr"]
 
     @property
     def live_args(self) -> list[str]:
-        """The arguments of its call, without the batch and the tile."""
-        return ["q_start", "q_last", *self.live_names]
+        """The arguments of its call."""
+        return [*self.live_rows, *self.live_names, "BLOCK_N"]
+
+    @property
+    def balance_rows(self) -> list[str]:
+        """The names of a tile of rows that balancing the splits needs."""
+        return [name for name in self.live_rows if name != "b"]
 
     @property
     def balance_names(self) -> list[str]:
@@ -131,7 +153,7 @@ class DecodeKernel:
     @property
     def balance_args(self) -> list[str]:
         """The arguments of the function that shares them out."""
-        return ["q_start", "q_last", "B", "splits * B", *self.balance_names, "BATCHES", "BLOCK_N"]
+        return [*self.balance_rows, "B", "splits * B", *self.balance_names, "BATCHES", "BLOCK_N"]
 
     @property
     def n_tiles(self) -> str:
@@ -144,9 +166,38 @@ class DecodeKernel:
         return [] if self.row_rest is None else [Assign(("lse",), (self.row_rest,), "+=")]
 
     @property
+    def merge_rows(self) -> frozenset[str]:
+        """The names of the tile of rows that the merging of a row uses: `q_start`, `q_last`."""
+        of_rest = uses_of([self.row_rest]) & {"q_start"}
+        return of_rest.union(self.balance_rows) if self.balanced else of_rest
+
+    @property
     def tile_of_row(self) -> bool:
         """True where the merging of a row asks for the tile that it was in."""
-        return self.balanced or (self.row_rest is not None and "q_start" in self.row_rest.names)
+        return bool(self.merge_rows)
+
+    @property
+    def merge_starts(self) -> bool:
+        """True where it asks for the first query of the tile."""
+        return "q_start" in self.merge_rows
+
+    @property
+    def merge_ends(self) -> bool:
+        """True where it asks for the last query of the tile."""
+        return "q_last" in self.merge_rows
+
+    @property
+    def merge_blocks(self) -> list[str]:
+        """The sizes of a tile that the merging of a row uses."""
+        return ["BLOCK_M"] * self.tile_of_row + ["BLOCK_N"] * self.balanced
+
+    @property
+    def merge_names(self) -> frozenset[str]:
+        """The names of the problem that the merging of a row uses."""
+        names = uses_of([self.row_rest]) | {"HQ", "SQ"}
+        if self.tile_of_row:
+            names |= {"GQA"}
+        return names.union(("B", *self.balance_names)) if self.balanced else names
 
 
 def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
@@ -175,6 +226,7 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
         spans=tuple(spans),
         live_lines=lines,
         live_names=[n for n in lowering.problem if n in used],
+        live_rows=[n for n in ("b", "q_start", "q_last") if n in used],
         row_rest=_row_rest(plan, lowering),
         merged=[_merged(c) for c in attention.v_chunks],
     )

@@ -36,6 +36,9 @@ MODULE = "_hopper()."
 """The prefix by which `triton.py` calls functions of `hopper.py`."""
 
 
+_NAMING = 'kernels = f"portable: {why}" if why else "hopper"'
+
+
 @dataclass(frozen=True)
 class GluonOpening(Template):
     """The supported versions of Triton, and the import of Gluon if the kernels are in the same file."""
@@ -53,6 +56,7 @@ class ChipChoice(Template):
 
     template: ClassVar[str] = "attention/hopper/_chip.j2"
 
+    name: str
     single: bool
     """True if they are in this file."""
 
@@ -85,7 +89,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         together=InFile(
             modules=("functools", "warnings"),
             opening=(GluonOpening(None),),
-            launcher=(ChipChoice(single=False),),
+            launcher=(ChipChoice(planned.plan.spec.name, single=False),),
             prefix=MODULE,
         ),
         alone=InFile(
@@ -94,7 +98,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
             dependents=waits,
             opening=(GluonOpening(names_of(kernels)),),
             kernels=parts,
-            launcher=(ChipChoice(single=True),),
+            launcher=(ChipChoice(planned.plan.spec.name, single=True),),
         ),
         beside=Source(FILE, beside, arch="sm_90a"),
         helpers=frozenset(planned.lowering.helpers | planned.free_lowering.helpers),
@@ -180,7 +184,15 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
         asked[name] = name + stream.tensor.removeprefix(stream.buffer)
     quoted = ", ".join(f'"{name}"' for name in asked)
     lines = WhyPortable(f"zip(({quoted}), ({', '.join(asked.values())}))")
-    return Choice(answers, "hopper", words, lines=(lines,), streamed=tuple(list(asked)[3:]))
+    return Choice(
+        answers,
+        "hopper",
+        words,
+        own='"hopper"',
+        lines=(lines,),
+        naming=_NAMING,
+        streamed=tuple(list(asked)[3:]),
+    )
 
 
 def _remarks(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:

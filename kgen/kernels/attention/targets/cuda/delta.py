@@ -10,9 +10,7 @@ from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.arguments import (
     NO_BACKWARD,
-    NO_NUMBERS,
     Derivatives,
-    Numbers,
     cast_lines,
     dense,
     derivatives_of,
@@ -62,7 +60,6 @@ class Module(Template):
     dense_check: str
     derivatives: Derivatives
     loader: Loader
-    numbers: Numbers = NO_NUMBERS
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -93,4 +90,4 @@ def sources(loaded: Loaded) -> list[Source]:
         derivatives=derivatives_of(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
         loader=Loader(name, 8, 0),
     )
-    return [Source("cuda.cu", kernel, comment="//"), Source("cuda.py", module)]
+    return [Source("cuda.cu", kernel, comment="//"), Source("cuda.py", module, launches=True)]

@@ -14,7 +14,6 @@ from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.targets.triton.interface import Check, Interface
 from kgen.kernels.attention.targets.triton.shared import not_specialized
 from kgen.targets.arguments import dense, number_lines
-from kgen.targets.folding import Bracketed
 from kgen.targets.template import Template
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -79,11 +78,6 @@ class BlockMaskLauncher(Template):
         """Rows and columns of the lists."""
         both = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"]
         return both if self.backward else both[:1]
-
-    @property
-    def emptied(self) -> Bracketed:
-        """The line that allocates the lists."""
-        return Bracketed(f"{', '.join(self.lists)} = _empty_lists(", ("B", "HQ", "SQ", "SK", "device"), ")")
 
     @property
     def op_type(self) -> str:

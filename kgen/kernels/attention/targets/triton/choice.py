@@ -51,6 +51,14 @@ def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
 
 
 @dataclass(frozen=True)
+class FewQueries:
+    """The answer for calls of few queries that ask for nothing else."""
+
+    when: str
+    passes: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class WhichKernels(Template):
     """The function that returns the kernels of a call."""
 
@@ -61,8 +69,11 @@ class WhichKernels(Template):
     """The tensors on which it depends."""
     words: list[str]
     """The answers, and the kernels that they stand for."""
+    few: FewQueries | None
     lines: list[Template]
     """The lines that find answers."""
+    naming: list[str]
+    """The line that names kernels, where an answer does not."""
     passes: list[tuple[str, str]]
 
 
@@ -72,15 +83,23 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     names = ["forward", *(["backward"] if planned.plan.backward else [])]
     answers = {name: _answer(name, choices) for name in names}
     given = {kind for answer in answers.values() for kind in answer.given}
+    first = next((choice for choice in choices if choice.few), None)
+    few = None
+    if first is not None and names == ["forward"] and answers["forward"].by_call:
+        few = FewQueries(first.few, [("forward", first.own)])
+        answers["forward"] = _answer_for_many(first, choices)
     shown = [
         choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
     ]
+    named = any(answer.text.endswith("kernels") for answer in answers.values())
     ends = [";"] * (len(shown) - 1) + ["."]
     return WhichKernels(
         name=planned.plan.spec.name,
         asked=["q", "k", "v", *(name for choice in choices for name in choice.streamed)],
         words=[choice.words + end for choice, end in zip(shown, ends, strict=True)],
+        few=few,
         lines=[line for choice in choices for line in choice.lines],
+        naming=[choice.naming for choice in choices if choice.naming and named],
         passes=[(name, answer.text) for name, answer in answers.items()],
     )
 
@@ -106,3 +125,12 @@ def _answer(name: str, choices: Sequence[Choice]) -> Answer:
 def _of_chips(answer: Answer) -> list[str]:
     """The kinds of kernels that an answer may name, but for portable ones."""
     return [kind for kind in answer.given if kind != "portable"]
+
+
+def _answer_for_many(few: Choice, choices: Sequence[Choice]) -> Answer:
+    """The answer for forward where a call has more than the few queries of a schedule."""
+    rest = _answer("forward", [choice for choice in choices if choice is not few])
+    if few.takes_rest:
+        (own,) = (choice.own for choice in choices if choice.kind in _of_chips(rest))
+        return Answer(f"{few.own} if why else {own}", (few.kind, *_of_chips(rest)), by_call=True)
+    return rest

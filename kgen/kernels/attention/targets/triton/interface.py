@@ -106,6 +106,15 @@ class Interface:
             return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
         return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
 
+    def operand_shapes(self) -> str:
+        """The shapes of q, k and v by name, as keyword arguments."""
+        if self.spec.varlen:
+            q, kv = "[TQ, HQ, D]", "[TK, HKV, D]"
+        else:
+            q = "[B, HQ, SQ, D]"
+            kv = "[B, HKV, SK, D]" if self.spec.paged_kv is None else "[pages, page_size, HKV, D]"
+        return f'q="{q}", k="{kv}", v="{kv}"'
+
     def all_argument_words(self) -> list[str]:
         """The docstring's lines on all arguments."""
         spec = self.spec

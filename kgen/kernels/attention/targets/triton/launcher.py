@@ -191,6 +191,8 @@ class Function(Template):
     checked_sizes: str
     k_shape: str
     kv_shapes: str
+    operand_shapes: str
+    """The shapes of q, k and v by name, for messages."""
     numbers: Numbers
     checks: list[Check]
     derivatives: Derivatives
@@ -342,6 +344,7 @@ class Launcher:
             checked_sizes=own.checked_sizes(),
             k_shape=own.k_shape(),
             kv_shapes=own.kv_shapes(),
+            operand_shapes=own.operand_shapes(),
             numbers=self._numbers(),
             checks=own.checks(),
             derivatives=self.derivatives,

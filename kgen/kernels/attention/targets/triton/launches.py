@@ -37,6 +37,12 @@ class DeltaLaunch:
     counts: bool
     """True where the kernel resets counters of tiles."""
 
+    @property
+    def no_strides(self) -> str:
+        """The strides of dlse where there is none."""
+        *_, of_dlse = self.params.strides
+        return f"({', '.join('0' for _ in of_dlse)})"
+
 
 @dataclass(frozen=True)
 class GradientLaunch:

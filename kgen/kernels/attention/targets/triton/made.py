@@ -146,6 +146,8 @@ class Choice:
     """True if forward also takes them for the calls that no other schedule serves."""
     lines: tuple[Template, ...] = ()
     """The lines that find answers."""
+    naming: str = ""
+    """The line that names its kernels, or gives the reason for portable ones."""
     streamed: tuple[str, ...] = ()
     """The names of the tensors other than q, k and v on which the lines depend."""
 

@@ -46,14 +46,6 @@ class DeltaRows:
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The dimensions of tensors of rows, as the launcher has them."""
-
-    names: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Shape:
     """Sizes of out without its columns, and of the log-sum-exp."""
 
@@ -90,7 +82,8 @@ class Rows:
     head_rows: BySide
     """The same in the kernel of dk and dv, and those of a head of keys."""
     delta: DeltaRows
-    axes: Axes
+    axis_count: int
+    """The number of dimensions of q, k and v."""
     shape: Shape
     like: Like
     group: int
@@ -134,9 +127,7 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
 
     Heads of keys that are not `grouped` are as many as those of queries.
     """
-    of_tiles = BySide(
-        *(programs(packed, grouped, x, f'tile["{b}"]') for x, b in (("q", "BLOCK_M"), ("kv", "BLOCK_N")))
-    )
+    of_tiles = BySide(programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N"))
     if packed:
         heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
         sizes = Sizes("TQ, HQ, _ = q.shape", [heads, "B = len(cu_seqlens_q) - 1"])
@@ -182,7 +173,7 @@ _DENSE = Rows(
         no_specialize='do_not_specialize=["HQ", "SQ"]',
         programs="_cdiv(SQ, 64) * B * HQ",
     ),
-    axes=Axes("[B, H, S, D]", 4),
+    axis_count=4,
     shape=Shape("B, HQ, SQ", "B, HQ, SQ", "q.shape[:3]"),
     like=Like(*(f"_empty({x}.shape, {x})" for x in "qkv")),
     # Keys and values of four long sequences stay in L2.
@@ -206,7 +197,7 @@ _PACKED = Rows(
         no_specialize='do_not_specialize=["B", "TQ"]',
         programs="_cdiv(TQ, 64) * HQ",
     ),
-    axes=Axes("[T, H, D]", 3),
+    axis_count=3,
     shape=Shape("TQ, HQ", "HQ, TQ", "(q.shape[1], q.shape[0])"),
     like=Like(*(f"{x}.new_empty({x}.shape)" for x in "qkv")),
     # Short sequences of more heads also fit in L2. Heavy tiles start earlier, so that the last ones are light.

@@ -14,10 +14,8 @@ from kgen.targets.arguments import (
     IN_ANOTHER_FILE,
     NOT_ASKED_FOR,
     Derivatives,
-    Numbers,
     dense,
     derivatives_of,
-    numbers_of,
 )
 from kgen.targets.code import CUTE
 from kgen.targets.template import Template
@@ -127,7 +125,6 @@ class Launcher(Template):
     parameters: str
     """All operands with their types, on one line or two."""
     derivatives: Derivatives
-    numbers: Numbers
     dense_check: str
     casts: list[str]
     checked: list[Checked]
@@ -154,7 +151,6 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
         operands=operands,
         parameters=_parameters(plan),
         derivatives=_derivatives(plan),
-        numbers=numbers_of(spec.name, {}),
         dense_check=dense(spec.name, operands),
         casts=casts(plan),
         checked=_checked(plan),

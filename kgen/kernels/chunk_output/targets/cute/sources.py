@@ -163,6 +163,7 @@ def sources(loaded: Loaded) -> list[Source]:
             arch,
             rank=RANKS[arch],
             needs="cutlass",
+            launches=True,
             signature=signature(plan),
             docstring=docstring(plan),
         )

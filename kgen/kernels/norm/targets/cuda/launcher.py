@@ -210,8 +210,6 @@ class Module(Template):
     vector: int
     launches: tuple[Launch, ...]
     loader: Loader
-    derivatives: Derivatives
-    numbers: Numbers
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
@@ -264,8 +262,6 @@ class _Modules:
             vector=self.spelled.vector,
             launches=(forward.launch, backward.launch) if backward else (forward.launch,),
             loader=loader,
-            derivatives=self.derivatives,
-            numbers=self.checked,
             forward=self._forward(forward),
             backward=self._backward(backward) if backward else None,
             function=self._function(),

@@ -117,6 +117,7 @@ def sources(loaded: Loaded) -> list[Source]:
             module,
             rank=2,
             needs="cuda.core",
+            launches=True,
             signature=module.function.signature,
             docstring=module.function.docstring,
         ),
