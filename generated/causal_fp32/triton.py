@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4af613c34f13b021
-# body: 779a54de73d1feca
+# inputs: ba61c00010f4c8ed
+# body: a11081d3fd16aeb2
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,6 +22,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "causal_fp32 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -33,10 +39,6 @@ if TRITON < (3, 4):
         f"causal_fp32 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
-if not __package__:
-    raise ImportError(
-        "causal_fp32 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
     _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -451,7 +453,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_7187579be8cf320c", "causal_fp32")
+_LIBRARY = _library("kgen_057687a579d42223", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):
@@ -469,12 +471,11 @@ def _forward(q, k, v, scale, store_lse):
     lse = q.new_empty((B, HQ, SQ), dtype=torch.float64) if store_lse else None
     layouts = _layouts(q, k, v, out)
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -497,9 +498,10 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "causal_fp32_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -523,18 +525,19 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     arch = _arch(q.device)
     with torch.cuda.device_of(q):
         if lse.numel():
+            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, enable_fp_fusion=False, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-        programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+        BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+        programs = _cdiv(SQ, BLOCK_M) * B * HQ
         if programs:
             q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-                (dout, tile["BLOCK_M"], 64),
+                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
             )
             _launch(
                 _dq_kernel, programs, layouts,
@@ -544,11 +547,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 GROUP=4, enable_fp_fusion=False, **tile,
             )
         tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-        programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
+        BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+        programs = _cdiv(SK, BLOCK_N) * B * HQ
         if programs:
             q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-                (dout, tile["BLOCK_M"], 64),
+                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
             )
             _launch(
                 _dkdv_kernel, programs, layouts,
@@ -607,7 +610,9 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("causal_fp32", arg_name, arg)
-            raise TypeError(f"causal_fp32: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"causal_fp32: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.float32:
         q, k, v = _cast(torch.float32, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -636,9 +641,10 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
         raise ValueError(
             f"causal_fp32: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, (lse * math.log(2)).float()) if return_lse else out
     return _out_op(q, k, v, scale)

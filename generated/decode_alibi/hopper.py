@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0206f871b7b50e9b
-# body: 57812cadc7b01858
+# inputs: 806231de43b9fc72
+# body: 11e964cde80b5d85
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1076,9 +1076,8 @@ def backward_on_hopper(layouts, q, k, v, slopes, scale, dout, lse, delta, counte
     HKV, SK = k.shape[1], k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
-    )
+    tensors = q, k, v, dout, dq, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 586b7f63252b8914
-# body: ea06971102cfd1e2
+# inputs: b0d9a9b020c54119
+# body: d6c303bed79331d9
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -25,6 +25,12 @@ import math
 import warnings
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "decode_alibi needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -37,10 +43,6 @@ if TRITON < (3, 4):
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-if not __package__:
-    raise ImportError(
-        "decode_alibi needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
     _multiprocessors, _next_power_of_2, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -214,7 +216,7 @@ def _forward_kernel(
 
 @triton.jit
 def _live_tiles(
-    b, q_start, q_last, SQ, SK, BLOCK_N: tl.constexpr,
+    q_last, SQ, SK, BLOCK_N: tl.constexpr,
 ):
     """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(SK + q_last + 1 - SQ, SK)
@@ -284,7 +286,7 @@ def _decode_kernel(
     q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     b, split = slot // splits, slot % splits
-    first, end = _live_tiles(b, q_start, q_last, SQ, SK, BLOCK_N)
+    first, end = _live_tiles(q_last, SQ, SK, BLOCK_N)
     n_tiles = end - first
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
@@ -328,13 +330,13 @@ def _decode_kernel(
             tl.store(lse_rows, lse + tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * slopes_h)), mask=q_live)
 
 
-@triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK", "splits"])
+@triton.jit(do_not_specialize=["HQ", "SQ", "splits"])
 def _combine_kernel(
     part_ptr, part_lse_ptr, o_ptr, lse_ptr,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    slopes_ptr, stride_slopes_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    slopes_ptr, stride_slopes_0, HQ, SQ, GQA: tl.constexpr,
     splits, STORE_LSE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
     """Merge the splits of one row: write its out and base-2 log-sum-exp."""
     row = tl.program_id(0)
@@ -665,7 +667,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("decode_alibi")
-_LIBRARY = _library("kgen_d25d604116ecf2c4", "decode_alibi")
+_LIBRARY = _library("kgen_738e78095d3fffe3", "decode_alibi")
 
 
 def _descriptors(tile, *blocks):
@@ -718,9 +720,9 @@ def _decode(q, k, v, slopes, scale, out, lse, store_lse):
             _launch(
                 _combine_kernel, B * HQ * SQ, layouts,
                 part, part_lse, out, lse, *out.stride(),
-                slopes, *slopes.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                slopes, *slopes.stride(), HQ, SQ, GQA=HQ // HKV,
                 splits=splits, STORE_LSE=store_lse,
-                BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], BLOCK_S=16, num_warps=4,
+                BLOCK_M=block_m, BLOCK_S=16, num_warps=4,
             )
 
 
@@ -738,14 +740,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"decode_alibi: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -773,12 +775,11 @@ def _forward(q, k, v, slopes, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, slopes, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -801,9 +802,10 @@ def _(q, k, v, slopes, scale):
 
 @_operator(_LIBRARY, "decode_alibi_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, slopes, scale)
@@ -836,21 +838,22 @@ def _gradients(dout, dlse, out, lse, q, k, v, slopes, scale):
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
     with torch.cuda.device_of(q):
         if lse.numel():
+            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, slopes, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv)
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-            programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = _cdiv(SQ, BLOCK_M) * B * HQ
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                    (dout, tile["BLOCK_M"], 128),
+                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
                 )
                 _launch(
                     _dq_kernel, programs, layouts,
@@ -860,11 +863,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, slopes, scale):
                     GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-            programs = _cdiv(SK, tile["BLOCK_N"]) * B * HKV
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = _cdiv(SK, BLOCK_N) * B * HKV
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                    (dout, tile["BLOCK_M"], 128),
+                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
                 )
                 _launch(
                     _dkdv_kernel, programs, layouts,
@@ -924,7 +927,9 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("decode_alibi", arg_name, arg)
-            raise TypeError(f"decode_alibi: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"decode_alibi: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -964,9 +969,10 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         raise ValueError(
             f"decode_alibi: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, slopes, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, slopes, scale)

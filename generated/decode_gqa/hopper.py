@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d5f58ce516544822
+# inputs: 58ce7a1a68cfb0d0
 # body: 6bb07aec39b1ae82
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

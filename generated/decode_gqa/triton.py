@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74dc00f42ae34f6e
-# body: c2f52d61c8a4f218
+# inputs: b3f4adb887842648
+# body: dc23f84c60a40e5f
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,6 +23,12 @@ import functools
 import math
 import warnings
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "decode_gqa needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -34,10 +40,6 @@ if TRITON < (3, 4):
         f"decode_gqa needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
-if not __package__:
-    raise ImportError(
-        "decode_gqa needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
     _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
@@ -193,7 +195,7 @@ def _forward_kernel(
 
 @triton.jit
 def _live_tiles(
-    b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
+    b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
 ):
     """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(
@@ -209,14 +211,14 @@ def _live_tiles(
 
 @triton.jit
 def _splits_by_batch(
-    q_start, q_last, B, slots,
+    q_last, B, slots,
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Return the number of splits of each sequence, [BATCHES]. Splits have one size. Their sum is at most `slots`."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
-    first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
+    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
     n_tiles = tl.where(batches < B, end - first, 0)
     share = tl.maximum(tl.cdiv(tl.sum(n_tiles, 0), slots), 1)
     splits = tl.where(batches < B, tl.maximum(tl.cdiv(n_tiles, share), 1), 0)
@@ -284,21 +286,18 @@ def _decode_kernel(
     rows = row_start + tl.arange(0, BLOCK_M)
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
-    q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     b, split = slot, 0
     if SPLIT:
         # Each sequence has as many consecutive slots as splits.
-        counts = _splits_by_batch(
-            q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
-        )
+        counts = _splits_by_batch(q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
         b = tl.sum((tl.cumsum(counts, 0) <= slot).to(tl.int32), 0)
         if b >= B:
             return
         batches = tl.arange(0, BATCHES)
         split = slot - tl.sum(tl.where(batches < b, counts, 0), 0)
         splits = tl.sum(tl.where(batches == b, counts, 0), 0)
-    first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
+    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
     n_tiles = end - first
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
@@ -344,7 +343,7 @@ def _decode_kernel(
 def _combine_kernel(
     part_ptr, part_lse_ptr, o_ptr, lse_ptr,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, GQA: tl.constexpr,
     splits, BATCHES: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
@@ -356,9 +355,8 @@ def _combine_kernel(
     offs_d = tl.arange(0, 128)
     # The tile of this row in _decode_kernel.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
-    q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
-    counts = _splits_by_batch(q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
+    counts = _splits_by_batch(q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
     batches = tl.arange(0, BATCHES)
     slot = tl.sum(tl.where(batches < b, counts, 0), 0)
     splits = tl.sum(tl.where(batches == b, counts, 0), 0)
@@ -392,7 +390,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_41be985cde39bd1a", "decode_gqa")
+_LIBRARY = _library("kgen_9b3a783ffda8ff1e", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -447,7 +445,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
             _launch(
                 _combine_kernel, B * HQ * SQ, layouts,
                 part, part_lse, out, lse, *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, GQA=HQ // HKV,
                 splits=splits, BATCHES=_next_power_of_2(B), STORE_LSE=store_lse,
                 BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], BLOCK_S=16, num_warps=4,
             )
@@ -467,14 +465,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"decode_gqa: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -502,12 +500,11 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, kv_lens, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -554,7 +551,9 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("decode_gqa", arg_name, arg)
-            raise TypeError(f"decode_gqa: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"decode_gqa: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -595,7 +594,7 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
         )
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, kv_lens, scale)
-        return (out, lse * math.log(2)) if return_lse else out
+        return out, lse * math.log(2)
     return _out_op(q, k, v, kv_lens, scale)
 
 
@@ -606,7 +605,9 @@ def decode_gqa_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip;
     "decode": the kernels that split the keys.
     """
+    if q.shape[2] <= 64:
+        return {"forward": "decode"}
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {"forward": "decode" if q.shape[2] <= 64 else kernels}
+    return {"forward": kernels}

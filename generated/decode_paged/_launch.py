@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b566c808bf077d68
-# body: 2f58fe62c1271fbc
+# inputs: bea322fdc380eece
+# body: 856e45274729fc01
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -24,7 +24,7 @@ def _arch_for(name, least=0, why=""):
             major, minor = torch.cuda.get_device_capability(device)
             if (found := 10 * major + minor) >= least:
                 return found
-            raise ValueError(f"{name} needs compute capability {least / 10} {why}, got {major}.{minor}")
+            raise ValueError(f"{name} needs compute capability {least / 10} or newer{why}, got {major}.{minor}")
         if os.environ.get("TRITON_INTERPRET") == "1":
             return 0
         raise ValueError(
@@ -95,8 +95,7 @@ def _launch(kernel, programs, layouts, *args, **meta):
         return
     if found := _COMPILED.get(key):
         compiled, constants = found
-        compiled[programs, 1, 1](*args, *constants)
-        return
+        return compiled[programs, 1, 1](*args, *constants)
     if thread := _AHEAD.pop(key, None):
         thread.join()
     # Triton 3.10 needs enable_fp_fusion to fuse multiply-adds. The interpreter returns None.
@@ -223,7 +222,7 @@ def _real(name, label, x):
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
+        raise ValueError(f"{name}: {label} must be finite and must not underflow in float32, got {x}")
     return float(x)
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 66f31bfc32238b02
+# inputs: 10b30bd047ba0b0c
 # body: 099a48cd6c0895be
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b16a20e00b9ed2b
-# body: 8aeeb96752af80d5
+# inputs: 4537dbb1622ce015
+# body: 0243aa6573e3e7b4
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,6 +23,12 @@ import functools
 import math
 import warnings
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "decode_paged needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -32,10 +38,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"decode_paged needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "decode_paged needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
@@ -66,7 +68,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 @triton.jit
 def _live_tiles(
-    b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
+    b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
 ):
     """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(
@@ -82,14 +84,14 @@ def _live_tiles(
 
 @triton.jit
 def _splits_by_batch(
-    q_start, q_last, B, slots,
+    q_last, B, slots,
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """Return the number of splits of each sequence, [BATCHES]. Splits have one size. Their sum is at most `slots`."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
-    first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
+    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
     n_tiles = tl.where(batches < B, end - first, 0)
     share = tl.maximum(tl.cdiv(tl.sum(n_tiles, 0), slots), 1)
     splits = tl.where(batches < B, tl.maximum(tl.cdiv(n_tiles, share), 1), 0)
@@ -162,21 +164,18 @@ def _decode_kernel(
     rows = row_start + tl.arange(0, BLOCK_M)
     q_idx = rows // GQA
     h = h_kv * GQA + rows % GQA
-    q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     b, split = slot, 0
     if SPLIT:
         # Each sequence has as many consecutive slots as splits.
-        counts = _splits_by_batch(
-            q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
-        )
+        counts = _splits_by_batch(q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
         b = tl.sum((tl.cumsum(counts, 0) <= slot).to(tl.int32), 0)
         if b >= B:
             return
         batches = tl.arange(0, BATCHES)
         split = slot - tl.sum(tl.where(batches < b, counts, 0), 0)
         splits = tl.sum(tl.where(batches == b, counts, 0), 0)
-    first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
+    first, end = _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
     n_tiles = end - first
     share = tl.cdiv(n_tiles, splits)
     begin = split * share
@@ -224,7 +223,7 @@ def _decode_kernel(
 def _combine_kernel(
     part_ptr, part_lse_ptr, o_ptr, lse_ptr,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, GQA: tl.constexpr,
     splits, BATCHES: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
@@ -236,9 +235,8 @@ def _combine_kernel(
     offs_d = tl.arange(0, 128)
     # The tile of this row in _decode_kernel.
     row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M
-    q_start = row_start // GQA
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
-    counts = _splits_by_batch(q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
+    counts = _splits_by_batch(q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N)
     batches = tl.arange(0, BATCHES)
     slot = tl.sum(tl.where(batches < b, counts, 0), 0)
     splits = tl.sum(tl.where(batches == b, counts, 0), 0)
@@ -272,7 +270,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_3e90631746b0125b", "decode_paged")
+_LIBRARY = _library("kgen_2148f6de3fce603c", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)
@@ -321,7 +319,7 @@ def _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse):
             _launch(
                 _combine_kernel, B * HQ * SQ, layouts,
                 part, part_lse, out, lse, *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, GQA=HQ // HKV,
                 splits=splits, BATCHES=_next_power_of_2(B), STORE_LSE=store_lse,
                 BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], BLOCK_S=16, num_warps=4,
             )
@@ -341,14 +339,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"decode_paged: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -415,7 +413,9 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("decode_paged", arg_name, arg)
-            raise TypeError(f"decode_paged: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[pages, page_size, HKV, D]", v="[pages, page_size, HKV, D]")[arg_name]
+            raise TypeError(f"decode_paged: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -428,9 +428,8 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     if not isinstance(block_table, Tensor) or block_table.dtype != torch.int32:
         raise TypeError(f"decode_paged: block_table must be a tensor of int32, got {_dtype(block_table)}")
     if block_table.dim() != 2 or block_table.shape[0] != B or block_table.device != q.device:
-        raise ValueError(
-            f"decode_paged: block_table must be [{B}, n] on {q.device}, got {list(block_table.shape)} on {block_table.device}"
-        )
+        got = f"{list(block_table.shape)} on {block_table.device}"
+        raise ValueError(f"decode_paged: block_table must be [{B}, n] on {q.device}, got {got}")
     if (block_table.shape[1] - 1) * block_table.stride(1) >= 2**31:
         raise ValueError("decode_paged: a row of block_table may not span 2**31 elements, make it contiguous")
     HKV = k.shape[2]
@@ -466,7 +465,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
         )
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, block_table, kv_lens, scale)
-        return (out, lse * math.log(2)) if return_lse else out
+        return out, lse * math.log(2)
     return _out_op(q, k, v, block_table, kv_lens, scale)
 
 
@@ -476,7 +475,8 @@ def decode_paged_kernels(q, k, v):
     "hopper": the kernels for compute capability 9.0;
     "decode": the kernels that split the keys.
     """
+    if q.shape[2] <= 64:
+        return {"forward": "decode"}
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
-    kernels = f"portable: {why}" if why else "hopper"
-    return {"forward": "decode" if q.shape[2] <= 64 or why else kernels}
+    return {"forward": "decode" if why else "hopper"}

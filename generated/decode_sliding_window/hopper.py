@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 47305073aafb41ba
+# inputs: 36e4a066060e8b88
 # body: 6f8757e7b2278100
 """Causal attention to the last 1024 positions of a KV cache.
 

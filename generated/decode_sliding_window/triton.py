@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 81eb98526b3fdfab
-# body: 767c1bcf0750f922
+# inputs: 145332e7e7272cf5
+# body: 6f19054bbf0dcf1a
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -23,6 +23,12 @@ import functools
 import math
 import warnings
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "decode_sliding_window needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -34,10 +40,6 @@ if TRITON < (3, 4):
         f"decode_sliding_window needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
-if not __package__:
-    raise ImportError(
-        "decode_sliding_window needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
     _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
@@ -350,7 +352,7 @@ def _decode_kernel(
 def _combine_kernel(
     part_ptr, part_lse_ptr, o_ptr, lse_ptr,
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
-    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
+    kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, GQA: tl.constexpr,
     splits, BATCHES: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
@@ -398,7 +400,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_sliding_window")
-_LIBRARY = _library("kgen_3a622e385b0ca133", "decode_sliding_window")
+_LIBRARY = _library("kgen_739700d9f97ac08f", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
@@ -453,7 +455,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
             _launch(
                 _combine_kernel, B * HQ * SQ, layouts,
                 part, part_lse, out, lse, *out.stride(),
-                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
+                kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, GQA=HQ // HKV,
                 splits=splits, BATCHES=_next_power_of_2(B), STORE_LSE=store_lse,
                 BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], BLOCK_S=16, num_warps=4,
             )
@@ -473,14 +475,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"decode_sliding_window: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -508,12 +510,11 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, kv_lens, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -560,7 +561,9 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("decode_sliding_window", arg_name, arg)
-            raise TypeError(f"decode_sliding_window: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"decode_sliding_window: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -601,7 +604,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
         )
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, kv_lens, scale)
-        return (out, lse * math.log(2)) if return_lse else out
+        return out, lse * math.log(2)
     return _out_op(q, k, v, kv_lens, scale)
 
 
@@ -612,7 +615,9 @@ def decode_sliding_window_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip;
     "decode": the kernels that split the keys.
     """
+    if q.shape[2] <= 64:
+        return {"forward": "decode"}
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
     why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {"forward": "decode" if q.shape[2] <= 64 else kernels}
+    return {"forward": kernels}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2f4db01f561b3577
-# body: 12af88e2578d31da
+# inputs: 63f68c6f2e34f53b
+# body: f200b39c105d86c9
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -18,13 +18,18 @@ Usage:
 """
 
 import functools
-import itertools
 import os
 from typing import Optional
+
+# With this folder on sys.path, imports of packages would find its files.
+if not __package__:
+    raise ImportError("full_d64_fp16_delta needs the files beside it: import its folder")
 
 import torch
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
+
+from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangents, _operator
 
 # --- loading and launching -------------------------------------------------------------------------------------
 
@@ -84,80 +89,7 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-def _library(code, operator):
-    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
-
-
-def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
-    def register(function):
-        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        library.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, library.ns), name).default
-    return register
-
-
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
-_transformed = torch._C._are_functorch_transforms_active
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-class _NoDerivative(torch.autograd.Function):
-    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(name, operator, *args):
-        return operator(*args)
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.name = inputs[0]
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _dense(name, labels, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for x in tensors:
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(name, *tensors):
-    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _NoDerivative.apply(name, lambda *_: (), *tensors)
-
-
-def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
-    if torch.is_grad_enabled():
-        for label, x in tensors.items():
-            while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
-                x = torch._C._functorch.get_unwrapped(x)
-            if x is not None and x.requires_grad:
-                raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
-
-
-_LIBRARY = _library("kgen_df1a02f73da1a4be", "full_d64_fp16_delta")
-
-
-def _cast(dtype, *tensors):
-    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
-    for x in tensors:
-        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            floats = (torch.float32, torch.bfloat16, torch.float16)
-            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
-    return tensors
-
-
-def _dtype(x):
-    """Return the dtype of a tensor, or the type name of another object, for messages."""
-    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+_LIBRARY = _library("kgen_2dc6be8c0d67ead3", "full_d64_fp16_delta")
 
 
 def _vectors(x):

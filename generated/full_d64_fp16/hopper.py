@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 88e186da5c1bcb40
-# body: ed9a00510ab0c747
+# inputs: 09c188819cbdac8e
+# body: 02b7c72a9ef0b84e
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -691,9 +691,8 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv):
     SK = k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv)
-    )
+    tensors = q, k, v, dout, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 00e5188b3f76511f
-# body: fd314ddd113ed6e7
+# inputs: beb829ad009f8228
+# body: dc124689f197e510
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -23,6 +23,12 @@ import math
 import warnings
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "full_d64_fp16 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -35,10 +41,6 @@ if TRITON < (3, 4):
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-if not __package__:
-    raise ImportError(
-        "full_d64_fp16 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -458,7 +460,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full_d64_fp16")
-_LIBRARY = _library("kgen_9411811a5bffc9fd", "full_d64_fp16")
+_LIBRARY = _library("kgen_c05b379cc9786a64", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):
@@ -482,14 +484,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"full_d64_fp16: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -509,12 +511,11 @@ def _forward(q, k, v, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -537,9 +538,10 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "full_d64_fp16_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -578,20 +580,29 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     arch = _arch(q.device)
     with torch.cuda.device_of(q):
         if _delta is not None:
-            delta = _delta(out, dout, None if dlse is None else dlse * math.log2(math.e))
+            found = _delta(out, dout, None if dlse is None else dlse * math.log2(math.e))
+            if (found.dtype, found.shape, found.device) != (delta.dtype, delta.shape, delta.device):
+                got = f"{found.dtype} {list(found.shape)} on {found.device}"
+                raise ValueError(
+                    f"full_d64_fp16: delta must be {delta.dtype} {list(delta.shape)} on {delta.device}, got {got}"
+                )
+            if not found.is_contiguous() or found.data_ptr() % 16:
+                raise ValueError("full_d64_fp16: delta must be contiguous, and begin at a multiple of 16 bytes")
+            delta = found
         elif lse.numel():
+            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-        programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+        BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+        programs = _cdiv(SQ, BLOCK_M) * B * HQ
         if programs:
             q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-                (dout, tile["BLOCK_M"], 64),
+                tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
             )
             _launch(
                 _dq_kernel, programs, layouts,
@@ -604,11 +615,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dk, dv)
         else:
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-            programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = _cdiv(SK, BLOCK_N) * B * HQ
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 64), (k, tile["BLOCK_N"], 64), (v, tile["BLOCK_N"], 64),
-                    (dout, tile["BLOCK_M"], 64),
+                    tile, (q, BLOCK_M, 64), (k, BLOCK_N, 64), (v, BLOCK_N, 64), (dout, BLOCK_M, 64),
                 )
                 _launch(
                     _dkdv_kernel, programs, layouts,
@@ -666,7 +677,9 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("full_d64_fp16", arg_name, arg)
-            raise TypeError(f"full_d64_fp16: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"full_d64_fp16: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.float16:
         q, k, v = _cast(torch.float16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -695,9 +708,10 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
         raise ValueError(
             f"full_d64_fp16: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 09891b186038d5f3
-# body: 83ef5c3c96be6d88
+# inputs: 4c008701b367e529
+# body: 27057af2153c7c8b
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,6 +22,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "fused_add_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -31,10 +37,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"fused_add_rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "fused_add_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
@@ -243,7 +245,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("fused_add_rms_norm")
-_LIBRARY = _library("kgen_3ce497a434747722", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_6deafaaa8e12d7f5", "fused_add_rms_norm")
 
 
 def _schedule(table, x):
@@ -266,9 +268,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(
-                f"fused_add_rms_norm: rows of {width} take {parts} programs at once, this device runs {at_once}"
-            )
+            got = f"{parts} programs at once, this device runs {at_once}"
+            raise ValueError(f"fused_add_rms_norm: rows of {width} take {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5cf69a3aa2438eae
-# body: 15bcc5c5bc7c5931
+# inputs: 0bc2d0cd9335cdab
+# body: 1ffa96d91dad6b04
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,6 +23,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "gated_delta_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -32,10 +38,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"gated_delta_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "gated_delta_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -226,7 +228,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output")
-_LIBRARY = _library("kgen_4a196be5982bdb51", "gated_delta_output")
+_LIBRARY = _library("kgen_fe91f5b3f3e120ac", "gated_delta_output")
 
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 79f687f4fe7a0739
-# body: 049c60617646c12b
+# inputs: 3918261d1c4dfa51
+# body: 7c0f748de0fab960
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -39,11 +39,13 @@ Usage:
 """
 
 import functools
-import itertools
-import numbers
 import tempfile
 from array import array
 from typing import Optional
+
+# With this folder on sys.path, imports of packages would find its files.
+if not __package__:
+    raise ImportError("gated_delta_output_fla needs the files beside it: import its folder")
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -55,6 +57,8 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, make_tiled_tma_atom_A,
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import SmemAllocator
 from torch import Tensor
+
+from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -624,84 +628,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _library(code, operator):
-    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
-
-
-def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
-    def register(function):
-        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        library.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, library.ns), name).default
-    return register
-
-
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
-_transformed = torch._C._are_functorch_transforms_active
-_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-
-
-class _NoDerivative(torch.autograd.Function):
-    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(name, operator, *args):
-        return operator(*args)
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.name = inputs[0]
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _dense(name, labels, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for x in tensors:
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(name, *tensors):
-    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _NoDerivative.apply(name, lambda *_: (), *tensors)
-
-
-def _no_gradients(name, why, /, **tensors):
-    """Raise RuntimeError if a tensor requires grad, at any level of torch.func: these get no gradient."""
-    if torch.is_grad_enabled():
-        for label, x in tensors.items():
-            while x is not None and not x.requires_grad and _transformed() and _wrapped(x):
-                x = torch._C._functorch.get_unwrapped(x)
-            if x is not None and x.requires_grad:
-                raise RuntimeError(f"{name}: {label} requires grad, {why} pass {label}.detach()")
-
-
-def _real(name, label, x):
-    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-_LIBRARY = _library("kgen_69e4ffd985d6387a", "gated_delta_output_fla")
-
-
-def _cast(dtype, *tensors):
-    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
-    for x in tensors:
-        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            floats = (torch.float32, torch.bfloat16, torch.float16)
-            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
-    return tensors
+_LIBRARY = _library("kgen_3879b0960467c88b", "gated_delta_output_fla")
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla")

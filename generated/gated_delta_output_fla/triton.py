@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e912d17c67332bf
-# body: 0449fda18ea68f0a
+# inputs: 786915e0a5887ecc
+# body: 24f88044107b4a7f
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,6 +23,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "gated_delta_output_fla needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -32,10 +38,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"gated_delta_output_fla needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "gated_delta_output_fla needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -293,7 +295,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_fla")
-_LIBRARY = _library("kgen_54958dc066f80a93", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_c6667efc11c1ec26", "gated_delta_output_fla")
 
 
 def _chunk_indices(cu_seqlens, NT):

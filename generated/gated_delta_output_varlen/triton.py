@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d2719addbe54237
-# body: e76658a0571294ea
+# inputs: 71744fce3fd61cdd
+# body: 02ce8af919929d29
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,6 +24,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "gated_delta_output_varlen needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -33,10 +39,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"gated_delta_output_varlen needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "gated_delta_output_varlen needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -287,7 +289,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_varlen")
-_LIBRARY = _library("kgen_6eb2ebff7ad12bf4", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_2af894ee87a811bc", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):

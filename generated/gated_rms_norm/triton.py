@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ed70654cd0c92972
-# body: 081ec67baa584d33
+# inputs: ae3c508d6802f7bf
+# body: f88899153246e28e
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "gated_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"gated_rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "gated_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
@@ -243,7 +245,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("gated_rms_norm")
-_LIBRARY = _library("kgen_42aa4528b5535c9b", "gated_rms_norm")
+_LIBRARY = _library("kgen_ea8e2b167b18704c", "gated_rms_norm")
 
 
 def _schedule(table, x):
@@ -266,9 +268,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(
-                f"gated_rms_norm: rows of {width} take {parts} programs at once, this device runs {at_once}"
-            )
+            got = f"{parts} programs at once, this device runs {at_once}"
+            raise ValueError(f"gated_rms_norm: rows of {width} take {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5621b1d3cedc662b
-# body: 20707902a1336897
+# inputs: eb9d1e5676c15327
+# body: 72cd519ae36e5988
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1003,9 +1003,8 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, 
     HKV, SK = k.shape[1], k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
-    )
+    tensors = q, k, v, dout, dq, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 64) * B * HKV, _multiprocessors(q.device))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f7cea67ca8abf3a8
-# body: a28e1e782b7e4182
+# inputs: bb41261abe06e2da
+# body: 93e46f04ed6be3ea
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -25,6 +25,12 @@ import math
 import warnings
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "gemma2 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -37,10 +43,6 @@ if TRITON < (3, 4):
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-if not __package__:
-    raise ImportError(
-        "gemma2 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -488,7 +490,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gemma2")
-_LIBRARY = _library("kgen_775b9b6df0c51faa", "gemma2")
+_LIBRARY = _library("kgen_485275762fc5c22a", "gemma2")
 
 
 def _descriptors(tile, *blocks):
@@ -512,14 +514,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"gemma2: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -544,12 +546,11 @@ def _forward(q, k, v, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 256), (k, tile["BLOCK_N"], 256), (v, tile["BLOCK_N"], 256),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 256), (k, BLOCK_N, 256), (v, BLOCK_N, 256))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -572,9 +573,10 @@ def _(q, k, v, scale):
 
 @_operator(_LIBRARY, "gemma2_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 256), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
@@ -606,21 +608,22 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     with torch.cuda.device_of(q):
         if lse.numel():
+            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq, dk, dv)
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-            programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = _cdiv(SQ, BLOCK_M) * B * HQ
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 256), (k, tile["BLOCK_N"], 256), (v, tile["BLOCK_N"], 256),
-                    (dout, tile["BLOCK_M"], 256),
+                    tile, (q, BLOCK_M, 256), (k, BLOCK_N, 256), (v, BLOCK_N, 256), (dout, BLOCK_M, 256),
                 )
                 _launch(
                     _dq_kernel, programs, layouts,
@@ -630,11 +633,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                     GROUP=4, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-            programs = _cdiv(SK, tile["BLOCK_N"]) * B * HKV
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = _cdiv(SK, BLOCK_N) * B * HKV
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 256), (k, tile["BLOCK_N"], 256), (v, tile["BLOCK_N"], 256),
-                    (dout, tile["BLOCK_M"], 256),
+                    tile, (q, BLOCK_M, 256), (k, BLOCK_N, 256), (v, BLOCK_N, 256), (dout, BLOCK_M, 256),
                 )
                 _launch(
                     _dkdv_kernel, programs, layouts,
@@ -692,7 +695,9 @@ def gemma2(q, k, v, *, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("gemma2", arg_name, arg)
-            raise TypeError(f"gemma2: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"gemma2: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -721,9 +726,10 @@ def gemma2(q, k, v, *, scale=None, return_lse=False):
         raise ValueError(
             f"gemma2: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, scale)

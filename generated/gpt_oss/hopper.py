@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0d7d9e5dde7c9d43
-# body: 86608fe76caab1bd
+# inputs: 5c2374ef4f2070db
+# body: 6373b23df787b4e8
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -474,9 +474,8 @@ def backward_on_hopper(layouts, q, k, v, sinks, scale, dout, lse, delta, counter
     HKV, SK = k.shape[1], k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dk, dv)
-    )
+    tensors = q, k, v, dout, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HKV, _multiprocessors(q.device))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c7245f3f4219201d
-# body: 18a93311623fcc2f
+# inputs: 24b36c3a1ee99bb6
+# body: bc37cce0e75466ce
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "layer_norm_wide needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"layer_norm_wide needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "layer_norm_wide needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
@@ -217,7 +219,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("layer_norm_wide")
-_LIBRARY = _library("kgen_5a5aa85744db355e", "layer_norm_wide")
+_LIBRARY = _library("kgen_a31f38ef7e8250c4", "layer_norm_wide")
 
 
 def _schedule(table, x):
@@ -240,9 +242,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(
-                f"layer_norm_wide: rows of {width} take {parts} programs at once, this device runs {at_once}"
-            )
+            got = f"{parts} programs at once, this device runs {at_once}"
+            raise ValueError(f"layer_norm_wide: rows of {width} take {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)

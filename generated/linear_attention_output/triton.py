@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c16c43682935fef8
-# body: 7124b42604d47210
+# inputs: 29d3dfe3619e0f71
+# body: 921789146d1dd332
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "linear_attention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"linear_attention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "linear_attention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -205,7 +207,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("linear_attention_output")
-_LIBRARY = _library("kgen_7e8bf1585697bf6b", "linear_attention_output")
+_LIBRARY = _library("kgen_f99bef3c5ba43578", "linear_attention_output")
 
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3321d492f1ab7377
-# body: 6926cd03725aa4b3
+# inputs: 3befd5b19de313c9
+# body: 92257d3253cbbf20
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1004,9 +1004,8 @@ def backward_on_hopper(layouts, q, k, v, lens, scale, dout, lse, delta, counters
     SK = k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
-    )
+    tensors = q, k, v, dout, dq, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 445c0491cebe156e
+# inputs: d6a9b364e23fb90f
 # body: bbd142ca12784134
 """Attention with a learned bias for each head and each pair of positions.
 

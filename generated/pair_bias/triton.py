@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 34aa2c1bf9bb0410
-# body: ae403b1698e8f2b4
+# inputs: 4fe68f7813f85f84
+# body: 549a0db260fe4246
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -24,6 +24,12 @@ import math
 import warnings
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "pair_bias needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -35,10 +41,6 @@ if TRITON < (3, 4):
         f"pair_bias needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
-if not __package__:
-    raise ImportError(
-        "pair_bias needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -568,7 +570,7 @@ def _d_bias_kernel(
 
 
 _arch = _arch_for("pair_bias")
-_LIBRARY = _library("kgen_38800d19e5b26cec", "pair_bias")
+_LIBRARY = _library("kgen_24cc2fcda3e0f857", "pair_bias")
 
 
 def _descriptors(tile, *blocks):
@@ -592,14 +594,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"pair_bias: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -624,12 +626,11 @@ def _forward(q, k, v, bias, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, bias, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = _cdiv(SQ, BLOCK_M) * B * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -652,9 +653,10 @@ def _(q, k, v, bias, scale):
 
 @_operator(_LIBRARY, "pair_bias_lse")
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, bias, scale)
@@ -683,18 +685,19 @@ def _gradients(dout, dlse, out, lse, q, k, v, bias, scale):
     arch = _arch(q.device)
     with torch.cuda.device_of(q):
         if lse.numel():
+            dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 HQ, SQ, HAS_DLSE=dlse is not None, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-        programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
+        BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+        programs = _cdiv(SQ, BLOCK_M) * B * HQ
         if programs:
             q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                (dout, tile["BLOCK_M"], 128),
+                tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
             )
             _launch(
                 _dq_kernel, programs, layouts,
@@ -704,11 +707,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, bias, scale):
                 GROUP=4, **tile,
             )
         tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-        programs = _cdiv(SK, tile["BLOCK_N"]) * B * HQ
+        BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+        programs = _cdiv(SK, BLOCK_N) * B * HQ
         if programs:
             q_desc, k_desc, v_desc, do_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                (dout, tile["BLOCK_M"], 128),
+                tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
             )
             _launch(
                 _dkdv_kernel, programs, layouts,
@@ -778,7 +781,9 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 4:
             _dense("pair_bias", arg_name, arg)
-            raise TypeError(f"pair_bias: {arg_name} must be a 4-d tensor [B, H, S, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[B, HQ, SQ, D]", k="[B, HKV, SK, D]", v="[B, HKV, SK, D]")[arg_name]
+            raise TypeError(f"pair_bias: {arg_name} must be a 4-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -817,9 +822,10 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
         raise ValueError(
             f"pair_bias: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, bias, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, bias, scale)

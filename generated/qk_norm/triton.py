@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 888e966ec8d1c05f
-# body: 0c9d9594e5a8fc3e
+# inputs: c3b12b158091f001
+# body: ebe1420337bd0ac0
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "qk_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"qk_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "qk_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
@@ -147,7 +149,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_18212417ef1a99fe", "qk_norm")
+_LIBRARY = _library("kgen_db5b2980e8f75c3a", "qk_norm")
 
 
 def _schedule(table, x):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d77bf213fe27fe95
-# body: d34d3cd8bf641863
+# inputs: 9edf31adb1408bb4
+# body: e29b4ede9a136932
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,6 +23,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "retention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -32,10 +38,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"retention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "retention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _dense, _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
@@ -220,7 +222,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("retention_output")
-_LIBRARY = _library("kgen_d612b0a6bc081244", "retention_output")
+_LIBRARY = _library("kgen_d75d65c0f0bda7ce", "retention_output")
 
 
 

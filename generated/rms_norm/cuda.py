@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b318802f48b3d88e
-# body: 8aaf9633a6b94524
+# inputs: 5f787f41719165ad
+# body: de62a0f42f520e0f
 """RMS norm over the last dimension.
 
     h = x
@@ -22,14 +22,20 @@ The kernels are in the .cu file of the same name in the same folder. Usage:
 import collections
 import ctypes
 import functools
-import itertools
-import numbers
 import os
+
+# With this folder on sys.path, imports of packages would find its files.
+if not __package__:
+    raise ImportError("rms_norm needs the files beside it: import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
+
+from ._launch import (
+    _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
+)
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -205,6 +211,8 @@ def _plan(kernel, device, width, vector):
         resident = _resident(name, arch, device.index, s.threads * s.rows, s.shared, s.cluster) if stays else 0
         if resident or not stays:
             return name, s, resident
+    rows = f"rows of {width} elements"
+    raise RuntimeError(f"rms_norm: no shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident):
@@ -221,113 +229,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _library(code, operator):
-    """Return a library named after the hash of a file, for exported graphs. Copies in one process get numbers."""
-    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
-    return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
-
-
-def _operator(library, name):
-    """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
-    def register(function):
-        library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
-        library.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(getattr(torch.ops, library.ns), name).default
-    return register
-
-
-# Inside torch.func.grad and vmap, `requires_grad` of a tensor may be False although a gradient is required.
-_transformed = torch._C._are_functorch_transforms_active
-
-
-class _NoDerivative(torch.autograd.Function):
-    """Call operator(*args), and raise in its derivative. Without this class the derivative would silently be zero."""
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(name, operator, *args):
-        return operator(*args)
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.name = inputs[0]
-    @staticmethod
-    def backward(ctx, *gradients):
-        raise NotImplementedError(f"{ctx.name} can be differentiated once: its gradients have no gradients")
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
-
-
-def _dense(name, labels, *tensors):
-    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
-    for x in tensors:
-        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
-            label = next(label for label, y in zip(labels.split(), tensors) if y is x)
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
-
-
-def _no_tangents(name, *tensors):
-    """Raise NotImplementedError under forward-mode differentiation if a tensor has a tangent."""
-    if torch.autograd.forward_ad._current_level >= 0:
-        _NoDerivative.apply(name, lambda *_: (), *tensors)
-
-
-def _register_autograd(library, name, operator, backward, setup_context):
-    """Register a backward pass. torch.library.register_autograd parses the schema at every call, which takes longer."""
-    def below(*args):
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*args)
-    def forward(ctx, *args):
-        output = below(*args)
-        setup_context(ctx, args, output)
-        return output
-    def call(*args):
-        if torch.is_grad_enabled():
-            for x in args:
-                if isinstance(x, Tensor) and x.requires_grad:
-                    return function.apply(*args)
-        return below(*args)
-    def in_turn(info, in_dims, *args):
-        rows = ([x if d is None else x.select(d, i) for x, d in zip(args, in_dims)] for i in range(info.batch_size))
-        outputs = [transformed.apply(*row) for row in rows]
-        if isinstance(outputs[0], Tensor):
-            return torch.stack(outputs), 0
-        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
-    def made(**methods):
-        return type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
-
-    function = made(forward=forward, backward=backward)
-    library.impl(operator, call, "Autograd")
-    transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)  # for torch.func
-    library.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
-
-
-def _once(name, operator, *args):
-    """Call operator(*args), which computes gradients. Differentiating them (create_graph) raises."""
-    if torch.is_grad_enabled() or torch.autograd.forward_ad._current_level >= 0:
-        return _NoDerivative.apply(name, operator, *args)
-    return operator(*args)
-
-
-def _real(name, label, x):
-    """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
-    if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
-    if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
-        raise ValueError(f"{name}: {label} must be finite in float32, and not vanish there, got {x}")
-    return float(x)
-
-
-_LIBRARY = _library("kgen_b680fd06e2df31f2", "rms_norm")
-
-
-def _cast(dtype, *tensors):
-    """Return the tensors, cast to dtype under autocast. As in PyTorch, float64 and integers stay."""
-    for x in tensors:
-        if isinstance(x, Tensor) and x.dtype != dtype and not x.is_meta and torch.is_autocast_enabled(x.device.type):
-            floats = (torch.float32, torch.bfloat16, torch.float16)
-            return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in floats else x for x in tensors]
-    return tensors
+_LIBRARY = _library("kgen_0723ef39e2e136c8", "rms_norm")
 
 
 def _outputs(x, save):

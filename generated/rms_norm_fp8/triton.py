@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f986d2c0ae398f09
-# body: 49041fa4d312b2fb
+# inputs: ae523353fb5cab7d
+# body: d341bde8888c2157
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator, _real,
@@ -155,8 +157,8 @@ def _forward_kernel(
 # --- launch ----------------------------------------------------------------------------------------------------
 
 
-_arch = _arch_for("rms_norm_fp8", 89, "for float8_e4m3fn")
-_LIBRARY = _library("kgen_49aa0cc370da46b2", "rms_norm_fp8")
+_arch = _arch_for("rms_norm_fp8", 89, " for float8_e4m3fn")
+_LIBRARY = _library("kgen_ed76ad097a995b6f", "rms_norm_fp8")
 
 
 def _schedule(table, x):
@@ -179,9 +181,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(
-                f"rms_norm_fp8: rows of {width} take {parts} programs at once, this device runs {at_once}"
-            )
+            got = f"{parts} programs at once, this device runs {at_once}"
+            raise ValueError(f"rms_norm_fp8: rows of {width} take {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dca34b66826f9b50
-# body: cf0693a25fdd75f6
+# inputs: 83c3c1898933686c
+# body: e43164ed0fcae139
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,6 +21,12 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "rms_norm_gemma needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -30,10 +36,6 @@ TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
     raise ImportError(
         f"rms_norm_gemma needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
-if not __package__:
-    raise ImportError(
-        "rms_norm_gemma needs the files beside it: import its folder, or render one file by `kgen render --single`"
     )
 from ._launch import (
     _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
@@ -230,7 +232,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("rms_norm_gemma")
-_LIBRARY = _library("kgen_3848c1f471d43c17", "rms_norm_gemma")
+_LIBRARY = _library("kgen_421c04595f2fa136", "rms_norm_gemma")
 
 
 def _schedule(table, x):
@@ -253,9 +255,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            raise ValueError(
-                f"rms_norm_gemma: rows of {width} take {parts} programs at once, this device runs {at_once}"
-            )
+            got = f"{parts} programs at once, this device runs {at_once}"
+            raise ValueError(f"rms_norm_gemma: rows of {width} take {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)

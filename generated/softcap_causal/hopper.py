@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b0bbce08d05db287
-# body: ea9b056ff6a9be60
+# inputs: d1a37b1c1c8a3c03
+# body: 5d3898b6e10b384f
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -1014,9 +1014,8 @@ def backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, counters, dq_s
     SK = k.shape[2]
     # Operands that a program holds have halves of 64 rows, and those that it streams have tiles of 64: one
     # descriptor fits both.
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (
-        _gluon_tiles(x, 64) for x in (q, k, v, dout, dq, dk, dv)
-    )
+    tensors = q, k, v, dout, dq, dk, dv
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc = (_gluon_tiles(x, 64) for x in tensors)
     # Programmatic dependent launch: the dk and dv kernel starts before delta ends, and waits for it. dq overlaps the
     # last tiles of dk and dv.
     programs = min(_cdiv(SK, 128) * B * HQ, _multiprocessors(q.device))

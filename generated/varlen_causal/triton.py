@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ad73e994d9ad356d
-# body: b06ce7987823c12f
+# inputs: 134e17e3e4839000
+# body: eaa1c63d3ef3b2a8
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -24,6 +24,12 @@ import math
 import warnings
 from typing import Optional
 
+# With this folder on sys.path, `import triton` would find this file.
+if not __package__:
+    raise ImportError(
+        "varlen_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
+    )
+
 import torch
 import triton
 import triton.language as tl
@@ -36,10 +42,6 @@ if TRITON < (3, 4):
     )
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-if not __package__:
-    raise ImportError(
-        "varlen_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
 from ._launch import (
     _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
     _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
@@ -513,7 +515,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_7af7f8b7781653bf", "varlen_causal")
+_LIBRARY = _library("kgen_d82fe8ceb105e71c", "varlen_causal")
 
 
 def _by_ends(x):
@@ -547,14 +549,14 @@ def _portable_because(device):
         return "the device is not of compute capability 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"the faster ones for Hopper take Triton {known}, and this is {triton.__version__}"
+        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"the faster ones for Hopper are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"attention takes portable kernels: {why}", UserWarning, stacklevel=2)
+            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
+    warnings.warn(f"varlen_causal: using the portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -580,12 +582,11 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
         _hopper().forward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, out, lse, store_lse)
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
-    programs = (TQ // tile["BLOCK_M"] + B + 1) * HQ
+    BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+    programs = (TQ // BLOCK_M + B + 1) * HQ
     if programs:
         with torch.cuda.device_of(q):
-            q_desc, k_desc, v_desc = _descriptors(
-                tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-            )
+            q_desc, k_desc, v_desc = _descriptors(tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128))
             _launch(
                 _forward_kernel, programs, layouts,
                 q, k, v, q_desc, k_desc, v_desc, out, lse,
@@ -612,9 +613,10 @@ def _(q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (
+    needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    ):
+    )
+    if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
@@ -647,21 +649,22 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     with torch.cuda.device_of(q):
         if lse.numel():
+            dlse_strides = (0, 0) if dlse is None else dlse.stride()
             _launch(
                 _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
                 out, dout, dlse, delta, counters,
-                *out.stride(), *dout.stride(), *(dlse.stride() if dlse is not None else (0, 0)),
+                *out.stride(), *dout.stride(), *dlse_strides,
                 cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv)
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
-            programs = (TQ // tile["BLOCK_M"] + B + 1) * HQ
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = (TQ // BLOCK_M + B + 1) * HQ
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                    (dout, tile["BLOCK_M"], 128),
+                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
                 )
                 _launch(
                     _dq_kernel, programs, layouts,
@@ -671,11 +674,11 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
                     GROUP=16, **tile,
                 )
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
-            programs = (TK // tile["BLOCK_N"] + B + 1) * HKV
+            BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
+            programs = (TK // BLOCK_N + B + 1) * HKV
             if programs:
                 q_desc, k_desc, v_desc, do_desc = _descriptors(
-                    tile, (q, tile["BLOCK_M"], 128), (k, tile["BLOCK_N"], 128), (v, tile["BLOCK_N"], 128),
-                    (dout, tile["BLOCK_M"], 128),
+                    tile, (q, BLOCK_M, 128), (k, BLOCK_N, 128), (v, BLOCK_N, 128), (dout, BLOCK_M, 128),
                 )
                 _launch(
                     _dkdv_kernel, programs, layouts,
@@ -737,7 +740,9 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.layout is not torch.strided or arg.is_nested or arg.dim() != 3:
             _dense("varlen_causal", arg_name, arg)
-            raise TypeError(f"varlen_causal: {arg_name} must be a 3-d tensor [T, H, D]")
+            got = list(arg.shape) if isinstance(arg, Tensor) else type(arg).__name__
+            shape = dict(q="[TQ, HQ, D]", k="[TK, HKV, D]", v="[TK, HKV, D]")[arg_name]
+            raise TypeError(f"varlen_causal: {arg_name} must be a 3-d tensor {shape}, got {got}")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16:
         q, k, v = _cast(torch.bfloat16, q, k, v)
         for arg_name, arg in (("q", q), ("k", k), ("v", v)):
@@ -777,9 +782,10 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
         raise ValueError(
             f"varlen_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}"
         )
-    if return_lse or (torch.is_grad_enabled() and (
+    needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )):
+    )
+    if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
