@@ -297,6 +297,7 @@ def _write(
         "spec": loaded.folder,
         "sources": hashes(files),
         "compiled": [p.name for p in emitted if p.name not in own or own[p.name] in archs],
+        "beside": [Path(name).stem for name in own],
         "runtimes": runtimes(files),
         "compilers": compilers(files),
         "archs": archs,

@@ -248,10 +248,10 @@ _ROWS = [
         lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),),
         value=_sigmoid,
         gluon=helped(
-            "_sigmoid_hopper({0})",
+            "_sigmoid_gluon({0})",
             """
             @gluon.jit
-            def _sigmoid_hopper(x):
+            def _sigmoid_gluon(x):
                 return 1.0 / (1.0 + gl.exp(-x))
             """,
         ),
@@ -276,10 +276,10 @@ _ROWS = [
             """,
         ),
         gluon=helped(
-            "_silu_hopper({0})",
+            "_silu_gluon({0})",
             """
             @gluon.jit
-            def _silu_hopper(x):
+            def _silu_gluon(x):
                 return x / (1.0 + gl.exp(-x))
             """,
         ),

@@ -17,10 +17,10 @@ TANH = {
             """,  # noqa: E501
     ),
     "gluon": helped(
-        "_tanh_hopper({0})",
+        "_tanh_gluon({0})",
         '''
             @gluon.jit
-            def _tanh_hopper(x):
+            def _tanh_gluon(x):
                 """`_tanh` of four values at a time. The absolute error is below 8e-7.
 
                 One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of

@@ -12,7 +12,7 @@ TERNARY, OR, AND, NOT, COMPARE, BITOR, BITAND, SHIFT, ADD, MUL, UNARY, POWER, AT
 Accuracy = Literal["fast", "usual", "precise"]
 """The accuracy of functions: a `fast_math` approximation, for 16-bit values, or for 32-bit values."""
 
-MODULES = {"triton": ("tl", ""), "gluon": ("gl", "_hopper")}
+MODULES = {"triton": ("tl", ""), "gluon": ("gl", "_gluon")}
 """Languages with the same functions: the module of each, and the suffix of its versions of helpers."""
 
 

@@ -76,9 +76,9 @@ def test_brackets(value: Code, written: str) -> None:
 def test_languages() -> None:
     value = row("tanh", maximum(load(A), row("exp2", B)))
     assert spell(value) == "_tanh(tl.maximum(tl.load(a), tl.exp2(b)))"
-    assert spell(value, GLUON) == "_tanh_hopper(gl.maximum(gl.load(a), gl.exp2(b)))"
+    assert spell(value, GLUON) == "_tanh_gluon(gl.maximum(gl.load(a), gl.exp2(b)))"
     assert spell(row("sigmoid", A)) == "tl.sigmoid(a)"
-    assert spell(row("sigmoid", A), GLUON) == "_sigmoid_hopper(a)"
+    assert spell(row("sigmoid", A), GLUON) == "_sigmoid_gluon(a)"
 
 
 def test_a_value_is_spelled_in_each_language() -> None:

@@ -459,10 +459,11 @@ class Package(Folder):
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
         self.import_launch_functions()
         module = self.emitted(stem, scope=here)
-        if (self.folder / SOURCES / "hopper.py").is_file():
-            self.emitted("hopper", scope=here)
-        else:
-            sys.modules[f"{self.name}.hopper"] = None  # type: ignore[assignment]
+        for beside in self.manifest["beside"]:
+            if (self.folder / SOURCES / f"{beside}.py").is_file():
+                self.emitted(beside, scope=here)
+            else:
+                sys.modules[f"{self.name}.{beside}"] = None  # type: ignore[assignment]
         return module
 
 

@@ -109,24 +109,23 @@ def installed() -> Iterator[None]:
         store_wait=memory.store_wait,
     )
     names: dict[str, dict[str, Any]] = {
-        "": {"jit": _jit, "language": gl},
-        ".language": vars(gl),
-        ".language.nvidia": {},
-        ".language.nvidia.hopper": {
+        "triton.experimental.gluon": {"jit": _jit, "language": gl},
+        "triton.experimental.gluon.language": vars(gl),
+        "triton.experimental.gluon.language.nvidia": {},
+        "triton.experimental.gluon.language.nvidia.hopper": {
             "mbarrier": mbarrier,
             "tma": tma,
             "fence_async_shared": memory.fence,
             "warpgroup_mma": mma,
             "warpgroup_mma_wait": mma_wait,
         },
-        ".nvidia": {},
-        ".nvidia.hopper": {"TensorDescriptor": Descriptor},
+        "triton.experimental.gluon.nvidia": {},
+        "triton.experimental.gluon.nvidia.hopper": {"TensorDescriptor": Descriptor},
     }
     modules = {}
     for name, contents in names.items():
-        module = ModuleType(f"triton.experimental.gluon{name}")
-        vars(module).update(contents)
-        modules[module.__name__] = module
+        modules[name] = ModuleType(name)
+        vars(modules[name]).update(contents)
     ours = modules["triton.experimental.gluon"]
     with mock.patch.dict(sys.modules, modules), mock.patch("triton.experimental.gluon", ours, create=True):
         yield

@@ -139,8 +139,8 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
         raise DoesNotApply  # the gradient of padded values has another layout in fla
     from fla.ops.common import chunk_o
 
-    # On Hopper, fla refuses backward with a gate under some versions of Triton that gave wrong
-    # results. The race compares results, so the check is not needed.
+    # On compute capability 9.0, fla refuses backward with a gate under some versions of Triton that
+    # gave wrong results. The race compares results, so the check is not needed.
     chunk_o.IS_NVIDIA_HOPPER = False
     natural = problem.gate_base == "e"
     v = _by_token(workload) if problem.padded else t["v"]
