@@ -17,10 +17,9 @@ from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_o
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.made import (
     Answer,
+    BackwardBranch,
     Branch,
-    ChipKernels,
     Choice,
-    Follower,
     InFile,
     Made,
     Needs,
@@ -79,11 +78,12 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     kernels = _kernels(planned, portable) if portable is not None else None
     if portable is None or kernels is None:
         return Made(choice=_choice(planned, None, missing), remarks=remarks)
-    chip = _chip(kernels)
-    call = _call(planned, portable, shares=planned.plan.spec.backward_in_parts and chip.fused)
+    backward = _backward(kernels) if kernels.dkdv is not None else None
+    shares = planned.plan.spec.backward_in_parts and kernels.fused is not None
+    call = _call(planned, portable, shares)
     parts = tuple(parts_of(kernels, planned.free_lowering, call))
-    begins = ("gdc_launch_dependents",) if chip.follower is not None else ()
-    waits = (*begins, "gdc_wait") if chip.follower is not None or kernels.dynamic else begins
+    begins = ("gdc_launch_dependents",) if backward is not None else ()
+    waits = (*begins, "gdc_wait") if backward is not None or kernels.dynamic else begins
     beside = file_of(kernels, [*parts], planned.free_lowering, opening(planned.plan.spec), [*waits])
     return Made(
         together=InFile(
@@ -103,8 +103,8 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         beside=Source(FILE, beside, arch="sm_90a"),
         helpers=frozenset(planned.lowering.helpers | planned.free_lowering.helpers),
         needs=Needs(many_queries=True, multiprocessors=True, writes_by_tma=True),
-        branch=_branch(kernels) if chip.forward else None,
-        chip=chip,
+        branch=_branch(kernels) if kernels.forward is not None else None,
+        backward=backward,
         choice=_choice(planned, kernels, missing),
         remarks=remarks,
     )
@@ -149,16 +149,18 @@ def _call(planned: Planned, portable: Portable, shares: bool) -> Call:
     )
 
 
-def _chip(kernels: Kernels) -> ChipKernels:
-    follower = Follower("BEFORE_HOPPER", "on_hopper", kernels.dynamic) if kernels.dkdv is not None else None
-    return ChipKernels(
-        forward=kernels.forward is not None,
-        dq=kernels.dq is not None,
-        backward=kernels.dkdv is not None,
-        fused=kernels.fused is not None,
-        dynamic=kernels.dynamic,
+def _backward(kernels: Kernels) -> BackwardBranch:
+    sums = {"sums": "sums_for_dq", "ends": "dq_of_sums"} if kernels.fused is not None else {}
+    return BackwardBranch(
+        function="backward_on_hopper",
+        variable="on_hopper",
+        when="_on_hopper(q, k, v)",
         operands=tuple(kernels.backward.operands),
-        follower=follower,
+        dq=kernels.dq is not None,
+        dout="_by_tma(dout)",
+        overlaps=True,
+        counts=kernels.dynamic,
+        **sums,
     )
 
 

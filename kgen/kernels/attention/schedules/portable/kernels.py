@@ -85,7 +85,7 @@ class Delta(Template):
     @property
     def options(self) -> list[str]:
         """Further compile-time parameters."""
-        return [f"{of.flag}: tl.constexpr" for of in (self.follower,) if of is not None]
+        return ["START_NEXT: tl.constexpr"] if self.follower is not None else []
 
     @property
     def counts(self) -> bool:

@@ -23,7 +23,7 @@ def launches_of(kernels: PortableKernels, at: Placement) -> Launches:
 
 def _backward(of: BackwardKernels, at: Placement) -> BackwardLaunches:
     delta, dq, dkdv = of.delta, of.dq, of.dkdv
-    options = [f"{one.flag}={one.when}" for one in (delta.follower,) if one is not None]
+    options = [f"START_NEXT={one.when}" for one in (delta.follower,) if one is not None]
     return BackwardLaunches(
         delta=DeltaLaunch(delta.params, at.of.delta.programs, options, delta.counts),
         dq=Launch("_dq_kernel", "_DQ_TILES", at.programs.q, dq.params, dq.kernel.operands),

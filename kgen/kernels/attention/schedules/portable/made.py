@@ -10,7 +10,7 @@ from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.schedules.portable.conditions import takes_many_queries
 from kgen.kernels.attention.schedules.portable.kernels import PortableKernels, portable_kernels
 from kgen.kernels.attention.schedules.portable.launches import launches_of
-from kgen.kernels.attention.targets.triton.made import Choice, InFile, Made, Needs, Planned
+from kgen.kernels.attention.targets.triton.made import Choice, InFile, Made, Needs, Planned, follower_of
 from kgen.kernels.attention.targets.triton.opening import TileTable, table_of
 from kgen.targets.template import Template
 
@@ -18,8 +18,7 @@ from kgen.targets.template import Template
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     """Return the portable kernels, which serve the calls that no earlier schedule serves."""
     many_queries = takes_many_queries(planned.plan.spec)
-    chips = [of.chip for of in ahead if of.chip is not None]
-    follower = next((chip.follower for chip in chips if chip.follower is not None), None)
+    follower = follower_of(of.backward for of in ahead if of.backward is not None)
     kernels = portable_kernels(planned.lowering, planned.at, many_queries, follower)
     parts = InFile(
         dependents=("gdc_launch_dependents",) if follower is not None else (),

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.targets.triton.made import Answer, Branch, Choice, Made, Planned
+from kgen.kernels.attention.targets.triton.launches import Launch
+from kgen.kernels.attention.targets.triton.made import (
+    Answer,
+    BackwardBranch,
+    Branch,
+    Choice,
+    Made,
+    Planned,
+    follower_of,
+)
 from kgen.targets.template import Template
 
 
@@ -48,6 +57,68 @@ def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
         else:
             first.append(Way(branch.when, function, []))
     return Ways(first, laid_out, last)
+
+
+@dataclass(frozen=True)
+class BackwardWay:
+    """A branch of the backward pass."""
+
+    test: str
+    """The keyword of its condition: `if` or `elif`."""
+    variable: str
+    before: list[Launch]
+    """The portable launches before its call."""
+    call: str
+    ends: str
+    """The function that writes dq from the sums of the call, where several calls may share them."""
+
+
+def portable_first(branches: Sequence[BackwardBranch]) -> int:
+    """Return how many of the portable launches, dq before dk and dv, every call makes."""
+    if not branches:
+        return 2
+    return 0 if any(branch.dq for branch in branches) else 1
+
+
+def backward_ways(
+    branches: Sequence[BackwardBranch], shares: BackwardBranch | None, names: Sequence[str], dq: Launch
+) -> list[BackwardWay]:
+    """Return the branches of the backward pass, for the arguments of the operators and the portable launch of dq.
+
+    With `shares`, several calls may share the sums of this branch.
+    """
+    given = ["layouts", *names, "dout", "lse", "delta"]
+    dq_is_first = portable_first(branches) > 0
+    return [
+        BackwardWay(
+            test="elif" if at else "if",
+            variable=branch.variable,
+            before=[] if branch.dq or dq_is_first else [dq],
+            call=f"{branch.function}({', '.join([*given, *branch.operands])})",
+            ends=branch.ends if branch == shares else "",
+        )
+        for at, branch in enumerate(branches)
+    ]
+
+
+def workspace_lines(branches: Sequence[BackwardBranch], shares: BackwardBranch | None) -> list[str]:
+    """Return the lines that allocate the counters and sums of branches.
+
+    With `shares`, several calls may share the sums of this branch.
+    """
+    found = []
+    follower = follower_of(branches)
+    if follower is not None and follower.counts:
+        # Only the kernel of delta resets counters, and a call with shared tensors does not launch it.
+        new = "(q.new_empty if shared is None else q.new_zeros)" if shares is not None else "q.new_empty"
+        found.append(f"counters = {new}(2, dtype=torch.int32) if {follower.when} else None")
+    sums = [f"{_sums(branch, shares)} if {branch.variable}" for branch in branches if branch.sums]
+    return [*found, f"dq_sum = {' else '.join([*sums, 'None'])}"] if sums else found
+
+
+def _sums(branch: BackwardBranch, shares: BackwardBranch | None) -> str:
+    call = f"{branch.sums}(q, k)"
+    return f"({call} if shared is None else shared.dq_sum)" if branch == shares else call
 
 
 @dataclass(frozen=True)
@@ -109,7 +180,7 @@ def _answer(name: str, choices: Sequence[Choice]) -> Answer:
     found = Answer('"portable"', ("portable",))
     for choice in reversed(choices):
         found = choice.passes.get(name, found)
-        if name != "forward" or not choice.few:
+        if name not in choice.few_in or not choice.few:
             continue
         if not choice.takes_rest:
             text = f"{choice.own} if {choice.few} else {found.text}"

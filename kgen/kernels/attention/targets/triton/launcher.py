@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.nodes import Type
@@ -13,7 +13,15 @@ from kgen.kernels.attention.targets.triton.block_mask import (
     BlockMaskLauncher,
     block_mask_launcher,
 )
-from kgen.kernels.attention.targets.triton.choice import Ways, WhichKernels, ways_of
+from kgen.kernels.attention.targets.triton.choice import (
+    BackwardWay,
+    Ways,
+    WhichKernels,
+    backward_ways,
+    portable_first,
+    ways_of,
+    workspace_lines,
+)
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
 from kgen.kernels.attention.targets.triton.interface import Check, Operator
@@ -24,7 +32,7 @@ from kgen.kernels.attention.targets.triton.launches import (
     Launch,
     Launches,
 )
-from kgen.kernels.attention.targets.triton.made import ChipKernels, InFile, Made, Needs, Planned
+from kgen.kernels.attention.targets.triton.made import BackwardBranch, InFile, Made, Needs, Planned
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.kernels.attention.targets.triton.shared import narrow_values
 from kgen.spec.common import differentiable
@@ -114,17 +122,24 @@ class BackwardLauncher(Template):
     at: Placement
     exact: Exact
     bf16: bool
-    chip: ChipKernels
+    branches: list[BackwardBranch]
+    """The branches of kernels for some calls, in the order in which calls look for one."""
+    ways: list[BackwardWay]
+    """The lines that take these branches."""
+    workspace: list[str]
+    """The lines that allocate counters and sums."""
     narrow_values: bool
     widest_step: str
     outside_delta: bool
     """True where a user may bring a kernel of delta."""
-    shares: bool
-    """True if calls with parts of the keys share their common work."""
+    shares: BackwardBranch | None
+    """The branch whose calls with parts of the keys share their common work."""
     sinks: list[str]
     delta: DeltaLaunch
-    dq: Launch
-    dkdv: Launch
+    first: list[Launch]
+    """The portable launches of every call."""
+    rest: list[Launch]
+    """The portable launches of a call that takes no branch."""
     pairs: list[GradientLaunch]
     diagonals: list[GradientLaunch]
     gradients: GradientSums
@@ -216,9 +231,8 @@ class Launcher:
             self.needs |= of.needs
         launches = [of.launches for of in made if of.launches is not None]
         self.launches = launches[0] if launches else Launches(None, None)
-        chips = [of.chip for of in made if of.chip is not None]
-        self.chip = chips[0] if chips else ChipKernels()
-        self.shares = self.spec.backward_in_parts and self.chip.fused
+        branches = [of.backward for of in made if of.backward is not None]
+        self.shares = self.spec.backward_in_parts and any(branch.ends for branch in branches)
         """True if calls with parts of the keys share their common work."""
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
         self.sinks = ["sinks"] if self.spec.sinks else []
@@ -257,8 +271,9 @@ class Launcher:
             found.append(self.mask)
         found.append(self._forward(parts))
         if self.launches.backward is not None:
-            prefix = next((part.prefix for part, of in zip(parts, self.made, strict=True) if of.chip), "")
-            found += self._backward(replace(self.chip, beside=prefix), self.launches.backward)
+            made = zip(parts, self.made, strict=True)
+            branches = [of.backward.inside(part.prefix) for part, of in made if of.backward is not None]
+            found += self._backward(branches, self.launches.backward)
         return [*found, self.function(), which]
 
     def _forward(self, parts: Sequence[InFile]) -> ForwardLauncher:
@@ -276,23 +291,28 @@ class Launcher:
             needs_gradient=self.needs_gradient if self.plan.backward else None,
         )
 
-    def _backward(self, chip: ChipKernels, launches: BackwardLaunches) -> list[Template]:
+    def _backward(self, branches: list[BackwardBranch], launches: BackwardLaunches) -> list[Template]:
         gradients = gradient_sums(self.interface, self.op.tensors[3:], self.op.scalars)
+        shares = next((branch for branch in branches if branch.ends), None) if self.shares else None
+        portable = [launches.dq, launches.dkdv]
+        count = portable_first(branches)
         launcher = BackwardLauncher(
             name=self.name,
             op=self.op,
             at=self.at,
             exact=self.exact,
             bf16=self.spec.dtype == "bf16",
-            chip=chip,
+            branches=branches,
+            ways=backward_ways(branches, shares, self.op.names, launches.dq),
+            workspace=workspace_lines(branches, shares),
             narrow_values=narrow_values(self.plan),
             widest_step=self.interface.widest_step(),
             outside_delta=self.spec.targets.cuda is not None,
-            shares=self.shares,
+            shares=shares,
             sinks=self.sinks,
             delta=launches.delta,
-            dq=launches.dq,
-            dkdv=launches.dkdv,
+            first=portable[:count],
+            rest=portable[count:],
             pairs=launches.pairs,
             diagonals=launches.diagonals,
             gradients=gradients,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.model import AttentionPlan
@@ -51,33 +51,54 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Follower:
-    """Kernels that start by programmatic dependent launch, before the kernel of delta ends."""
+class BackwardBranch:
+    """A branch of the backward pass: a function that launches kernels after the kernel of delta.
 
-    flag: str
-    """The compile-time parameter by which that kernel knows."""
+    Its arguments are the layouts of the tensors, the arguments of the operators, dout, lse, delta, and then
+    the operands.
+    """
+
+    function: str
+    variable: str
+    """The variable of the launcher that is true for the calls of this branch."""
     when: str
-    """The condition in the launcher."""
-    counts: bool
-    """True where the kernel of delta resets the counters of their tiles."""
+    """The condition of a call that takes it."""
+    operands: tuple[str, ...]
+    """Further variables of the launcher: gradients, `counters` or `dq_sum`."""
+    dq: bool = True
+    """False if the portable kernel computes dq."""
+    dout: str = ""
+    """The condition of a dout that its kernels can load. They get a contiguous copy of any other dout."""
+    overlaps: bool = False
+    """True if programmatic dependent launch starts its first kernel before the kernel of delta ends."""
+    counts: bool = False
+    """True if its kernels take tiles from `counters`, which the kernel of delta resets."""
+    sums: str = ""
+    """The function that returns `dq_sum`, float32 sums to which the kernels add dq, or None if they do not."""
+    ends: str = ""
+    """The function that writes dq from sums that several calls share."""
+
+    def inside(self, prefix: str) -> BackwardBranch:
+        """Return the branch with the module of its functions as a prefix."""
+        function, sums, ends = (name and prefix + name for name in (self.function, self.sums, self.ends))
+        return replace(self, function=function, sums=sums, ends=ends)
 
 
 @dataclass(frozen=True)
-class ChipKernels:
-    """The passes with kernels for one chip, and how the backward pass calls them."""
+class Follower:
+    """Kernels that start by programmatic dependent launch, before the kernel of delta ends."""
 
-    forward: bool = False
-    dq: bool = False
-    backward: bool = False
-    fused: bool = False
-    """True where one kernel has dq, dk and dv."""
-    dynamic: bool = False
-    """True where programs take tiles from a counter."""
-    operands: tuple[str, ...] = ()
-    """The operands that the backward pass hands on."""
-    beside: str = ""
-    """The module that has them; empty where this file has."""
-    follower: Follower | None = None
+    when: str
+    """The condition in the launcher."""
+    counts: bool
+    """True if the kernel of delta resets the counters of their tiles."""
+
+
+def follower_of(branches: Iterable[BackwardBranch]) -> Follower | None:
+    """Return the kernels that overlap the kernel of delta in any branch, or None."""
+    found = [branch for branch in branches if branch.overlaps]
+    when = " or ".join(branch.variable for branch in found)
+    return Follower(when, any(branch.counts for branch in found)) if found else None
 
 
 @dataclass(frozen=True)
@@ -140,7 +161,9 @@ class Choice:
     words: str = ""
     """The answer that stands for its kernels, and their calls."""
     few: str = ""
-    """The condition of a call of forward that takes its kernels, which `own` stands for."""
+    """The condition of a call that takes its kernels, which `own` stands for."""
+    few_in: tuple[str, ...] = ("forward",)
+    """The passes with that condition."""
     own: str = ""
     takes_rest: bool = False
     """True if forward also takes them for the calls that no other schedule serves."""
@@ -171,7 +194,8 @@ class Made:
     """Its way through the forward pass, if the launcher does not spell it out."""
     launches: Launches | None = None
     """The launches in the launcher itself, for calls without a branch."""
-    chip: ChipKernels | None = None
+    backward: BackwardBranch | None = None
+    """Its way through the backward pass, if it has one in addition to the portable kernels."""
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()
     """Sentences for the person who renders it."""
