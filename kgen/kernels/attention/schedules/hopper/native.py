@@ -212,7 +212,6 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 
 
 def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
-    counters = f"p->{FLAG} ? kgen_pointer(workspace + m->counters, KGEN_I32) : kgen_nothing()"
     packed = of.plan.spec.varlen
     return ChipCalls(
         flag=FLAG,
@@ -224,7 +223,7 @@ def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
         launch=BackwardLaunch(backward, packed, of.first),
         zeros=[BackwardZeros(backward)] if backward.fused is not None else [],
         dq=backward.dq is not None,
-        counters=counters if backward.dynamic else "kgen_nothing()",
+        counts=backward.dynamic,
     )
 
 

@@ -33,7 +33,7 @@ from kgen.targets.template import Template
 _NAMES = """
 q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr dq_sum_ptr sinks_ptr
 stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc
-dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER
+dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE START_NEXT
 num_warps num_stages launch_pdl
 """
 """Names of kernel arguments that do not depend on the spec."""
@@ -101,6 +101,7 @@ class _Files:
         self.calls = _calls(prepared)
         self.launches = {name: launch for of in self.calls for name, launch in of.launches.items()}
         self.portable = any(of.portable for of in self.calls)
+        self.chips = [of.chip for of in self.calls if of.chip is not None] if plan.backward else []
         self.learned = next((of.learned for of in self.calls if of.learned is not None), None)
 
     def header(self) -> AttentionHeader:
@@ -148,6 +149,7 @@ class _Files:
             decodes=any(of.decodes for of in self.calls),
             pairs=learned is not None and bool(learned.pairs),
             diagonals=learned is not None and bool(learned.diagonals),
+            flags=[chip.flag for chip in self.chips],
             parts=self._parts(),
         )
 
@@ -167,7 +169,7 @@ class _Files:
             vectors=Vectors(self.packed),
             sinks=bool(self.spec.sinks),
             group=self.group,
-            chip=next((of.chip for of in self.calls if of.chip is not None), None),
+            chips=self.chips,
             dq=self.launches["dq"],
             dkdv=self.launches["dkdv"],
             learned=self.learned,

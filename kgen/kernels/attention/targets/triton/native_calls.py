@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -121,7 +121,7 @@ class ChipCalls:
     """The backward pass on one chip with kernels of its own."""
 
     flag: str
-    """The member of a problem that says that these kernels serve."""
+    """The member of a problem that is true if these kernels can run."""
     arch: int
     when: str
     """The condition under which they serve."""
@@ -137,8 +137,8 @@ class ChipCalls:
     """The lines that clear the tensors to which they add."""
     dq: bool
     """True where dq has a kernel for the chip."""
-    counters: str
-    """The counters that delta's kernel leaves at zero."""
+    counts: bool
+    """True if the kernel of delta resets the counters of their tiles."""
 
 
 @dataclass(frozen=True)
@@ -218,20 +218,20 @@ class BackwardCalls(Template):
     sinks: bool
     group: int
     """Heads that programs take at a time."""
-    chip: ChipCalls | None
+    chips: list[ChipCalls]
     dq: PortableLaunch
     dkdv: PortableLaunch
     learned: LearnedCalls | None
 
     @property
-    def dq_on_chip(self) -> bool:
-        """True where dq has a kernel for the chip."""
-        return self.chip is not None and self.chip.dq
+    def zeros(self) -> list[Template]:
+        """The lines that clear the tensors to which kernels for a chip add."""
+        return [lines for chip in self.chips for lines in chip.zeros]
 
     @property
-    def zeros(self) -> list[Template]:
-        """The lines that clear the tensors to which kernels for the chip add."""
-        return self.chip.zeros if self.chip is not None else []
+    def starts_next(self) -> str:
+        """The condition that the next kernel starts before the kernel of delta ends."""
+        return _any(self.chips) or "0"
 
     @property
     def recomputes(self) -> bool:
@@ -241,7 +241,16 @@ class BackwardCalls(Template):
     @property
     def counters_or_none(self) -> str:
         """The counters that delta's kernel leaves at zero."""
-        return self.chip.counters if self.chip is not None else "kgen_nothing()"
+        counting = [chip for chip in self.chips if chip.counts]
+        if not counting:
+            return "kgen_nothing()"
+        pointer = "kgen_pointer(workspace + m->counters, KGEN_I32)"
+        return f"{_any(counting)} ? {pointer} : kgen_nothing()"
+
+
+def _any(chips: Sequence[ChipCalls]) -> str:
+    """Return the condition that the kernels of any of these chips run."""
+    return " || ".join(f"p->{chip.flag}" for chip in chips)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +285,8 @@ class AttentionProgram(Program):
     decodes: bool
     pairs: bool
     diagonals: bool
+    flags: list[str]
+    """The members of a problem that are true if the kernels for a chip can run in the backward pass."""
     parts: list[Template]
     """The passes."""
 
