@@ -253,43 +253,73 @@ from generated.simple.triton import simple, simple_kernels
 
 torch.manual_seed(0)
 for queries, keys in ((1, 150), (1, 0), (5, 70)):
-    q, k, v = (torch.randn(2, 3, n, 32, dtype=torch.float16) for n in (queries, keys, keys))
-    out, lse = simple(q, k, v, return_lse=True)
-    scores = q.double() @ k.double().mT * 32**-0.5
-    print(simple_kernels(q, k, v)["forward"])
-    want = scores.softmax(-1) @ v.double()
-    torch.testing.assert_close(out.double(), want, atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), atol=1e-4, rtol=1e-4)
+    inputs = [torch.randn(2, 3, n, 32, dtype=torch.float16, requires_grad=True) for n in (queries, keys, keys)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    results = simple(*inputs, return_lse=True)
+    q, k, v = exact
+    scores = q @ k.mT * 32**-0.5
+    wanted = scores.softmax(-1) @ v, scores.logsumexp(-1)
+    print(simple_kernels(*inputs))
+    torch.testing.assert_close(results[0].double(), wanted[0], atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(results[1].double(), wanted[1], atol=1e-4, rtol=1e-4)
+    if keys:
+        given = [torch.randn_like(x) for x in results]
+        torch.autograd.backward(results, given)
+        torch.autograd.backward(wanted, [x.double() for x in given])
+        for x, y in zip(inputs, exact):
+            torch.testing.assert_close(x.grad.double(), y.grad, atol=5e-3, rtol=2e-3)
 """
+FOLDERS = {"kgen/kernels/attention/schedules/one_query", "templates/attention/one_query"}
 
 
 def test_a_schedule_is_one_folder(copy: Copy) -> None:
-    touched = copy.follow(SCHEDULE)
-    own = ("kgen/kernels/attention/schedules/one_query/", "templates/attention/one_query/")
-    (listed, *rest) = touched
+    listed, *rest = copy.follow(SCHEDULE)
     assert listed == "kgen/kernels/attention/schedules/__init__.py"
-    assert {path.rpartition("/")[0] + "/" for path in rest} == set(own)
-    masked = SIMPLE.replace("simple", "masked") + "mask_mod: kv_idx <= q_idx\n"
-    files = copy.render(SIMPLE, masked)
+    assert {path.rpartition("/")[0] for path in rest} == FOLDERS
+    files = copy.render(SIMPLE, SIMPLE.replace("simple", "masked") + "mask_mod: kv_idx <= q_idx\n")
     assert "one_query" not in files["masked/triton.py"]
     assert "computes the plain softmax" in copy.kgen("explain", "text1.yaml")
     assert "One query takes a kernel of its own." in copy.kgen("explain", "text0.yaml")
 
 
+def test_the_launcher_takes_the_first_schedule_that_serves(copy: Copy) -> None:
+    """The same launcher has the branches of both schedules, in the order of the list."""
+    copy.follow(SCHEDULE)
+    files = copy.render(SIMPLE.replace("32", "128"))
+    (after_delta,) = re.findall(
+        r"^        if one_query:\n.*?^        else:\n", files["simple/triton.py"], re.M | re.S
+    )
+    lines = [line.strip().partition("(")[0] for line in after_delta.splitlines()]
+    own = ["if one_query:", "_one_query_backward"]
+    assert lines == [*own, "elif on_hopper:", "_hopper", "else:"]
+    assert "one_query" not in files["simple/hopper.py"]
+
+
 def test_the_kernels_of_a_new_schedule_are_right(copy: Copy) -> None:
     copy.follow(SCHEDULE)
     copy.render(SIMPLE)
-    kernels = copy.root / "generated/simple/triton.py"
     right = copy.interpret(CALL)
     assert right.returncode == 0, right.stderr
     one, none, several = right.stdout.splitlines()
-    assert one == none == "one_query"
-    assert several.startswith("portable: ")
-    kernels.write_text(
-        kernels.read_text().replace("tl.where(live, tl.sum", "tl.where(kv_idx < SK - 1, tl.sum", 1)
-    )
-    wrong = copy.interpret(CALL)
-    assert "Mismatched elements" in wrong.stderr
+    assert one == none == "{'forward': 'one_query', 'backward': 'one_query'}"
+    assert several.startswith("{'forward': 'portable: ")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("tl.where(live, tl.sum", "tl.where(kv_idx < SK - 1, tl.sum"),
+        ("do[None, :], 1) - delta)", "do[None, :], 1))"),
+    ],
+)
+def test_a_wrong_kernel_of_a_new_schedule_is_found(copy: Copy, right: str, wrong: str) -> None:
+    copy.follow(SCHEDULE)
+    copy.render(SIMPLE)
+    kernels = copy.root / "generated/simple/triton.py"
+    text = kernels.read_text()
+    assert text.count(right) == 1
+    kernels.write_text(text.replace(right, wrong))
+    assert "Mismatched elements" in copy.interpret(CALL).stderr
 
 
 # --- a target, and a family ------------------------

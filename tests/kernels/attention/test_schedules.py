@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -14,8 +14,14 @@ from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.prove.setting import Extent
 from kgen.kernels.attention.schedules import NAMES, SCHEDULES
 from kgen.kernels.attention.schedules.schedule import Schedule
-from kgen.kernels.attention.targets.triton.choice import ways_of
-from kgen.kernels.attention.targets.triton.made import Branch, Made, Planned
+from kgen.kernels.attention.targets.triton.choice import (
+    backward_ways,
+    portable_first,
+    ways_of,
+    workspace_lines,
+)
+from kgen.kernels.attention.targets.triton.launches import Launch
+from kgen.kernels.attention.targets.triton.made import BackwardBranch, Branch, Made, Planned, follower_of
 from kgen.kernels.attention.targets.triton.native_calls import Calls, Prepared
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
@@ -66,3 +72,71 @@ def test_a_branch_that_takes_the_rest_is_last() -> None:
     assert ways.laid_out == []
     assert ways.last is not None
     assert (ways.last.function, ways.last.layouts) == ("_few", [])
+
+
+UNUSED: Any = None
+DQ = Launch("_dq_kernel", "_DQ_TILES", "n_tiles", UNUSED, UNUSED)
+OLD = BackwardBranch("on_old", "old", "_old(q)", ("dk", "dv"), dq=False, overlaps=True)
+RECENT = BackwardBranch(
+    function="on_recent",
+    variable="recent",
+    when="_recent(q)",
+    operands=("dq", "dk", "dv"),
+    overlaps=True,
+    counts=True,
+    sums="sums_for_dq",
+    ends="dq_of_sums",
+)
+PLAIN = BackwardBranch("plain", "one", "q.shape[2] == 1", ("dq", "dk", "dv"))
+
+
+def test_the_backward_pass_takes_the_first_branch_that_serves() -> None:
+    """A branch without dq has the portable launch of dq before its own."""
+    ways = backward_ways([PLAIN, OLD, RECENT], RECENT, ["q", "k", "v"], DQ)
+    given = "layouts, q, k, v, dout, lse, delta"
+    assert [(way.test, way.variable, way.call) for way in ways] == [
+        ("if", "one", f"plain({given}, dq, dk, dv)"),
+        ("elif", "old", f"on_old({given}, dk, dv)"),
+        ("elif", "recent", f"on_recent({given}, dq, dk, dv)"),
+    ]
+    assert [way.before for way in ways] == [[], [DQ], []]
+    assert [way.ends for way in ways] == ["", "", "dq_of_sums"]
+
+
+@pytest.mark.parametrize(
+    ("branches", "count"), [([], 2), ([OLD], 1), ([OLD, OLD], 1), ([RECENT], 0), ([OLD, RECENT], 0)]
+)
+def test_portable_launches_of_every_call(branches: list[BackwardBranch], count: int) -> None:
+    """Without branches dq, dk and dv; dq if no branch computes it."""
+    assert portable_first(branches) == count
+    before = [way.before for way in backward_ways(branches, None, ["q"], DQ)]
+    assert before == [[DQ] if count == 0 and not branch.dq else [] for branch in branches]
+
+
+def test_counters_and_sums_are_of_all_branches() -> None:
+    later = BackwardBranch(
+        "on_later", "later", "_later(q)", (), overlaps=True, counts=True, sums="_later().sums"
+    )
+    assert workspace_lines([PLAIN, OLD], None) == []
+    assert workspace_lines([OLD, RECENT, later], None) == [
+        "counters = q.new_empty(2, dtype=torch.int32) if old or recent or later else None",
+        "dq_sum = sums_for_dq(q, k) if recent else _later().sums(q, k) if later else None",
+    ]
+    assert workspace_lines([RECENT, later], RECENT)[1] == (
+        "dq_sum = (sums_for_dq(q, k) if shared is None else shared.dq_sum) if recent"
+        " else _later().sums(q, k) if later else None"
+    )
+
+
+def test_the_kernel_of_delta_starts_the_next_kernel_for_branches_that_overlap() -> None:
+    assert follower_of([PLAIN]) is None
+    follower = follower_of([PLAIN, OLD, RECENT])
+    assert follower is not None
+    assert (follower.when, follower.counts) == ("old or recent", True)
+
+
+def test_a_branch_names_the_module_of_its_functions() -> None:
+    inside = RECENT.inside("_recent_module().")
+    functions = ("on_recent", "sums_for_dq", "dq_of_sums")
+    assert (inside.function, inside.sums, inside.ends) == tuple(f"_recent_module().{x}" for x in functions)
+    assert (PLAIN.inside("_module().").sums, PLAIN.inside("").function) == ("", "plain")
