@@ -148,7 +148,7 @@ LISTED = {
         Listed("while number < n_q_tiles", 2, "quick cases have few tiles", ("pair_bias",)),
         Listed("_hopper_consumer: while q_start >= 0", 2, "quick cases have few tiles", ("pair_bias",)),
         Listed("_first_key_hopper: while step > 0", 0, NO_KEYS),
-        Listed("_first_at_least_hopper: while step > 0", 0, NO_KEYS, ("document_causal",)),
+        Listed("_first_at_least_gluon: while step > 0", 0, NO_KEYS, ("document_causal",)),
         Listed("_packed_tile_hopper: while count > 1", 0, NO_SEQUENCES),
         Listed("while number < n_", 0, "a program is launched for a tile at least"),
         Listed("range(n_tiles + LAG)", 0, "queries without keys meet one tile, all of it masked"),

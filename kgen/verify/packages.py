@@ -44,6 +44,8 @@ class Manifest(Part):
     spec: str
     sources: dict[Name, Digest]
     compiled: list[Name]
+    beside: list[Name]
+    """The modules that `triton.py` imports when it needs them, with or without a file."""
     runtimes: dict[Name, Digest]
     compilers: dict[str, str]
     archs: list[str]
