@@ -43,6 +43,12 @@ class Derivatives:
     transformed: bool
     """True if the file checks for active transforms of torch.func."""
 
+    def launch_functions(self) -> Iterator[str]:
+        """Yield the names of `_launch.py` that `_derivatives.j2` uses."""
+        yield "_no_tangents"
+        if self.refused:
+            yield "_no_gradients"
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -53,6 +59,13 @@ class Numbers:
     """True if one of the numbers is an integer."""
     lines: tuple[str, ...] = ()
     """The checks of run-time parameters."""
+
+    def launch_functions(self) -> Iterator[str]:
+        """Yield the names of `_launch.py` by which a function checks its numbers."""
+        if self.there:
+            yield "_real"
+        if self.integers:
+            yield "_integer"
 
 
 NO_NUMBERS = Numbers()

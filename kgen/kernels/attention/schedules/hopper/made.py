@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,6 +60,9 @@ class ChipChoice(Template):
     single: bool
     """True if they are in this file."""
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_by_tma",)
+
 
 @dataclass(frozen=True)
 class WhyPortable(Template):
@@ -69,6 +72,9 @@ class WhyPortable(Template):
 
     by_name: str
     """The tensors that TMA loads, with their names."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_by_tma",)
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:

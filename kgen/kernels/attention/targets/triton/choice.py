@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,6 +30,11 @@ class Ways:
     """The branches behind the layouts of the tensors."""
     last: Way | None
     """The branch for all other calls; None where the launcher spells it out."""
+
+    def launch_functions(self) -> Iterable[str]:
+        """Return the names of `_launch.py` that the branches use before the launcher has layouts."""
+        ways = [*self.first, *([] if self.last is None else [self.last])]
+        return ("_layouts",) if any(way.layouts for way in ways) else ()
 
 
 def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:

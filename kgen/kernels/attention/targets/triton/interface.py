@@ -24,11 +24,13 @@ class Check:
     """The condition."""
     message: str
     error: str = "ValueError"
+    shows_dtype: bool = False
+    """True if the message calls `_dtype` of `_launch.py`."""
 
 
 def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
     words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
-    return Check(other_dtype(name, dtypes), words, "TypeError")
+    return Check(other_dtype(name, dtypes), words, "TypeError", shows_dtype=True)
 
 
 def _differs(name: str, sizes: Sequence[str]) -> str:

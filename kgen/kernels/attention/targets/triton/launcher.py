@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -60,6 +60,9 @@ class Launching(Template):
     """True where TMA loads tiles."""
     writes_by_tma: bool
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_arch_for", "_library")
+
 
 @dataclass(frozen=True)
 class Aligned(Template):
@@ -86,6 +89,15 @@ class ForwardLauncher(Template):
     narrow_values: bool
     needs_gradient: str | None
     """When a backward pass may follow; None where there is none."""
+
+    def launch_functions(self) -> Iterator[str]:
+        yield "_operator"
+        yield from self.at.allocators
+        yield from self.ways.launch_functions()
+        if self.launch is not None:
+            yield from ("_launch", "_layouts", "_tile", *self.at.dividers)
+        if self.needs_gradient is not None:
+            yield from ("_COMPILED", "_compile_ahead", "_transformed")
 
     @property
     def laid_out(self) -> Bracketed:
@@ -129,6 +141,11 @@ class BackwardLauncher(Template):
     diagonals: list[GradientLaunch]
     gradients: GradientSums
 
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.at.allocators)
+        if self.chip.backward or self.shares:
+            yield "_by_tma"
+
 
 @dataclass(frozen=True)
 class Scatter(Template):
@@ -150,6 +167,9 @@ class Autograd(Template):
     op: Operator
     exact: Exact
     gradients: GradientSums
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_register_autograd")
 
 
 @dataclass(frozen=True)
@@ -202,6 +222,15 @@ class Function(Template):
     """Condition that autograd may need the log-sum-exp. None without a backward pass."""
     given: list[str]
     """The arguments of the operators."""
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if self.paged or any(check.shows_dtype for check in self.checks):
+            yield "_dtype"
+        if self.needs_lse is not None:
+            yield "_transformed"
 
 
 class Launcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -130,6 +131,10 @@ class Launcher(Template):
     checked: list[Checked]
     wrong_heads: str
     heads_words: str
+
+    def launch_functions(self) -> Iterable[str]:
+        names = ("_cast", "_dense", "_library", "_operator", "_real")
+        return (*names, *self.derivatives.launch_functions())
 
 
 def launcher(plan: ChunkOutputPlan) -> Launcher:

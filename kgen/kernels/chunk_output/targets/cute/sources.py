@@ -20,6 +20,7 @@ from kgen.kernels.chunk_output.targets.interface import packing, signature, usag
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import CUTE, Code, Name, Statement, assign, op
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -106,7 +107,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """A file for one architecture: the kernel, `_launch`, which builds its tensors, and the launcher."""
 
     language: ClassVar[str] = CUTE

@@ -14,8 +14,7 @@ from kgen.kernels.chunk_output.targets.triton.kernels import Forward, KeyGradien
 from kgen.kernels.chunk_output.targets.triton.launcher import Launcher, Shapes, docstring, launcher, shapes
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
-from kgen.targets.template import Template
+from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
 
@@ -39,7 +38,7 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "chunk_output/triton/chunk_output.j2"

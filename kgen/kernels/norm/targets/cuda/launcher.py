@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,6 +26,7 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
 from kgen.targets.cuda.loader import Loader
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -61,6 +62,9 @@ class ForwardOperator(Template):
     sizes: str
     sizes_at: str
     call: Call
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_operator",)
 
     @property
     def types(self) -> str:
@@ -131,6 +135,9 @@ class BackwardOperator(Template):
     stores_h: bool
     returned: str
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_operator", "_register_autograd")
+
     @property
     def types(self) -> str:
         return f"tuple[{', '.join('Tensor' for _ in self.names)}]"
@@ -188,9 +195,16 @@ class Function(Template):
     """The arguments of the operator."""
     returned: str
 
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if self.learned:
+            yield "_transformed"
+
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`cuda.py`."""
 
     template: ClassVar[str] = "norm/cuda/norm.py.j2"
@@ -213,6 +227,9 @@ class Module(Template):
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_library",)
 
 
 def module_of(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> Module:

@@ -19,7 +19,7 @@ from kgen.kernels.norm.targets.arguments import (
 from kgen.kernels.norm.targets.triton.kernels import stored
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
-from kgen.targets.code import Assign, Statement, op, text
+from kgen.targets.code import Assign, Code, Statement, op, text
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
@@ -33,12 +33,18 @@ class RowSchedule(Template):
 
     name: str
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_next_power_of_2")
+
 
 @dataclass(frozen=True)
 class HeadSchedule(Template):
     """The schedule for positions with heads; each program has some heads."""
 
     template: ClassVar[str] = "norm/triton/_head_schedule.j2"
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_next_power_of_2")
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,9 @@ class ForwardOperator(Template):
     call: Call
     flags: tuple[str, ...]
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_operator",)
+
     @property
     def types(self) -> str:
         return ", ".join("Tensor" for _ in self.outputs)
@@ -136,6 +145,11 @@ class BackwardOperator(Template):
     """The arguments of the operator."""
     out_dtype: str
     returned: str
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_once", "_operator", "_register_autograd")
+        if self.sums or "_cdiv" in self.programs.uses:
+            yield "_cdiv"
 
     @property
     def types(self) -> str:
@@ -192,12 +206,19 @@ class Function(Template):
     checks: tuple[Check, ...]
     numbers: Numbers
     derivatives: Derivatives
-    save: str
+    save: Code
     """The condition for which statistics are saved."""
     outputs: tuple[str, ...]
     arguments: str
     """The arguments of the operator except `save`."""
     returned: str
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_dtype", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if "_transformed" in self.save.names:
+            yield "_transformed"
 
 
 @dataclass(frozen=True)
@@ -222,6 +243,9 @@ class Launcher(Template):
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_arch_for", "_library")
 
 
 class Launchers:
@@ -280,7 +304,7 @@ class Launchers:
         spec, plan = self.spec, self.plan
         positional, keywords = self._arguments()
         learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
-        needs_grad = f"torch.is_grad_enabled() and (_transformed() or {learned})"
+        needs_grad = op("torch.is_grad_enabled() and ({0}() or {1})", "_transformed", learned)
         return Function(
             name=spec.name,
             summary=opening(spec),
@@ -294,7 +318,7 @@ class Launchers:
             checks=tuple(self._checks()),
             numbers=self.checked,
             derivatives=self.derivatives,
-            save=needs_grad if plan.saves else "False",
+            save=needs_grad if plan.saves else text("False"),
             outputs=tuple(o.name for o in self.outputs),
             arguments=", ".join([*self.tensors, *self.numbers]),
             returned=self.returned,
@@ -445,7 +469,7 @@ class Launchers:
     def _programs(self, first: str) -> Statement:
         least, note = text('constants["PARTS"]'), "no rows: sums of nothing are zeros"
         if self.heads:
-            least, note = op('_cdiv({0}.shape[1], constants["ROWS"])', first), ""
+            least, note = op('{0}({1}.shape[1], constants["ROWS"])', "_cdiv", first), ""
         values = (op("max({0}, 1)", "groups"), op("max({0}, {1})", "programs", least))
         return Assign(("groups", "programs"), values, note=note)
 

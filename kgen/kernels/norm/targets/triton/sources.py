@@ -14,8 +14,7 @@ from kgen.kernels.norm.targets.triton.kernels import BackwardKernel, ForwardKern
 from kgen.kernels.norm.targets.triton.launcher import Launcher, Launchers
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
-from kgen.targets.template import Template
+from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
 
@@ -45,7 +44,7 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "norm/triton/norm.j2"
