@@ -144,14 +144,14 @@ def divisor_lines(
     known = {param: param for param in params}
     return [
         f'if {spelled} == 0:\n    raise ValueError("{name}: {message}")'
-        for spelled, message in divisors(trees, known, called)
+        for _, spelled, message in divisors(trees, known, called)
     ]
 
 
 def divisors(
     trees: Iterable[Node | None], known: Mapping[str, str], called: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Yield each divisor made of `known` names and numbers, as Python, with the message if it is zero.
+) -> Iterator[tuple[Node, str, str]]:
+    """Yield each divisor made of `known` names and numbers, the same in Python, and the message if it is zero.
 
     `known` maps names to their spelling.
     """
@@ -165,7 +165,7 @@ def divisors(
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:
             words = show(substitute(divisor, {v: _said(v, called) for v in _variables(divisor)}))
-            yield spelled, f"{words} is a divisor in the spec, and must not be 0"
+            yield divisor, spelled, f"{words} is a divisor in the spec, and must not be 0"
 
 
 def _variables(node: Node) -> list[Var]:

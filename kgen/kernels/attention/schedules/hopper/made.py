@@ -178,7 +178,7 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
     answers = {
         name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"', ("portable",))
         if name in missing
-        else Answer("kernels", ("hopper", "portable"), by_call=True)
+        else Answer("kernels", ("hopper", "portable"), by_call=True, named=True)
         for name in ("forward", "backward")
     }
     words = '"hopper": the kernels for compute capability 9.0'
@@ -187,7 +187,7 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
     asked = {name: name for name in ("q", "k", "v")}
     for stream in kernels.streams:
         name = planned.plan.called.get(stream.buffer, stream.buffer)
-        asked[name] = name + stream.tensor.removeprefix(stream.buffer)
+        asked[name] = f"{name}{stream.index}"
     quoted = ", ".join(f'"{name}"' for name in asked)
     lines = WhyPortable(f"zip(({quoted}), ({', '.join(asked.values())}))")
     return Choice(

@@ -96,7 +96,7 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     shown = [
         choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
     ]
-    named = any(answer.text.endswith("kernels") for answer in answers.values())
+    named = any(answer.named for answer in answers.values())
     ends = [";"] * (len(shown) - 1) + ["."]
     return WhichKernels(
         name=planned.plan.spec.name,
@@ -118,10 +118,10 @@ def _answer(name: str, choices: Sequence[Choice]) -> Answer:
             continue
         if not choice.takes_rest:
             text = f"{choice.own} if {choice.few} else {found.text}"
-            found = Answer(text, (choice.kind, *found.given), by_call=True)
+            found = Answer(text, (choice.kind, *found.given), by_call=True, named=found.named)
         elif found.by_call:
             text = f"{choice.own} if {choice.few} or why else {found.text}"
-            found = Answer(text, (choice.kind, *_of_chips(found)), by_call=True)
+            found = Answer(text, (choice.kind, *_of_chips(found)), by_call=True, named=found.named)
         else:
             found = Answer(choice.own, (choice.kind,))
     return found

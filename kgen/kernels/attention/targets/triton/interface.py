@@ -269,9 +269,9 @@ class Interface:
             words = f"{self.called(buffer)} may have 2**29 elements along dimension {axis}"
             checks.append(Check(f"{spelled[name]} > 2**29", f"{words}, got {{{spelled[name]}}}"))
         known = {**{param: param for param in params}, **spelled}
-        for divisor, message in divisors(trees, known, self.plan.called):
-            if any(text in divisor for text in spelled.values()):
-                checks.append(Check(f"{divisor} == 0", message))
+        for divisor, in_python, message in divisors(trees, known, self.plan.called):
+            if variables(divisor) & spelled.keys():
+                checks.append(Check(f"{in_python} == 0", message))
         return checks
 
 

@@ -43,6 +43,7 @@ from kgen.targets.arguments import (
 )
 from kgen.targets.folding import Bracketed
 from kgen.targets.launching import LaunchFunctions
+from kgen.targets.signature import Signature
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -262,11 +263,13 @@ class Launcher:
         )
 
     @property
-    def signature(self) -> str:
+    def signature(self) -> Signature:
         """The parameters of the spec's function."""
-        mask = ["block_mask=None"] if self.mask is not None else []
-        keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
-        return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
+        defaults = {"scale": "None", "return_lse": "False"}
+        if self.mask is not None:
+            defaults = {"block_mask": "None", **defaults}
+        tensors = ("q", "k", "v", *self.packed)
+        return Signature(tensors, tuple(self.interface.required()), tuple(defaults.items()))
 
     def parts(
         self, parts: Sequence[InFile], which: WhichKernels, launching: LaunchFunctions | None
@@ -359,7 +362,7 @@ class Launcher:
         return Function(
             name=self.name,
             summary=opening(spec),
-            signature=self.signature,
+            signature=str(self.signature),
             docstring=self.docstring(),
             at=self.at,
             exact=self.exact,

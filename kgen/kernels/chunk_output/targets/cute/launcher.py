@@ -145,7 +145,7 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
         name=spec.name,
         summary=opening(spec),
         docstring=docstring(plan),
-        signature=signature(plan),
+        signature=str(signature(plan)),
         k=spec.head_dim.qk,
         varlen=spec.varlen,
         variant=["given"] if spec.varlen else [],

@@ -16,7 +16,7 @@ from kgen.kernels.chunk_output.targets.cute.launcher import (
     launch_numbers,
     launcher,
 )
-from kgen.kernels.chunk_output.targets.interface import packing, signature, usage
+from kgen.kernels.chunk_output.targets.interface import packing, signature
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import CUTE, Code, Name, Statement, assign, op
@@ -212,7 +212,7 @@ def _common(plan: ChunkOutputPlan) -> Common:
     spec, gated = plan.spec, "g" in plan.gates
     transposed, padded = spec.state_layout == "vk", spec.v_layout == "chunk_padded"
     return Common(
-        words=Words(words.formula(plan), words.argument_words(plan), usage(plan)),
+        words=Words(words.formula(plan), words.argument_words(plan), signature(plan).usage),
         sizes=Sizes(spec.head_dim.qk, spec.head_dim.v, spec.chunk_size),
         state=State("ROW_MAJOR", "K") if transposed else State("COL_MAJOR", "MN"),
         varlen=spec.varlen,

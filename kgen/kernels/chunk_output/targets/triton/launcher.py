@@ -142,7 +142,7 @@ def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launch
         launching=launching,
         summary=opening(spec),
         docstring=said,
-        signature=signature(plan),
+        signature=str(signature(plan)),
         K=said.K,
         V=said.V,
         dtype=said.dtype,

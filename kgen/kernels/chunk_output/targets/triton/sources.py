@@ -9,7 +9,7 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
-from kgen.kernels.chunk_output.targets.interface import Formula, formula, signature, usage
+from kgen.kernels.chunk_output.targets.interface import Formula, formula, signature
 from kgen.kernels.chunk_output.targets.triton.kernels import Forward, KeyGradients, ValueGradients, kernels
 from kgen.kernels.chunk_output.targets.triton.launcher import Launcher, Shapes, docstring, launcher, shapes
 from kgen.spec.load import Loaded
@@ -102,7 +102,7 @@ def module(plan: ChunkOutputPlan, *, single: bool) -> Module:
         formula=formula(plan),
         shapes=shapes(spec),
         gate_shapes=[of_gates[gate] for gate in plan.gates],
-        usage=usage(plan),
+        usage=signature(plan).usage,
         natural=natural,
         varlen=spec.varlen,
         oldest=OLDEST_TRITON,

@@ -17,6 +17,7 @@ from kgen.kernels.norm.targets.arguments import (
     norm_casts,
     norm_derivatives,
     norm_divisors,
+    norm_signature,
 )
 from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
 from kgen.kernels.norm.targets.cuda.forward import Forward
@@ -263,7 +264,6 @@ class _Modules:
 
     def module(self, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
         spec, multiples = self.spec, self.spelled.multiples
-        positional, keywords = self._arguments()
         apart = "rows of one thread a multiple of `multiple` apart"
         return Module(
             name=spec.name,
@@ -273,7 +273,7 @@ class _Modules:
             dtype=TORCH_DTYPES[spec.dtypes["input"]],
             passes_words=passes_words(self.plan),
             returned=", ".join(self.returned),
-            usage=", ".join([*positional, *(f"{n}={n}" for n in keywords)]),
+            usage=norm_signature(self.plan).usage,
             multiple=("multiple",) if multiples else (),
             apart_words=(apart,) if multiples else (),
             vector=self.spelled.vector,
@@ -284,21 +284,15 @@ class _Modules:
             function=self._function(),
         )
 
-    def _arguments(self) -> tuple[list[str], list[str]]:
-        """Return the positional parameters of the function, and the keywords except eps."""
-        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
-        return positional, [*(n for n in self.tensors if n not in positional), *self.runtime]
-
     # --- the function ---
 
     def _function(self) -> Function:
         plan, spec = self.plan, self.spec
-        positional, keywords = self._arguments()
         operands = [Checked(o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands]
         return Function(
             name=spec.name,
             summary=opening(spec),
-            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            signature=str(norm_signature(plan)),
             docstring=self._docstring(),
             dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),

@@ -15,6 +15,7 @@ from kgen.kernels.norm.targets.arguments import (
     norm_casts,
     norm_derivatives,
     norm_divisors,
+    norm_signature,
 )
 from kgen.kernels.norm.targets.triton.kernels import stored
 from kgen.targets import opening
@@ -285,30 +286,23 @@ class Launchers:
     @property
     def usage(self) -> str:
         """Return the arguments of a call, for the docstring."""
-        positional, keywords = self._arguments()
-        return ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
+        return norm_signature(self.plan).usage
 
     @property
     def returned(self) -> str:
         """Return the names of the results."""
         return ", ".join(o.name for o in self.outputs if o.name not in self.plan.saves)
 
-    def _arguments(self) -> tuple[list[str], list[str]]:
-        """Return the positional parameters of the function, and the keywords except eps."""
-        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
-        return positional, [n for n in self.tensors if n not in positional] + [*self.runtime]
-
     # --- the function ---
 
     def _function(self) -> Function:
         spec, plan = self.spec, self.plan
-        positional, keywords = self._arguments()
         learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
         needs_grad = op("torch.is_grad_enabled() and ({0}() or {1})", "_transformed", learned)
         return Function(
             name=spec.name,
             summary=opening(spec),
-            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            signature=str(norm_signature(plan)),
             docstring=self._docstring(),
             dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),

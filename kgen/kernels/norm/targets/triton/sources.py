@@ -9,6 +9,7 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.plan.tiles import NormTile, norm_tiles
+from kgen.kernels.norm.targets.arguments import norm_signature
 from kgen.kernels.norm.targets.formula import formula
 from kgen.kernels.norm.targets.triton.kernels import BackwardKernel, ForwardKernel, Kernels
 from kgen.kernels.norm.targets.triton.launcher import Launcher, Launchers
@@ -85,7 +86,7 @@ def sources(loaded: Loaded) -> list[Source]:
             rank=1,
             alone=_module(plan, single=True),
             launches=True,
-            signature=function.signature,
+            signature=norm_signature(plan),
             docstring=function.docstring,
         )
     ]
