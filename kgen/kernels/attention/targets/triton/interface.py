@@ -77,7 +77,8 @@ class Interface:
     def required(self) -> list[str]:
         """The keywords without a default, as callers say them."""
         spec = self.spec
-        tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
+        tables = ["block_table"] if spec.paged_kv is not None else []
+        sinks = ["sinks"] if spec.sinks else []
         return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
 
     def kv_sizes(self) -> str:

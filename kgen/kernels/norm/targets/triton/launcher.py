@@ -257,7 +257,9 @@ class Launchers:
         self.heads = self.spec.heads is not None
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.scale = bool(self.spec.quantize and self.spec.quantize.scale == "per_tensor")
-        self.tensors = [o.name for o in plan.operands] + ["scale"] * self.scale
+        self.tensors = [o.name for o in plan.operands]
+        if self.scale:
+            self.tensors.append("scale")
         self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
         self.outputs = self._outputs()
         self.derivatives = norm_derivatives(plan)
@@ -439,7 +441,7 @@ class Launchers:
         upstream = [o.name for o in plan.upstream]
         # Backward needs eps only if it computes the statistics again.
         kept = {n: kind for n, kind in self.numbers.items() if n != "eps" or not plan.saves}
-        params = ["dout: Tensor"] + ["dh_out: Optional[Tensor]"] * plan.stores_h
+        params = ["dout: Tensor", "dh_out: Optional[Tensor]"] if plan.stores_h else ["dout: Tensor"]
         params += [f"{n}: Tensor" for n in saved] + [f"{n}: {kind}" for n, kind in kept.items()]
         return BackwardOperator(
             name=self.spec.name,
