@@ -257,9 +257,8 @@ class Launchers:
         self.heads = self.spec.heads is not None
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.scale = bool(self.spec.quantize and self.spec.quantize.scale == "per_tensor")
-        self.tensors = [o.name for o in plan.operands]
-        if self.scale:
-            self.tensors.append("scale")
+        scale = ["scale"] if self.scale else []
+        self.tensors = [*(o.name for o in plan.operands), *scale]
         self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
         self.outputs = self._outputs()
         self.derivatives = norm_derivatives(plan)
@@ -284,11 +283,6 @@ class Launchers:
             backward=backward,
             function=self._function(),
         )
-
-    @property
-    def usage(self) -> str:
-        """Return the arguments of a call, for the docstring."""
-        return norm_signature(self.plan).usage
 
     @property
     def returned(self) -> str:

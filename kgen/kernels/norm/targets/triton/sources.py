@@ -100,7 +100,7 @@ def _module(plan: NormPlan, *, single: bool) -> Module:
         name=spec.name,
         summary=opening(spec),
         formula=tuple(formula(plan)),
-        usage=launchers.usage,
+        usage=norm_signature(plan).usage,
         returned=launchers.returned,
         oldest=OLDEST_TRITON,
         optional=plan.backward is not None and plan.stores_h,
