@@ -10,7 +10,20 @@ from pathlib import Path
 from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.expr.nodes import Const, Node, Type, Var, buffers_of, measured, substitute, variables
+from kgen.expr.nodes import (
+    FIRST_AT_LEAST,
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    buffers_of,
+    measured,
+    substitute,
+    variables,
+    walk,
+)
 from kgen.expr.unparse import show
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
@@ -338,8 +351,13 @@ def _constants(facts: _Facts) -> list[str]:
 
 def _planning_names(facts: _Facts) -> list[str]:
     ranges = [r for r in (facts.keys, facts.queries) if r is not None]
-    texts = [text for r in ranges for pair in r.texts for text in pair]
-    return [n for n in ("first_at_least", "where") if any(f"{n}(" in text for text in texts)]
+    parts = [part for r in ranges for node in r.nodes for part in walk(node)]
+    names = []
+    if any(isinstance(part, Read) and part.buffer.endswith(FIRST_AT_LEAST) for part in parts):
+        names.append("first_at_least")
+    if any(isinstance(part, Call) and part.fn == "where" for part in parts):
+        names.append("where")
+    return names
 
 
 def _intervals(ranges: _Ranges) -> Intervals:
@@ -449,6 +467,7 @@ class _Ranges:
         for span in loop.spans:
             ends += [(span.lo, Const(0, Type.INT)), (span.hi, loop.inner.size)]
         nodes = [substitute(end if _on_host(end) else furthest, known) for end, furthest in ends]
+        self.nodes = nodes
         texts = [show(substitute(node, _by_elements(node))) for node in nodes]
         self.texts = [*zip(texts[::2], texts[1::2], strict=True)]
         tile = {loop.outer.start.name, loop.outer.last.name}
