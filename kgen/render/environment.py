@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[1]
 DIGEST_OF_CODE = "\1digest of code\1"
 """A placeholder that is replaced once the file is complete. A spec cannot contain it."""
-LAUNCH_NAMES = "\1launch names\1"
-"""The placeholder for the names of `_launch.py` that the file uses."""
 
 
 CALLED = 8
@@ -81,7 +79,6 @@ def _environment(root: Path, language: str) -> Environment:
     found.filters |= {name: _of_texts(function, language) for name, function in FILTERS.items()}
     found.filters["lines"] = lambda value, *indent: lines(_before(value, language), language, *indent)
     found.globals["digest_of_code"] = DIGEST_OF_CODE
-    found.globals["launch_names"] = LAUNCH_NAMES
     return found
 
 

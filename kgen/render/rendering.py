@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import symtable
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +15,6 @@ from kgen.render.header import digest, stamp, stamp_shared
 from kgen.render.program import program
 from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
-from kgen.targets.launching import FILENAME, LAUNCH_FILE, imported
 from kgen.targets.template import Template, names, parts
 
 if TYPE_CHECKING:
@@ -220,28 +216,11 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    text = _with_imports(_tidy(environment.rendered(source.text)))
+    text = _tidy(environment.rendered(source.text))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
     return text.replace(environment.DIGEST_OF_CODE, digest(program(text.encode(), ".py").decode()))
-
-
-def _with_imports(text: str) -> str:
-    """The text of a file with the names that it imports from `_launch.py`: those that it uses and does not define."""
-    if environment.LAUNCH_NAMES not in text:
-        return text
-    tree = ast.parse(text.replace(environment.LAUNCH_NAMES, "_"))
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names() - own))
-
-
-@cache
-def _launch_names() -> frozenset[str]:
-    """Return the names that `_launch.py` defines."""
-    table = symtable.symtable(environment.rendered(LAUNCH_FILE), FILENAME, "exec")
-    return frozenset(s.get_name() for s in table.get_symbols() if s.is_assigned() and not s.is_imported())
 
 
 def _tidy(rendered: str) -> str:

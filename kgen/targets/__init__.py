@@ -11,6 +11,7 @@ from kgen.family import family, known_targets
 from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
 from kgen.targets.launching import FILENAME, LAUNCH_FILE
+from kgen.targets.signature import NO_PARAMETERS, Signature
 from kgen.targets.template import Template
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Source:
     """Sentences that `kgen render` prints, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """Public names of the file other than the function of the spec."""
-    signature: str = ""
-    """The parameters of the spec's function, in Python."""
+    signature: Signature = NO_PARAMETERS
+    """The parameters of the spec's function."""
     docstring: Template | None = None
     """The part of the function's docstring on arguments and results."""
     launches: bool = False

@@ -43,6 +43,12 @@ class Derivatives:
     transformed: bool
     """True if the file checks for active transforms of torch.func."""
 
+    def launch_functions(self) -> Iterator[str]:
+        """Yield the names of `_launch.py` that `_derivatives.j2` uses."""
+        yield "_no_tangents"
+        if self.refused:
+            yield "_no_gradients"
+
 
 @dataclass(frozen=True)
 class Numbers:
@@ -53,6 +59,13 @@ class Numbers:
     """True if one of the numbers is an integer."""
     lines: tuple[str, ...] = ()
     """The checks of run-time parameters."""
+
+    def launch_functions(self) -> Iterator[str]:
+        """Yield the names of `_launch.py` by which a function checks its numbers."""
+        if self.there:
+            yield "_real"
+        if self.integers:
+            yield "_integer"
 
 
 NO_NUMBERS = Numbers()
@@ -131,14 +144,14 @@ def divisor_lines(
     known = {param: param for param in params}
     return [
         f'if {spelled} == 0:\n    raise ValueError("{name}: {message}")'
-        for spelled, message in divisors(trees, known, called)
+        for _, spelled, message in divisors(trees, known, called)
     ]
 
 
 def divisors(
     trees: Iterable[Node | None], known: Mapping[str, str], called: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """Yield each divisor made of `known` names and numbers, as Python, with the message if it is zero.
+) -> Iterator[tuple[Node, str, str]]:
+    """Yield each divisor made of `known` names and numbers, the same in Python, and the message if it is zero.
 
     `known` maps names to their spelling.
     """
@@ -152,7 +165,7 @@ def divisors(
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:
             words = show(substitute(divisor, {v: _said(v, called) for v in _variables(divisor)}))
-            yield spelled, f"{words} is a divisor in the spec, and must not be 0"
+            yield divisor, spelled, f"{words} is a divisor in the spec, and must not be 0"
 
 
 def _variables(node: Node) -> list[Var]:

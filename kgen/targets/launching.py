@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.targets.arguments import Derivatives, Numbers, Refused
-from kgen.targets.template import Template
+from kgen.targets.template import Template, parts
 
 FILENAME = "_launch.py"
 
@@ -33,6 +33,16 @@ class LaunchFile(Template):
 
     functions: LaunchFunctions
     modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ImportsLaunch(Template):
+    """The base of files that import the functions of `_launch.py` that their templates state."""
+
+    @property
+    def launch_names(self) -> str:
+        """The end of the import statement."""
+        return imported({name for part in parts(self) for name in part.launch_functions()})
 
 
 _ALL_DERIVATIVES = Derivatives("", (Refused("", ""),), True, "", transformed=True)

@@ -6,7 +6,6 @@ Several files may offer that function, one for each target or architecture
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -145,8 +144,8 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
             summary=opening(spec),
             words=[f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
             argument_lines=files[0][0].docstring,
-            signature=signature,
-            arguments=_arguments(signature),
+            signature=str(signature),
+            arguments=signature.arguments,
             dtypes=_dtypes(variants) if "dtype" in fields else [],
             choices=[
                 VariantChoice(_keyword(number), condition, one.variant)
@@ -175,7 +174,7 @@ def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
     choices = [file for file in tried if file is not last]
     gradients = "backward" in spec.passes and any(file.forward_only for file in tried)
     (signature,) = {file.signature for file in tried}
-    tensors, _ = _parameters(signature)
+    tensors = signature.tensors
     refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{tensors[0]}.device}}")'
     return Files(
         name=spec.name,
@@ -183,9 +182,9 @@ def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
         words=[_words(file, gradients) for file in tried],
         # The last file runs every call that the others run, so its docstring is valid for the whole folder.
         argument_lines=tried[-1].docstring,
-        signature=signature,
-        tensors=tensors,
-        arguments=_arguments(signature),
+        signature=str(signature),
+        tensors=[*tensors],
+        arguments=signature.arguments,
         choices=[_file_choice(file, number, gradients, tensors[0]) for number, file in enumerate(choices)],
         last=_stem(last) if last else None,
         otherwise=f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
@@ -245,16 +244,3 @@ def _capability(arch: str) -> tuple[int, int]:
     """Return (9, 0) for sm_90a."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return int(digits[:-1]), int(digits[-1])
-
-
-def _arguments(signature: str) -> list[str]:
-    """Return the arguments that forward all parameters of a signature."""
-    positional, keywords = _parameters(signature)
-    return [*positional, *(f"{name}={name}" for name in keywords)]
-
-
-def _parameters(signature: str) -> tuple[list[str], list[str]]:
-    """Return the names of the positional parameters, which are tensors, and of the keywords."""
-    function = ast.parse(f"def f({signature}): pass").body[0]
-    assert isinstance(function, ast.FunctionDef)
-    return [a.arg for a in function.args.args], [a.arg for a in function.args.kwonlyargs]

@@ -6,7 +6,7 @@ of templates, and each template sees only its own fields.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -23,6 +23,10 @@ class Template:
     template: ClassVar[str]
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
+
+    def launch_functions(self) -> Iterable[str]:
+        """Return the names of `_launch.py` that the text of the template uses, without templates in its fields."""
+        return ()
 
 
 def names(template: Template) -> dict[str, object]:
@@ -43,7 +47,7 @@ def parts(value: object) -> Iterator[Template]:
     """Yield all templates in a value, the value first: in fields, lists and mappings."""
     if isinstance(value, Template):
         yield value
-        value = names(value)
+        value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, Mapping):
         value = [*value.values()]
     if isinstance(value, list | tuple):

@@ -119,7 +119,7 @@ class Resolver:
             case nodes.Const():
                 return type(node.value)
             case nodes.Name():
-                if node.name in ("digest_of_code", "launch_names"):
+                if node.name == "digest_of_code":
                     return TEXT
                 if node.name not in scope:
                     return self._problem(node, f"there is no `{node.name}`")

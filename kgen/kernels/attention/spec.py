@@ -348,8 +348,13 @@ class AttentionSpec(SpecModel):
                 message = f"delta on the target `cuda` does not support `{field}` yet"
                 hint = "remove the target: the Triton file computes its delta itself"
                 raise problem("unsupported-pass", message, hint, at=("targets", "cuda"), key=True)
-        arguments = ("cu_seqlens_q", "cu_seqlens_k") * self.varlen + ("sinks",) * self.sinks
-        arguments += (KV_LENS,) * self.per_batch + ("block_table",) * (self.paged_kv is not None)
+        arguments = ["cu_seqlens_q", "cu_seqlens_k"] if self.varlen else []
+        if self.sinks:
+            arguments.append("sinks")
+        if self.per_batch:
+            arguments.append(KV_LENS)
+        if self.paged_kv is not None:
+            arguments.append("block_table")
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
                 if name in arguments:

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.expr.nodes import Const, Node, Type, Var, buffers_of, measured, substitute, variables
-from kgen.expr.unparse import show
+from kgen.expr.nodes import (
+    Type,
+)
 from kgen.family import family
+from kgen.kernels.attention.adapt.intervals import Ranges
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
 from kgen.kernels.attention.adapt.shared import Head, Verbatim, head_of
-from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
+from kgen.kernels.attention.plan.model import AttentionPlan, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.exact import Exact
@@ -238,14 +240,14 @@ class _Facts:
         return ["sinks"] if self.spec.sinks else []
 
     @cached_property
-    def keys(self) -> _Ranges:
+    def keys(self) -> Ranges:
         """The ranges of keys for a tile of queries."""
-        return _Ranges(self.own, self.own.forward)
+        return Ranges(self.own, self.own.forward)
 
     @cached_property
-    def queries(self) -> _Ranges | None:
+    def queries(self) -> Ranges | None:
         """The ranges of queries for a tile of keys."""
-        return None if self.own.dkdv is None else _Ranges(self.own, self.own.dkdv)
+        return None if self.own.dkdv is None else Ranges(self.own, self.own.dkdv)
 
     @property
     def reads(self) -> list[str]:
@@ -338,11 +340,10 @@ def _constants(facts: _Facts) -> list[str]:
 
 def _planning_names(facts: _Facts) -> list[str]:
     ranges = [r for r in (facts.keys, facts.queries) if r is not None]
-    texts = [text for r in ranges for pair in r.texts for text in pair]
-    return [n for n in ("first_at_least", "where") if any(f"{n}(" in text for text in texts)]
+    return sorted({name for r in ranges for name in r.calls})
 
 
-def _intervals(ranges: _Ranges) -> Intervals:
+def _intervals(ranges: Ranges) -> Intervals:
     return Intervals(ranges.params, ranges.texts)
 
 
@@ -423,39 +424,6 @@ def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
     """Return Python code that reads a size from an argument of the plan, or an empty string."""
     shapes = ((name, spec.buffers[name].shape) for name in asked if name in spec.buffers)
     return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
-
-
-def _on_host(bound: Node) -> bool:
-    """True if a bound needs only first-axis lengths of buffers, because buffers are lists on the host."""
-    return all(length[1] == 0 for name in variables(bound) if (length := measured(name)))
-
-
-def _by_elements(bound: Node) -> dict[Node, Node]:
-    """Replace lengths of buffers in a bound by lengths of lists, because buffers are lists on the host."""
-    found = ((name, measured(name)) for name in variables(bound))
-    return {Var(n, Type.INT): Var(f"len({of[0]}.values)", Type.INT) for n, of in found if of is not None}
-
-
-class _Ranges:
-    """The spans of a loop as Python code over positions of the whole sequence."""
-
-    def __init__(self, plan: AttentionPlan, loop: TileLoop) -> None:
-        known: dict[Node, Node] = {
-            Var(n, p.scalar): Const(p.value, p.scalar)
-            for n, p in plan.spec.params.items()
-            if p.value is not None
-        }
-        ends: list[tuple[Node, Node]] = []
-        for span in loop.spans:
-            ends += [(span.lo, Const(0, Type.INT)), (span.hi, loop.inner.size)]
-        nodes = [substitute(end if _on_host(end) else furthest, known) for end, furthest in ends]
-        texts = [show(substitute(node, _by_elements(node))) for node in nodes]
-        self.texts = [*zip(texts[::2], texts[1::2], strict=True)]
-        tile = {loop.outer.start.name, loop.outer.last.name}
-        scalars = {name for node in nodes for name in variables(node) if not measured(name)}
-        used = scalars | {name for node in nodes for name in buffers_of(node)}
-        self.names = sorted(used - tile)
-        self.params = [loop.outer.start.name, loop.outer.last.name, *self.names]
 
 
 def _learned(plan: AttentionPlan) -> list[str]:

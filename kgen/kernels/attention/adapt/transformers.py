@@ -40,7 +40,9 @@ class Kernels:
         """Return the row of the adapter's table of kernels."""
         places = _tuple(f'"{name}"' for name in self.places)
         window = "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
-        layers = self.request.layers if self.request else (None, *["WINDOW"] * (self.window == "WINDOW"))
+        layers: tuple[int | str | None, ...] = (None, "WINDOW") if self.window == "WINDOW" else (None,)
+        if self.request:
+            layers = self.request.layers
         causal = self.request.causal if self.request else None
         return f"({self.whole}, {self.cached}, {places}, {window}, {_tuple(layers)}, {causal})"
 

@@ -13,6 +13,7 @@ from kgen.expr.spelling import MUL as TIMES
 from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.tile_reads import element_bounds
+from kgen.kernels.attention.spec import Buffer
 from kgen.pages.model import Block, Code, Formula, Line, Lines, Prose, Words, words
 
 
@@ -36,18 +37,13 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
         else:
             yield Lines((Line(f"{name} = {param.value}", "compiled in"),))
     for name, buffer in spec.buffers.items():
-        promises = (
-            [", sorted"] * buffer.sorted
-            + [f", within {buffer.within} of zero"] * (buffer.within is not None)
-            + [", with a gradient"] * buffer.grad
-        )
         shape = ", ".join(map(str, buffer.shape))
         yield Prose(
             words(
                 Code(name),
                 " is a tensor ",
                 Code(f"[{shape}]"),
-                f" of {buffer.dtype_words}{''.join(promises)}",
+                f" of {buffer.dtype_words}{_promises(buffer)}",
             )
         )
     if spec.varlen:
@@ -56,6 +52,16 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
         yield _said(
             "sinks is a tensor [HQ]: a logit that joins the sum of every row of its head, and has no value"
         )
+
+
+def _promises(buffer: Buffer) -> str:
+    """Describe the values that a spec promises for a buffer, and its gradient."""
+    found = [", sorted"] if buffer.sorted else []
+    if buffer.within is not None:
+        found.append(f", within {buffer.within} of zero")
+    if buffer.grad:
+        found.append(", with a gradient")
+    return "".join(found)
 
 
 def _said(text: str) -> Prose:

@@ -76,7 +76,9 @@ def _no_lists(plan: AttentionPlan) -> Prose:
         why = f"the condition repeats every {plan.choice.period} positions, so every block would be listed"
     named: list[str | Code] = []
     for condition in plan.choice.conditions:
-        named += [" and "] * bool(named) + [Code(show(condition))]
+        if named:
+            named.append(" and ")
+        named.append(Code(show(condition)))
     return Prose(words("No block mask for ", *named, ": ", *quoting(f"{why}.")))
 
 

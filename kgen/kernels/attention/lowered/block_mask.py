@@ -247,4 +247,6 @@ def plane_lines(mask: BlockMask) -> list[Statement]:
     if mask.by_batch and mask.by_head:
         head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)
         return [Assign(("b", "h"), (over(number, "HQ"), head))]
-    return [assign("b" if mask.by_batch else "h", number)] * (mask.by_batch or mask.by_head)
+    if mask.by_batch or mask.by_head:
+        return [assign("b" if mask.by_batch else "h", number)]
+    return []

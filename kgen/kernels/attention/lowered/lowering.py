@@ -47,7 +47,9 @@ class Lowering:
         if self.packed:
             found += [Param(f"{name}_ptr", name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
         found += [Param(name, name) for name in (*self.sizes, "scale", *self.runtime)]
-        return found + [Param("GQA", "GQA=HQ // HKV", "tl.constexpr")] * self.plan.grouped
+        if self.plan.grouped:
+            found.append(Param("GQA", "GQA=HQ // HKV", "tl.constexpr"))
+        return found
 
     @property
     def open_sizes(self) -> list[str]:

@@ -44,7 +44,8 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list
     for node in (n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)):
         if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
             searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
-            searches += [node] * (node not in searches)
+            if node not in searches:
+                searches.append(node)
     names: dict[Node, Var] = {}
     lines = list[Statement]()
     for searches in rows.values():

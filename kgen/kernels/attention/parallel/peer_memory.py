@@ -178,7 +178,8 @@ def peers_of(
     if before is None or found is None:
         found = _FOUND[group] = _Found(made)
     else:
-        found.kept += [before] * before.captured
+        if before.captured:
+            found.kept.append(before)
         found.peers = made
     return made
 

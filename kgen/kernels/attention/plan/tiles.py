@@ -168,17 +168,11 @@ def _forward(problem: Problem, chip: int) -> list[Tile]:
     if problem.element_size == 4 and width <= 128:
         return [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)]
     if width <= 128:
-        return [Tile(128, 128, 8, 3)] * problem.light + [
-            Tile(64, 64, 4, 3),
-            Tile(64, 64, 4, 2),
-            Tile(64, 32, 4, 2),
-        ]
+        small = [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+        return [Tile(128, 128, 8, 3), *small] if problem.light else small
     if width <= 256:
-        return [Tile(128, 128, 8, 2)] * problem.light + [
-            Tile(128, 64, 8, 2),
-            Tile(64, 32, 4, 2),
-            Tile(64, 32, 4, 1),
-        ]
+        small = [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        return [Tile(128, 128, 8, 2), *small] if problem.light else small
     return [Tile(64, 32, 8, 2), Tile(64, 32, 8, 1)]
 
 
@@ -197,13 +191,11 @@ def _dq(problem: Problem, chip: int) -> list[Tile]:
     if width <= 64:
         return [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)]
     if width <= 128:
-        return [Tile(128, 64, 8, 3)] * problem.light + [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+        small = [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+        return [Tile(128, 64, 8, 3), *small] if problem.light else small
     if width <= 256:
-        return [Tile(128, 64, 8, 2)] * (width <= 192) + [
-            Tile(128, 32, 8, 2),
-            Tile(64, 32, 4, 2),
-            Tile(64, 32, 4, 1),
-        ]
+        small = [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        return [Tile(128, 64, 8, 2), *small] if width <= 192 else small
     return [Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)]
 
 
@@ -233,12 +225,14 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 def _pair(problem: Problem, chip: int) -> list[Tile]:
     # The loop over batches is short, so other programs of the multiprocessor must hide the latency of loads.
     # Before compute capability 9.0, operands of products are in registers, and 64 x 64 needs too many.
-    return [Tile(64, 64, 4, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
+    small = Tile(32, 32, 4, 1)
+    return [Tile(64, 64, 4, 1), small] if chip >= 90 else [small]
 
 
 def _diagonal(problem: Problem, chip: int) -> list[Tile]:
     # The loop is as long as the sequence, so the pipeline hides loads. Registers per pair: the sum, S, dP and the bias.
-    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
+    small = Tile(32, 32, 4, 1)
+    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), small] if chip >= 90 else [small]
 
 
 # Rows per pipeline stage, and number of stages.

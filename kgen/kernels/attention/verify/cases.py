@@ -346,7 +346,8 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
 
 def _open(problem: Problem) -> list[str]:
     """Return the buffers that may have several dtypes."""
-    return [b.name for b in problem.buffers if len(b.dtypes) > 1] + ["sinks"] * problem.sinks
+    sinks = ["sinks"] if problem.sinks else []
+    return [*(b.name for b in problem.buffers if len(b.dtypes) > 1), *sinks]
 
 
 def _compile(problem: Problem, case: Case, dtype: torch.dtype | None, function: Any) -> None:

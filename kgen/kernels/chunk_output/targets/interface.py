@@ -8,6 +8,7 @@ from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
 from kgen.targets.arguments import cast_lines
+from kgen.targets.signature import Signature
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -44,15 +45,12 @@ def packing(spec: ChunkOutputSpec) -> list[str]:
     return ["cu_seqlens", "chunk_indices"] if spec.varlen else []
 
 
-def signature(plan: ChunkOutputPlan) -> str:
+def signature(plan: ChunkOutputPlan) -> Signature:
     """Return the parameters of the function."""
-    keywords = ["cu_seqlens", "chunk_indices=None"] if plan.spec.varlen else []
-    return ", ".join([*inputs(plan), "*", *keywords, "scale=None"])
-
-
-def usage(plan: ChunkOutputPlan) -> str:
-    """Return the arguments of a call that uses all defaults."""
-    return ", ".join([*inputs(plan), *(f"{name}={name}" for name in packing(plan.spec)[:1])])
+    tensors, scale = tuple(inputs(plan)), ("scale", "None")
+    if plan.spec.varlen:
+        return Signature(tensors, ("cu_seqlens",), (("chunk_indices", "None"), scale))
+    return Signature(tensors, (), (scale,))
 
 
 def casts(plan: ChunkOutputPlan) -> list[str]:

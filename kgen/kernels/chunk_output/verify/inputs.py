@@ -138,7 +138,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
             table = torch.tensor(chunk_indices_of(case.lengths, BT), dtype=torch.int64).reshape(-1, 2)
             keywords["chunk_indices"] = table.to(device)
     do = normal(B, T, HV, V)
-    of_tokens = ["q", "k", *(n for n in problem.gates if n == "g"), *["v"] * (not problem.padded)]
+    of_tokens = ["q", "k", *(n for n in problem.gates if n == "g")]
+    if not problem.padded:
+        of_tokens.append("v")
     for tensor in (do, *(found[name] for name in of_tokens)):
         tensor[:, T - case.tail :] = torch.nan
     do = do[:1, :1, :1, :1].expand_as(do) if case.do == "expanded" and T else do

@@ -15,6 +15,7 @@ from kgen.targets.arguments import (
     derivatives_of,
     divisor_lines,
 )
+from kgen.targets.signature import Signature
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
@@ -50,6 +51,17 @@ def norm_divisors(plan: NormPlan) -> list[str]:
     }
     trees = [substitute(value.tree, numbers) for value in (plan.forward.h, plan.forward.out)]
     return divisor_lines(plan.spec.name, trees, [n for n, p in params.items() if p.runtime])
+
+
+def norm_signature(plan: NormPlan) -> Signature:
+    """Return the parameters of the function."""
+    spec, names = plan.spec, [o.name for o in plan.operands]
+    if spec.quantize and spec.quantize.scale == "per_tensor":
+        names.append("scale")
+    tensors = tuple(n for n in names if n in ("x", "weight", "bias"))
+    runtime = (n for n, p in spec.params.items() if p.runtime)
+    required = (*(n for n in names if n not in tensors), *runtime)
+    return Signature(tensors, required, (("eps", repr(spec.eps)),))
 
 
 def norm_casts(plan: NormPlan) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +34,9 @@ class DecodeLauncher(Template):
     width: int
     """Columns of a value."""
     kv_sizes: str
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_launch", "_layouts", "_multiprocessors", "_next_power_of_2", "_tile")
 
 
 def launcher_of(kernels: Decode, op: Operator, kv_sizes: str) -> DecodeLauncher:

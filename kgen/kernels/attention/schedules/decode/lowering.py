@@ -189,7 +189,8 @@ class DecodeKernel:
     @property
     def merge_blocks(self) -> list[str]:
         """The sizes of a tile that the merging of a row uses."""
-        return ["BLOCK_M"] * self.tile_of_row + ["BLOCK_N"] * self.balanced
+        used = {"BLOCK_M": self.tile_of_row, "BLOCK_N": self.balanced}
+        return [name for name, there in used.items() if there]
 
     @property
     def merge_names(self) -> frozenset[str]:

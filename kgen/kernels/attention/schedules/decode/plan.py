@@ -100,7 +100,9 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
     if spec.dtype == "fp32" and spec.precision != "tf32":
         rows, options = 16, [(32, 2), (32, 1), (16, 1)]
     else:
-        options = [(64, 3)] * (chip >= 90 and not paged) + [(64, 2), (32, 2), (32, 1), (16, 1)]
+        options = [(64, 2), (32, 2), (32, 1), (16, 1)]
+        if chip >= 90 and not paged:
+            options.insert(0, (64, 3))
 
     def shared(rows: int, keys: int, stages: int) -> int:
         streamed = bytes_per_element * keys * columns + 4 * plan.problem.tile_reads * rows * keys

@@ -14,7 +14,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
 from kgen.kernels.attention.schedules.hopper.records import Record, reached, record
-from kgen.kernels.attention.schedules.hopper.rows import Rows
+from kgen.kernels.attention.schedules.hopper.rows import VECTORS, Rows
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, text, total
 
@@ -298,16 +298,14 @@ def streamed_queries(operands: Operands) -> StreamedQueries:
         nbytes.append("2 * args.lse_desc.block_type.nbytes")
     nbytes += [f"args.{x}_desc.block_type.nbytes" for x in rope]
     names = ["q", "do", "lse", "delta", *rope]
-    made = {x: _ring_of(desc) for x, desc in zip(names, operands.query_descs, strict=True)}
+    made = {x: f"_slots({desc}, SLOTS)" for x, desc in zip(names, operands.query_descs, strict=True)}
+    if packed:
+        made |= dict.fromkeys(VECTORS, "_vector_slots(BLOCK_M, SLOTS)")
     return StreamedQueries(
         slots=record("QuerySlots", "q_slots", names, made),
         writers=2 if packed else 1,
         nbytes=assign("NBYTES: tl.constexpr", total(*map(text, nbytes))),
     )
-
-
-def _ring_of(desc: str) -> str:
-    return f"_slots({desc}, SLOTS)" if desc.endswith("_desc") else "_vector_slots(BLOCK_M, SLOTS)"
 
 
 @dataclass(frozen=True)

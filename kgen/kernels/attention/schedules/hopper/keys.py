@@ -256,7 +256,8 @@ def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
     n_masked = "n_masked" if found.has_full else "n_tiles"
     loops: list[KeyPart] = []
     if masked:
-        ahead, past = ["n_ahead"] * own.ahead, ["n_past"] * own.past
+        ahead = ["n_ahead"] if own.ahead else []
+        past = ["n_past"] if own.past else []
         hi = f"{n_masked} - n_past" if own.past else n_masked
         loops.append(KeyPart(True, "n_ahead" if own.ahead else "0", hi, ahead, past))
     if found.has_full:

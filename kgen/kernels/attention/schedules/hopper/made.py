@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +59,9 @@ class ChipChoice(Template):
     single: bool
     """True if they are in this file."""
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_by_tma",)
+
 
 @dataclass(frozen=True)
 class WhyPortable(Template):
@@ -68,6 +71,9 @@ class WhyPortable(Template):
 
     by_name: str
     """The tensors that TMA loads, with their names."""
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_by_tma",)
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
@@ -174,7 +180,7 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
     answers = {
         name: Answer(f'"portable: no kernels for Hopper: {missing[name]}"', ("portable",))
         if name in missing
-        else Answer("kernels", ("hopper", "portable"), by_call=True)
+        else Answer("kernels", ("hopper", "portable"), by_call=True, named=True)
         for name in ("forward", "backward")
     }
     words = '"hopper": the kernels for compute capability 9.0'
@@ -183,7 +189,7 @@ def _choice(planned: Planned, kernels: Kernels | None, missing: Mapping[str, str
     asked = {name: name for name in ("q", "k", "v")}
     for stream in kernels.streams:
         name = planned.plan.called.get(stream.buffer, stream.buffer)
-        asked[name] = name + stream.tensor.removeprefix(stream.buffer)
+        asked[name] = f"{name}{stream.index}"
     quoted = ", ".join(f'"{name}"' for name in asked)
     lines = WhyPortable(f"zip(({quoted}), ({', '.join(asked.values())}))")
     return Choice(

@@ -12,7 +12,7 @@ from kgen.expr.nodes import Read
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.schedules.hopper.conditions import PAIR_BYTES
 from kgen.kernels.attention.schedules.hopper.plan import PAIR_ROOM, HopperPlan
-from kgen.targets.code import Assign, as_type, assign, op
+from kgen.targets.code import Assign, Name, as_type, assign, op
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Stream:
 
     K and V use one more turn than the stream for each item."""
     buffer: str
-    tensor: str
-    """The four-dimensional tensor from which the launcher builds a descriptor."""
+    index: str
+    """The index that makes a four-dimensional tensor of the buffer; empty if it has four dimensions."""
     axes: str
     bits: int
     """Bits of an element."""
@@ -37,6 +37,11 @@ class Stream:
     slots: int
     of_heads: bool
     """True if batches share it. Programs then process the batches of one head in sequence."""
+
+    @property
+    def tensor(self) -> str:
+        """The four-dimensional tensor from which the launcher builds a descriptor."""
+        return f"{self.buffer}{self.index}"
 
     @property
     def layout(self) -> str:
@@ -63,7 +68,7 @@ def _pair(plan: HopperPlan, pair: Binding, kernels: Lowering) -> Stream:
     # The descriptor has two dimensions before the positions, so missing ones are added.
     missing = 2 - len(before)
     printer = kernels.printer(kernels.plan.forward)
-    at = ["0"] * missing + [str(printer.own(index)) for index in before]
+    own = [printer.own(index) for index in before]
     of_tile = op("_consumer_load({0}, i - {1}, SCORES)", "pair_ring", "item")
     axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
     return Stream(
@@ -71,10 +76,10 @@ def _pair(plan: HopperPlan, pair: Binding, kernels: Lowering) -> Stream:
         binding=pair,
         line=assign(pair.name, as_type(of_tile, "float32") if element == 2 else of_tile),
         buffer=buffer,
-        tensor=f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer,
+        index=f"[{', '.join(['None'] * missing)}]" if missing else "",
         axes=", ".join(axes),
         bits=8 * element,
-        at=", ".join(at),
+        at=", ".join(["0"] * missing + [str(index) for index in own]),
         slots=PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element),
-        of_heads="b" not in at,
+        of_heads=Name("b") not in own,
     )

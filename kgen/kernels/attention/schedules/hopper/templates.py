@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from typing import ClassVar
@@ -26,6 +26,7 @@ from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
 from kgen.kernels.attention.schedules.hopper.records import Record
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 
 
@@ -252,6 +253,9 @@ class Launcher(Template):
     """Number of heads that forward processes at a time."""
     half: int = HALF
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_launch", "_multiprocessors", *([] if self.common.packed else ["_cdiv"]))
+
     @property
     def forward_options(self) -> list[str]:
         """The options of forward's launch."""
@@ -264,7 +268,7 @@ class Launcher(Template):
 
 
 @dataclass(frozen=True)
-class HopperFile(Template):
+class HopperFile(ImportsLaunch):
     """`hopper.py`."""
 
     template: ClassVar[str] = "attention/hopper/hopper.j2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from kgen.targets.arguments import (
 )
 from kgen.targets.cuda.elements import ELEMENTS, Elements, used
 from kgen.targets.cuda.loader import Loader
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -41,7 +43,7 @@ class Kernel(Template):
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`cuda.py`: the operator of PyTorch."""
 
     template: ClassVar[str] = "attention/cuda/delta.py.j2"
@@ -60,6 +62,10 @@ class Module(Template):
     dense_check: str
     derivatives: Derivatives
     loader: Loader
+
+    def launch_functions(self) -> Iterable[str]:
+        names = ("_cast", "_dense", "_dtype", "_library", "_operator")
+        return (*names, *self.derivatives.launch_functions())
 
 
 def sources(loaded: Loaded) -> list[Source]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.targets.triton.interface import Check, Interface
 from kgen.kernels.attention.targets.triton.shared import not_specialized
-from kgen.targets.arguments import dense, number_lines
+from kgen.targets.arguments import Numbers, dense, number_lines
 from kgen.targets.template import Template
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -64,9 +65,19 @@ class BlockMaskLauncher(Template):
     sharing: list[str]
     """The batches or heads that share a list, in words."""
     dense_check: list[str]
-    numbers: list[str]
+    numbers: Numbers
     casts: list[str]
     checks: list[Check]
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cdiv", "_operator")
+        yield from self.numbers.launch_functions()
+        if self.dense_check:
+            yield "_dense"
+        if self.casts:
+            yield "_cast"
+        if any(check.shows_dtype for check in self.checks):
+            yield "_dtype"
 
     @property
     def own_name(self) -> str:
@@ -118,7 +129,9 @@ def block_mask_launcher(
     typed += [f"{n}: {_TYPES[interface.runtime[n].type]}" for n in scalars]
     names = [*buffers, *scalars]
     own, params = interface.spec.name, {n: interface.runtime[n] for n in scalars}
-    numbers = number_lines(own, params, interface.plan.called, names)
+    lines = number_lines(own, params, interface.plan.called, names)
+    kinds = {p.type for p in params.values()}
+    numbers = Numbers("float" in kinds, "int" in kinds, (*lines, *interface.divisor_lines(scalars)))
     checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
     return BlockMaskLauncher(
         name=own,
@@ -135,7 +148,7 @@ def block_mask_launcher(
         device_words=[] if buffers else ["device: of the tensors that it will be used with."],
         sharing=[f"which {' and '.join(sharing)} share"] if sharing else [],
         dense_check=[dense(own, map(interface.called, buffers))] if buffers else [],
-        numbers=[*numbers, *interface.divisor_lines(scalars)],
+        numbers=numbers,
         casts=interface.casts(buffers),
         checks=[*checks, *interface.buffer_checks(buffers, device, scalars)],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -39,6 +39,11 @@ class Ways:
     """The branches behind the layouts of the tensors."""
     last: Way | None
     """The branch for all other calls; None where the launcher spells it out."""
+
+    def launch_functions(self) -> Iterable[str]:
+        """Return the names of `_launch.py` that the branches use before the launcher has layouts."""
+        ways = [*self.first, *([] if self.last is None else [self.last])]
+        return ("_layouts",) if any(way.layouts for way in ways) else ()
 
 
 def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
@@ -162,7 +167,7 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     shown = [
         choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
     ]
-    named = any(answer.text.endswith("kernels") for answer in answers.values())
+    named = any(answer.named for answer in answers.values())
     ends = [";"] * (len(shown) - 1) + ["."]
     return WhichKernels(
         name=planned.plan.spec.name,
@@ -184,10 +189,10 @@ def _answer(name: str, choices: Sequence[Choice]) -> Answer:
             continue
         if not choice.takes_rest:
             text = f"{choice.own} if {choice.few} else {found.text}"
-            found = Answer(text, (choice.kind, *found.given), by_call=True)
+            found = Answer(text, (choice.kind, *found.given), by_call=True, named=found.named)
         elif found.by_call:
             text = f"{choice.own} if {choice.few} or why else {found.text}"
-            found = Answer(text, (choice.kind, *_of_chips(found)), by_call=True)
+            found = Answer(text, (choice.kind, *_of_chips(found)), by_call=True, named=found.named)
         else:
             found = Answer(choice.own, (choice.kind,))
     return found

@@ -24,11 +24,13 @@ class Check:
     """The condition."""
     message: str
     error: str = "ValueError"
+    shows_dtype: bool = False
+    """True if the message calls `_dtype` of `_launch.py`."""
 
 
 def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
     words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
-    return Check(other_dtype(name, dtypes), words, "TypeError")
+    return Check(other_dtype(name, dtypes), words, "TypeError", shows_dtype=True)
 
 
 def _differs(name: str, sizes: Sequence[str]) -> str:
@@ -75,7 +77,8 @@ class Interface:
     def required(self) -> list[str]:
         """The keywords without a default, as callers say them."""
         spec = self.spec
-        tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
+        tables = ["block_table"] if spec.paged_kv is not None else []
+        sinks = ["sinks"] if spec.sinks else []
         return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
 
     def kv_sizes(self) -> str:
@@ -267,9 +270,9 @@ class Interface:
             words = f"{self.called(buffer)} may have 2**29 elements along dimension {axis}"
             checks.append(Check(f"{spelled[name]} > 2**29", f"{words}, got {{{spelled[name]}}}"))
         known = {**{param: param for param in params}, **spelled}
-        for divisor, message in divisors(trees, known, self.plan.called):
-            if any(text in divisor for text in spelled.values()):
-                checks.append(Check(f"{divisor} == 0", message))
+        for divisor, in_python, message in divisors(trees, known, self.plan.called):
+            if variables(divisor) & spelled.keys():
+                checks.append(Check(f"{in_python} == 0", message))
         return checks
 
 

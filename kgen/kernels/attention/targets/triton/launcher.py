@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,6 +51,7 @@ from kgen.targets.arguments import (
 )
 from kgen.targets.folding import Bracketed
 from kgen.targets.launching import LaunchFunctions
+from kgen.targets.signature import Signature
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -67,6 +68,9 @@ class Launching(Template):
     by_tma: bool
     """True where TMA loads tiles."""
     writes_by_tma: bool
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_arch_for", "_library")
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,15 @@ class ForwardLauncher(Template):
     narrow_values: bool
     needs_gradient: str | None
     """When a backward pass may follow; None where there is none."""
+
+    def launch_functions(self) -> Iterator[str]:
+        yield "_operator"
+        yield from self.at.allocators
+        yield from self.ways.launch_functions()
+        if self.launch is not None:
+            yield from ("_launch", "_layouts", "_tile", *self.at.dividers)
+        if self.needs_gradient is not None:
+            yield from ("_COMPILED", "_compile_ahead", "_transformed")
 
     @property
     def laid_out(self) -> Bracketed:
@@ -144,6 +157,11 @@ class BackwardLauncher(Template):
     diagonals: list[GradientLaunch]
     gradients: GradientSums
 
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.at.allocators)
+        if self.chip.backward or self.shares:
+            yield "_by_tma"
+
 
 @dataclass(frozen=True)
 class Scatter(Template):
@@ -165,6 +183,9 @@ class Autograd(Template):
     op: Operator
     exact: Exact
     gradients: GradientSums
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_register_autograd")
 
 
 @dataclass(frozen=True)
@@ -218,6 +239,15 @@ class Function(Template):
     given: list[str]
     """The arguments of the operators."""
 
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if self.paged or any(check.shows_dtype for check in self.checks):
+            yield "_dtype"
+        if self.needs_lse is not None:
+            yield "_transformed"
+
 
 class Launcher:
     """Makes the parts of one plan's launcher."""
@@ -247,11 +277,13 @@ class Launcher:
         )
 
     @property
-    def signature(self) -> str:
+    def signature(self) -> Signature:
         """The parameters of the spec's function."""
-        mask = ["block_mask=None"] if self.mask is not None else []
-        keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
-        return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
+        defaults = {"scale": "None", "return_lse": "False"}
+        if self.mask is not None:
+            defaults = {"block_mask": "None", **defaults}
+        tensors = ("q", "k", "v", *self.packed)
+        return Signature(tensors, tuple(self.interface.required()), tuple(defaults.items()))
 
     def parts(
         self, parts: Sequence[InFile], which: WhichKernels, launching: LaunchFunctions | None
@@ -350,7 +382,7 @@ class Launcher:
         return Function(
             name=self.name,
             summary=opening(spec),
-            signature=self.signature,
+            signature=str(self.signature),
             docstring=self.docstring(),
             at=self.at,
             exact=self.exact,

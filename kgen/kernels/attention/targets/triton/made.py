@@ -148,6 +148,8 @@ class Answer:
     """The kinds of kernels that it may name."""
     by_call: bool = False
     """True if the expression depends on the call."""
+    named: bool = False
+    """True if the expression uses the variable `kernels`, which the lines of a schedule assign."""
 
 
 @dataclass(frozen=True)

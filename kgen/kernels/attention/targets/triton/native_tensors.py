@@ -202,8 +202,8 @@ class _Spelled:
         mask = self.plan.block_mask
         if mask is None:
             return []
-        planes = ["p->B" if mask.by_batch else "1", "p->HQ" if mask.by_head else "1"]
-        shape = [extent.removeprefix("p->") for extent in planes]
+        shape = ["B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"]
+        planes = [extent if extent == "1" else f"p->{extent}" for extent in shape]
         found = []
         for inner in ("kv", "q") if self.plan.backward else ("kv",):
             rows, columns = ("SQ", "SK") if inner == "kv" else ("SK", "SQ")

@@ -107,6 +107,16 @@ class Placement:
     """The same from q alone."""
 
     @property
+    def allocators(self) -> list[str]:
+        """The names of `_launch.py` in the texts that make out and gradients."""
+        return [] if self.packed else ["_empty"]
+
+    @property
+    def dividers(self) -> list[str]:
+        """The names of `_launch.py` in `programs`."""
+        return [] if self.packed else ["_cdiv"]
+
+    @property
     def kv_head(self) -> str:
         """The name of a head of keys in kernels."""
         return "h_kv" if self.grouped else "h"

@@ -20,17 +20,19 @@ from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Pre
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.launching import launching_of, modules_of
+from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.template import Template
 
 
 @dataclass(frozen=True)
-class AttentionFile(Template):
+class AttentionFile(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "attention/triton/attention.j2"
 
     opening: Opening
+    launching: LaunchFunctions | None
+    """The functions of all launchers, if the file contains their text."""
     openings: list[Template]
     """The lines that schedules have behind it."""
     prelude: Prelude
@@ -109,6 +111,7 @@ class _File:
         others = [kernel for of in reversed(parts) for kernel in of.kernels]
         return AttentionFile(
             opening=self._opening(parts, single),
+            launching=launching_of(single),
             openings=[part for of in parts for part in of.opening],
             prelude=self._prelude(),
             kernels=[*first, *forward, *others],

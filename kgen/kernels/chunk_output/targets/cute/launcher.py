@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -131,6 +132,10 @@ class Launcher(Template):
     wrong_heads: str
     heads_words: str
 
+    def launch_functions(self) -> Iterable[str]:
+        names = ("_cast", "_dense", "_library", "_operator", "_real")
+        return (*names, *self.derivatives.launch_functions())
+
 
 def launcher(plan: ChunkOutputPlan) -> Launcher:
     """Return the launcher of a plan."""
@@ -140,7 +145,7 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
         name=spec.name,
         summary=opening(spec),
         docstring=docstring(plan),
-        signature=signature(plan),
+        signature=str(signature(plan)),
         k=spec.head_dim.qk,
         varlen=spec.varlen,
         variant=["given"] if spec.varlen else [],

@@ -16,10 +16,11 @@ from kgen.kernels.chunk_output.targets.cute.launcher import (
     launch_numbers,
     launcher,
 )
-from kgen.kernels.chunk_output.targets.interface import packing, signature, usage
+from kgen.kernels.chunk_output.targets.interface import packing, signature
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import CUTE, Code, Name, Statement, assign, op
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -106,7 +107,7 @@ class Common:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """A file for one architecture: the kernel, `_launch`, which builds its tensors, and the launcher."""
 
     language: ClassVar[str] = CUTE
@@ -211,7 +212,7 @@ def _common(plan: ChunkOutputPlan) -> Common:
     spec, gated = plan.spec, "g" in plan.gates
     transposed, padded = spec.state_layout == "vk", spec.v_layout == "chunk_padded"
     return Common(
-        words=Words(words.formula(plan), words.argument_words(plan), usage(plan)),
+        words=Words(words.formula(plan), words.argument_words(plan), signature(plan).usage),
         sizes=Sizes(spec.head_dim.qk, spec.head_dim.v, spec.chunk_size),
         state=State("ROW_MAJOR", "K") if transposed else State("COL_MAJOR", "MN"),
         varlen=spec.varlen,

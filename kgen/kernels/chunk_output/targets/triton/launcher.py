@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,6 +94,9 @@ class Gradients(Template):
     new_dg: str
     """The call that allocates the partial sums of dg."""
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_operator", "_register_autograd", "_tile")
+
 
 @dataclass(frozen=True)
 class Launcher(Template):
@@ -123,6 +127,10 @@ class Launcher(Template):
     """For each gate, a Python tuple of label, tensor, number of dimensions and dtype."""
     checks: list[Check]
 
+    def launch_functions(self) -> Iterable[str]:
+        names = ("_arch_for", "_cast", "_dense", "_library", "_operator", "_real", "_tile")
+        return (*names, *self.derivatives.launch_functions())
+
 
 def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launcher:
     """Return the launcher of a plan."""
@@ -134,7 +142,7 @@ def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launch
         launching=launching,
         summary=opening(spec),
         docstring=said,
-        signature=signature(plan),
+        signature=str(signature(plan)),
         K=said.K,
         V=said.V,
         dtype=said.dtype,

@@ -9,13 +9,12 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
-from kgen.kernels.chunk_output.targets.interface import Formula, formula, signature, usage
+from kgen.kernels.chunk_output.targets.interface import Formula, formula, signature
 from kgen.kernels.chunk_output.targets.triton.kernels import Forward, KeyGradients, ValueGradients, kernels
 from kgen.kernels.chunk_output.targets.triton.launcher import Launcher, Shapes, docstring, launcher, shapes
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
-from kgen.targets.template import Template
+from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
 
@@ -39,7 +38,7 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "chunk_output/triton/chunk_output.j2"
@@ -103,7 +102,7 @@ def module(plan: ChunkOutputPlan, *, single: bool) -> Module:
         formula=formula(plan),
         shapes=shapes(spec),
         gate_shapes=[of_gates[gate] for gate in plan.gates],
-        usage=usage(plan),
+        usage=signature(plan).usage,
         natural=natural,
         varlen=spec.varlen,
         oldest=OLDEST_TRITON,

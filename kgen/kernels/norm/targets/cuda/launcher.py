@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from kgen.kernels.norm.targets.arguments import (
     norm_casts,
     norm_derivatives,
     norm_divisors,
+    norm_signature,
 )
 from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
 from kgen.kernels.norm.targets.cuda.forward import Forward
@@ -26,6 +27,7 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
 from kgen.targets.cuda.loader import Loader
+from kgen.targets.launching import ImportsLaunch
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -61,6 +63,9 @@ class ForwardOperator(Template):
     sizes: str
     sizes_at: str
     call: Call
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_operator",)
 
     @property
     def types(self) -> str:
@@ -131,6 +136,9 @@ class BackwardOperator(Template):
     stores_h: bool
     returned: str
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_once", "_operator", "_register_autograd")
+
     @property
     def types(self) -> str:
         return f"tuple[{', '.join('Tensor' for _ in self.names)}]"
@@ -188,9 +196,16 @@ class Function(Template):
     """The arguments of the operator."""
     returned: str
 
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if self.learned:
+            yield "_transformed"
+
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`cuda.py`."""
 
     template: ClassVar[str] = "norm/cuda/norm.py.j2"
@@ -213,6 +228,9 @@ class Module(Template):
     forward: ForwardOperator
     backward: BackwardOperator | None
     function: Function
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_library",)
 
 
 def module_of(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
@@ -246,7 +264,6 @@ class _Modules:
 
     def module(self, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
         spec, multiples = self.spec, self.spelled.multiples
-        positional, keywords = self._arguments()
         apart = "rows of one thread a multiple of `multiple` apart"
         return Module(
             name=spec.name,
@@ -256,7 +273,7 @@ class _Modules:
             dtype=TORCH_DTYPES[spec.dtypes["input"]],
             passes_words=passes_words(self.plan),
             returned=", ".join(self.returned),
-            usage=", ".join([*positional, *(f"{n}={n}" for n in keywords)]),
+            usage=norm_signature(self.plan).usage,
             multiple=("multiple",) if multiples else (),
             apart_words=(apart,) if multiples else (),
             vector=self.spelled.vector,
@@ -267,21 +284,15 @@ class _Modules:
             function=self._function(),
         )
 
-    def _arguments(self) -> tuple[list[str], list[str]]:
-        """Return the positional parameters of the function, and the keywords except eps."""
-        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
-        return positional, [*(n for n in self.tensors if n not in positional), *self.runtime]
-
     # --- the function ---
 
     def _function(self) -> Function:
         plan, spec = self.plan, self.spec
-        positional, keywords = self._arguments()
         operands = [Checked(o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands]
         return Function(
             name=spec.name,
             summary=opening(spec),
-            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            signature=str(norm_signature(plan)),
             docstring=self._docstring(),
             dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.targets.arguments import norm_signature
 from kgen.kernels.norm.targets.cuda.backward import Backward, BackwardKernel, backward_of
 from kgen.kernels.norm.targets.cuda.forward import Forward, ForwardKernel, forward_of
 from kgen.kernels.norm.targets.cuda.host import Host, host_of
@@ -118,7 +119,7 @@ def sources(loaded: Loaded) -> list[Source]:
             rank=2,
             needs="cuda.core",
             launches=True,
-            signature=module.function.signature,
+            signature=norm_signature(spelled.plan),
             docstring=module.function.docstring,
         ),
     ]

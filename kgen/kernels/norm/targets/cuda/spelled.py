@@ -48,7 +48,8 @@ class Spelled:
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
         sizes = [ELEMENT_SIZE[self.spec.dtypes[n]] for n in ("input", "output")]
-        sizes += [ELEMENT_SIZE[self.spec.dtypes["residual"]]] * bool(self.spec.residual)
+        if self.spec.residual:
+            sizes.append(ELEMENT_SIZE[self.spec.dtypes["residual"]])
         # Accesses of 16 bytes for the narrowest tensor; eight bits are stored 8 bytes at a time.
         self.vector = 16 // max(2, min(sizes))
         constants = {n: p for n, p in self.spec.params.items() if not p.runtime}
@@ -148,8 +149,10 @@ class Spelled:
 
     def numbers(self, heads: bool, eps: bool, uses: frozenset[str]) -> Params:
         """Return the parameters for sizes, and for the numbers that a kernel uses."""
-        sizes = [Param("long long", n, n.strip("_")) for n in ("rows", "width_", *["heads"] * heads)]
-        sizes += [Param("float", "eps", "ctypes.c_float(eps)")] * eps
+        names = ["rows", "width_", "heads"] if heads else ["rows", "width_"]
+        sizes = [Param("long long", n, n.strip("_")) for n in names]
+        if eps:
+            sizes.append(Param("float", "eps", "ctypes.c_float(eps)"))
         lines = [sizes]
         for n, p in self.runtime.items():
             if self.local(n) in uses:

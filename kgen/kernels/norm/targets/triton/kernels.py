@@ -223,10 +223,14 @@ class Kernels:
 
     def forward(self) -> ForwardKernel:
         plan, forward, spec = self.plan, self.plan.forward, self.spec
-        outputs = ["out"] + ["h"] * plan.stores_h + ["scale"] * (spec.quantize is not None)
+        outputs, stores = ["out"], [Store("out_ptr", Name("out"))]
+        if plan.stores_h:
+            outputs.append("h")
+            stores.append(Store("h_ptr", Name("h")))
+        if spec.quantize is not None:
+            outputs.append("scale")
         pointers = [*(o.name for o in forward.loads), *outputs, *plan.saves]
         flags = ["SAVE: tl.constexpr"] if plan.saves else []
-        stores = [Store("out_ptr", Name("out"))] + [Store("h_ptr", Name("h"))] * plan.stores_h
         per_row = spec.quantize is not None and spec.quantize.scale == "per_row"
         return ForwardKernel(
             unspecialized=self.unspecialized,

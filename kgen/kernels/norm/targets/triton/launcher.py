@@ -15,11 +15,12 @@ from kgen.kernels.norm.targets.arguments import (
     norm_casts,
     norm_derivatives,
     norm_divisors,
+    norm_signature,
 )
 from kgen.kernels.norm.targets.triton.kernels import stored
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
-from kgen.targets.code import Assign, Statement, op, text
+from kgen.targets.code import Assign, Code, Statement, op, text
 from kgen.targets.launching import LaunchFunctions
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
@@ -33,12 +34,18 @@ class RowSchedule(Template):
 
     name: str
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_next_power_of_2")
+
 
 @dataclass(frozen=True)
 class HeadSchedule(Template):
     """The schedule for positions with heads; each program has some heads."""
 
     template: ClassVar[str] = "norm/triton/_head_schedule.j2"
+
+    def launch_functions(self) -> Iterable[str]:
+        return ("_cdiv", "_next_power_of_2")
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,9 @@ class ForwardOperator(Template):
     call: Call
     flags: tuple[str, ...]
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_operator",)
+
     @property
     def types(self) -> str:
         return ", ".join("Tensor" for _ in self.outputs)
@@ -136,6 +146,11 @@ class BackwardOperator(Template):
     """The arguments of the operator."""
     out_dtype: str
     returned: str
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_once", "_operator", "_register_autograd")
+        if self.sums or "_cdiv" in self.programs.uses:
+            yield "_cdiv"
 
     @property
     def types(self) -> str:
@@ -192,12 +207,19 @@ class Function(Template):
     checks: tuple[Check, ...]
     numbers: Numbers
     derivatives: Derivatives
-    save: str
+    save: Code
     """The condition for which statistics are saved."""
     outputs: tuple[str, ...]
     arguments: str
     """The arguments of the operator except `save`."""
     returned: str
+
+    def launch_functions(self) -> Iterator[str]:
+        yield from ("_cast", "_dense", "_dtype", "_real")
+        yield from self.numbers.launch_functions()
+        yield from self.derivatives.launch_functions()
+        if "_transformed" in self.save.names:
+            yield "_transformed"
 
 
 @dataclass(frozen=True)
@@ -223,6 +245,9 @@ class Launcher(Template):
     backward: BackwardOperator | None
     function: Function
 
+    def launch_functions(self) -> Iterable[str]:
+        return ("_arch_for", "_library")
+
 
 class Launchers:
     """Print the launcher of one plan."""
@@ -232,7 +257,8 @@ class Launchers:
         self.heads = self.spec.heads is not None
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.scale = bool(self.spec.quantize and self.spec.quantize.scale == "per_tensor")
-        self.tensors = [o.name for o in plan.operands] + ["scale"] * self.scale
+        scale = ["scale"] if self.scale else []
+        self.tensors = [*(o.name for o in plan.operands), *scale]
         self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
         self.outputs = self._outputs()
         self.derivatives = norm_derivatives(plan)
@@ -259,32 +285,20 @@ class Launchers:
         )
 
     @property
-    def usage(self) -> str:
-        """Return the arguments of a call, for the docstring."""
-        positional, keywords = self._arguments()
-        return ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
-
-    @property
     def returned(self) -> str:
         """Return the names of the results."""
         return ", ".join(o.name for o in self.outputs if o.name not in self.plan.saves)
-
-    def _arguments(self) -> tuple[list[str], list[str]]:
-        """Return the positional parameters of the function, and the keywords except eps."""
-        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
-        return positional, [n for n in self.tensors if n not in positional] + [*self.runtime]
 
     # --- the function ---
 
     def _function(self) -> Function:
         spec, plan = self.spec, self.plan
-        positional, keywords = self._arguments()
         learned = " or ".join(f"{o.name}.requires_grad" for o in plan.operands if o.grad)
-        needs_grad = f"torch.is_grad_enabled() and (_transformed() or {learned})"
+        needs_grad = op("torch.is_grad_enabled() and ({0}() or {1})", "_transformed", learned)
         return Function(
             name=spec.name,
             summary=opening(spec),
-            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            signature=str(norm_signature(plan)),
             docstring=self._docstring(),
             dense_check=dense(spec.name, self.tensors),
             casts=tuple(norm_casts(plan)),
@@ -294,7 +308,7 @@ class Launchers:
             checks=tuple(self._checks()),
             numbers=self.checked,
             derivatives=self.derivatives,
-            save=needs_grad if plan.saves else "False",
+            save=needs_grad if plan.saves else text("False"),
             outputs=tuple(o.name for o in self.outputs),
             arguments=", ".join([*self.tensors, *self.numbers]),
             returned=self.returned,
@@ -421,7 +435,7 @@ class Launchers:
         upstream = [o.name for o in plan.upstream]
         # Backward needs eps only if it computes the statistics again.
         kept = {n: kind for n, kind in self.numbers.items() if n != "eps" or not plan.saves}
-        params = ["dout: Tensor"] + ["dh_out: Optional[Tensor]"] * plan.stores_h
+        params = ["dout: Tensor", "dh_out: Optional[Tensor]"] if plan.stores_h else ["dout: Tensor"]
         params += [f"{n}: Tensor" for n in saved] + [f"{n}: {kind}" for n, kind in kept.items()]
         return BackwardOperator(
             name=self.spec.name,
@@ -445,7 +459,7 @@ class Launchers:
     def _programs(self, first: str) -> Statement:
         least, note = text('constants["PARTS"]'), "no rows: sums of nothing are zeros"
         if self.heads:
-            least, note = op('_cdiv({0}.shape[1], constants["ROWS"])', first), ""
+            least, note = op('{0}({1}.shape[1], constants["ROWS"])', "_cdiv", first), ""
         values = (op("max({0}, 1)", "groups"), op("max({0}, {1})", "programs", least))
         return Assign(("groups", "programs"), values, note=note)
 

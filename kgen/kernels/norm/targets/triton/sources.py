@@ -9,13 +9,13 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.plan.tiles import NormTile, norm_tiles
+from kgen.kernels.norm.targets.arguments import norm_signature
 from kgen.kernels.norm.targets.formula import formula
 from kgen.kernels.norm.targets.triton.kernels import BackwardKernel, ForwardKernel, Kernels
 from kgen.kernels.norm.targets.triton.launcher import Launcher, Launchers
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.launching import LaunchFunctions, launching_of, modules_of
-from kgen.targets.template import Template
+from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.tritons import OLDEST_TRITON, OldestTriton
 
@@ -45,7 +45,7 @@ class TileTable:
 
 
 @dataclass(frozen=True)
-class Module(Template):
+class Module(ImportsLaunch):
     """`triton.py`."""
 
     template: ClassVar[str] = "norm/triton/norm.j2"
@@ -86,7 +86,7 @@ def sources(loaded: Loaded) -> list[Source]:
             rank=1,
             alone=_module(plan, single=True),
             launches=True,
-            signature=function.signature,
+            signature=norm_signature(plan),
             docstring=function.docstring,
         )
     ]
@@ -100,7 +100,7 @@ def _module(plan: NormPlan, *, single: bool) -> Module:
         name=spec.name,
         summary=opening(spec),
         formula=tuple(formula(plan)),
-        usage=launchers.usage,
+        usage=norm_signature(plan).usage,
         returned=launchers.returned,
         oldest=OLDEST_TRITON,
         optional=plan.backward is not None and plan.stores_h,
