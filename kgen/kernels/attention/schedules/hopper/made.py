@@ -163,7 +163,7 @@ def _backward(kernels: Kernels) -> BackwardBranch:
         when="_on_hopper(q, k, v)",
         operands=tuple(kernels.backward.operands),
         dq=kernels.dq is not None,
-        dout="_by_tma(dout)",
+        dout="_by_tma",
         overlaps=True,
         counts=kernels.dynamic,
         **sums,

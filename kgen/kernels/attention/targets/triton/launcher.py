@@ -159,8 +159,7 @@ class BackwardLauncher(Template):
 
     def launch_functions(self) -> Iterator[str]:
         yield from ("_cdiv", "_launch", "_layouts", "_operator", "_tile", *self.at.allocators)
-        if self.chip.backward or self.shares:
-            yield "_by_tma"
+        yield from (branch.dout for branch in self.branches if branch.dout)
 
 
 @dataclass(frozen=True)
