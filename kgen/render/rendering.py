@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp, stamp_shared
+from kgen.render.layout import laid_out, laid_out_in_c
 from kgen.render.program import program
 from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
@@ -221,6 +222,7 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
     text = _with_imports(_tidy(environment.rendered(source.text)))
+    text = laid_out(text) if source.comment == "#" else laid_out_in_c(text)
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
