@@ -148,7 +148,8 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
         "CMakeLists.txt": Build(name=name, license=license),
     }
     for file, template in files.items():
-        text = laid_out_in_c(rendered(template).rstrip("\n") + "\n")
+        text = rendered(template).rstrip("\n") + "\n"
+        text = text if isinstance(template, Build) else laid_out_in_c(text)
         (folder / file).write_text(text, encoding="utf-8")
 
 

@@ -21,8 +21,11 @@ _PYTHON = (
 _C = rf" (?P<string>{_TEXT}) | (?P<comment>//[^\n]* | /\*.*?\*/) | {_BRACKETS}"
 _MESSAGE = re.compile(r'(?P<head> *(?:"\w+": |else )?)(?P<prefix>f?)"(?P<text>[^"\\]+)"(?P<tail>,?)')
 _BETWEEN_WORDS = re.compile(r"(?:\{[^}]*\}|[^ {])+ +")
-_TARGET = r"[\w.\[\]*, ]+ [-+*/|&@]?= "
+_TARGET = r"[\w.\[\]*, ]+(?:: [\w.]+)? [-+*/|&@]?= "
 _COMMA, _FOR = ", ?", " for | if "
+_C_COMMENT = re.compile(
+    r"^(?P<indent> *)(?P<code>[^\n/ ][^\n/]*?)? ?/\* (?P<text>(?:[^*]|\*(?!/))*?) ?\*/$", re.MULTILINE
+)
 BLANK = " " * 4
 
 
@@ -95,21 +98,35 @@ class _Language:
         if inside and self.whole(line) and len(parts := self.operands(line.strip())) > 1:
             parts = [*parts[:-1], parts[-1].removesuffix(",") + "," * line.endswith(",")]
             return self._filled(parts, indent)
-        if found := self._expression(line, indent):
+        if (
+            self is C
+            and line.endswith(";")
+            and self.whole(line)
+            and len(parts := self.split(line.strip(), _COMMA)) > 1
+        ):
+            first, *others = filled(
+                [*(f"{part}," for part in parts[:-1]), parts[-1]], COLUMNS - len(indent + BLANK)
+            )
+            return [f"{indent}{first}", *(f"{indent}{BLANK}{other}" for other in others)]
+        if found := self._expression(line, indent, self.operators[:2] if self is PYTHON else self.operators):
             return found
         if pairs := [(start, end) for start, end in self.pairs(line) if start < COLUMNS]:
             start, end = max(pairs, key=lambda pair: pair[1] - pair[0])
-            return self._around(line[: start + 1], self.operands(line[start + 1 : end]), line[end:], indent)
+            return self._around(
+                line[: start + 1], self.operands(line[start + 1 : end].strip()), line[end:].lstrip(), indent
+            )
+        if found := self._expression(line, indent, self.operators):
+            return found
         targets, equals, source = line.strip().partition(" = ")
-        if equals and self is PYTHON:
+        if equals and self is PYTHON and "," in targets:
             return self._around(f"{indent}(", self.operands(targets), f") = {source}", indent)
         return [line]
 
-    def _expression(self, line: str, indent: str) -> list[str]:
-        """Put the value of a statement into brackets, and break it at its loosest operators."""
+    def _expression(self, line: str, indent: str, operators: Iterable[str]) -> list[str]:
+        """Put the value of a statement into brackets, and break it at the loosest of some operators."""
         if (value := self.expression.fullmatch(line)) and self.whole(value["value"]):
-            for operators in self.operators[:2]:
-                parts = self.split(value["value"], operators)
+            for form in operators:
+                parts = self.split(value["value"], form)
                 if len(parts) > 1 and len(self.split(value["value"], _COMMA)) == 1:
                     return self._around(f"{value['head']}(", parts, f"){value['tail']}", indent)
         return []
@@ -142,7 +159,7 @@ PYTHON = _Language(
 )
 C = _Language(
     re.compile(_C, re.DOTALL | re.VERBOSE),
-    re.compile(rf"(?P<head> *(?:return |{_TARGET}))(?P<value>.*)(?P<tail>;)"),
+    re.compile(r"(?P<head> *(?:return |[^=\n]+ [-+*/]?= ))(?P<value>.*)(?P<tail>;)"),
     (r" \? | : ", r" \|\| | && ", r" \+ | - ", r" \* | / "),
     comma="",
 )
@@ -159,9 +176,26 @@ def laid_out_in_c(text: str) -> str:
     Directives and lines with several statements stay as they are.
     """
     found: list[str] = []
-    for line in text.split("\n"):
+    for line in _C_COMMENT.sub(_c_comment, text).split("\n"):
         kept = line.startswith("#") or line.endswith("\\") or line.rstrip("; })").count(";") > 0
         found += [line] if kept and not line.lstrip().startswith("//") else C.broken(line)
+    return "\n".join(found)
+
+
+def _c_comment(comment: re.Match[str]) -> str:
+    """Wrap the paragraphs of a comment that have a line that is too long. One behind a statement goes before it."""
+    indent, code, text = comment["indent"], comment["code"], comment["text"]
+    if all(len(line) <= COLUMNS for line in comment[0].split("\n")):
+        return comment[0]
+    paragraphs = re.split(r"\n *\*?\n", text)
+    marks = ["/* ", *[" * "] * (len(paragraphs) - 1)]
+    found = []
+    for mark, paragraph in zip(marks, paragraphs, strict=True):
+        words = " ".join(line.strip().removeprefix("* ") for line in paragraph.split("\n"))
+        found += _wrapped(words, indent + mark, f"{indent} * ", COLUMNS - len(" */"))
+        found.append(f"{indent} *")
+    found[-1:] = [f"{indent}{code}"] if code else []
+    found[-1 - bool(code)] += " */"
     return "\n".join(found)
 
 
@@ -208,10 +242,15 @@ def _words(line: str, mark: str) -> list[str]:
     if len(line) <= COLUMNS:
         return [line]
     indent = line[: len(line) - len(line.lstrip())] + mark
+    return _wrapped(line.removeprefix(indent).strip(), indent, indent)
+
+
+def _wrapped(words: str, first: str, indent: str, width: int = COLUMNS) -> list[str]:
+    """Fill lines with words. `first` begins the first line, `indent` the others."""
     return textwrap.wrap(
-        line.removeprefix(indent).strip(),
-        COLUMNS,
-        initial_indent=indent,
+        words,
+        width,
+        initial_indent=first,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -226,7 +265,9 @@ def _message(message: re.Match[str], indent: str) -> list[str]:
     texts, rest = [], message["text"]
     while len(rest) > width:
         ends = [end for end in map(re.Match.end, _BETWEEN_WORDS.finditer(rest)) if end <= width]
-        clauses = [end for end in ends if rest[end - 2] == "," and len(rest) - end <= width]
+        clauses = [
+            end for end in ends if rest[end - 2] == "," and rest[end].isalpha() and len(rest) - end <= width
+        ]
         if not ends:
             break
         texts.append(rest[: max(clauses or ends)])
