@@ -22,6 +22,7 @@ _C = rf" (?P<string>{_TEXT}) | (?P<comment>//[^\n]* | /\*.*?\*/) | {_BRACKETS}"
 _MESSAGE = re.compile(r'(?P<head> *(?:"\w+": |else )?)(?P<prefix>f?)"(?P<text>[^"\\]+)"(?P<tail>,?)')
 _BETWEEN_WORDS = re.compile(r"(?:\{[^}]*\}|[^ {])+ +")
 _TARGET = r"[\w.\[\]*, ]+(?:: [\w.]+)? [-+*/|&@]?= "
+_LAMBDA = re.compile(r"\blambda [^:]*:")
 _COMMA, _FOR = ", ?", " for | if "
 _C_COMMENT = re.compile(
     r"^(?P<indent> *)(?P<code>[^\n/ ][^\n/]*?)? ?/\* (?P<text>(?:[^*]|\*(?!/))*?) ?\*/$", re.MULTILINE
@@ -65,7 +66,7 @@ class _Language:
     def split(self, text: str, separators: str) -> list[str]:
         """Split a text outside of brackets and strings. An operator begins the part after it."""
         taken = [token.span() for token in self.tokens.finditer(text) if token["string"]]
-        taken += self.pairs(text)
+        taken += [*self.pairs(text), *(names.span() for names in _LAMBDA.finditer(text))]
         found, start = [], 0
         for separator in re.finditer(separators, text):
             if not any(first <= separator.start() < last for first, last in taken):

@@ -23,6 +23,7 @@ A, B = "a" * 50, "b" * 50
         (f"if {A} and {B} and {A}:\n    pass", f"if (\n    {A} and {B}\n    and {A}\n):\n    pass"),
         (f"{A}, {B}, {A} = x", f"(\n    {A}, {B},\n    {A},\n) = x"),
         (f"x = [{A} for {B} in {A}]", f"x = [\n    {A}\n    for {B} in {A}\n]"),
+        (f"f({A}, lambda {B}, *_: {A})", f"f(\n    {A},\n    lambda {B}, *_: {A},\n)"),
         (f"f(\n    {A}, {B}, {A},\n)", f"f(\n    {A}, {B},\n    {A},\n)"),
         (f"x = {A}(1)  # {B} {B}", f"# {B} {B}\nx = {A}(1)"),
     ],
