@@ -316,7 +316,7 @@ def test_norms_run_from_c(tmp_path, width):
 def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
     text = re.sub(r"//.*", "", path.read_text())
-    names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
+    names = re.findall(r"DEVICE [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
     names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
     names += re.findall(r"^#define (\w+)", text, re.MULTILINE)
     assert {"store", "Row", "SIDE_BY_SIDE", "KEEPS_ROWS"} < set(names)
