@@ -222,7 +222,6 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
     text = _with_imports(_tidy(environment.rendered(source.text)))
-    text = laid_out(text) if source.comment == "#" else laid_out_in_c(text)
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
@@ -252,13 +251,14 @@ def _tidy(rendered: str) -> str:
 
 def _file(loaded: Sequence[Loaded], source: Source) -> str:
     """Return a file of a spec, or of all its variants, with its header."""
+    body = laid_out(_body(source)) if source.comment == "#" else laid_out_in_c(_body(source))
     if source.shared:
         inputs = digest(
             "\0".join(f"{name}\0{text}" for name, text in environment.texts_of(source.text).items())
         )
-        return stamp_shared(_body(source), source.comment, inputs=inputs, spdx=loaded[0].spec.license)
+        return stamp_shared(body, source.comment, inputs=inputs, spdx=loaded[0].spec.license)
     return stamp(
-        _body(source),
+        body,
         source.comment,
         spec=loaded[0].spec.name,
         spec_file=UserText(Path(loaded[0].path).name),
