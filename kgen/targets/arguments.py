@@ -114,7 +114,8 @@ def number_lines(
     return taken + [f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()]
 
 
-_DIVISIONS = ("div", "floordiv", "mod")
+DIVISIONS = ("div", "floordiv", "mod")
+"""Functions whose second argument is a divisor."""
 _IN_PYTHON = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -147,7 +148,7 @@ def divisors(
         for tree in trees
         if tree is not None
         for node in distinct(tree)
-        if isinstance(node, Call) and node.fn in _DIVISIONS and variables(node.args[1]) & known.keys()
+        if isinstance(node, Call) and node.fn in DIVISIONS and variables(node.args[1]) & known.keys()
     }
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:
