@@ -129,7 +129,7 @@ def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatc
     (folder / "cuda.py").write_text("raise ImportError('cannot import name `Program`')\n")
     (folder / "triton.py").write_text("import a_module_that_is_not_there\n")
     with pytest.warns(
-        RuntimeWarning, match=r"sample: cuda.py is left out, for it cannot be imported: .*Program"
+        RuntimeWarning, match=r"sample: cuda.py is not used because it cannot be imported: .*Program"
     ):
         module = importlib.import_module("sample")
     assert module._THERE == {"cuda": False}
@@ -205,7 +205,7 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
         for number in range(2):
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
     (said,) = {str(warning.message) for warning in caught}
-    assert said.startswith(f"causal: portable kernels run instead of Hopper kernels. {HOPPER_SAYS}: ")
+    assert said.startswith(f"causal: using portable kernels. {HOPPER_SAYS}: ")
     # Outside of a package, the error names the missing files.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)

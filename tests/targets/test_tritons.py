@@ -43,7 +43,7 @@ def test_an_older_triton_gets_one_sentence(path: Path, monkeypatch: pytest.Monke
         import_file(path, "kgen_test_tritons")
     name = path.parent.name
     assert str(error.value) == (
-        f"{name} needs Triton {OLDEST[0]}.{OLDEST[1]} (torch {TORCH_OF_OLDEST}) or newer, and this is 3.3.1"
+        f"{name} needs Triton {OLDEST[0]}.{OLDEST[1]} (torch {TORCH_OF_OLDEST}) or newer, got 3.3.1"
     )
 
 
