@@ -314,26 +314,26 @@ def test_a_wrong_adapter_is_found(mistake: str, tmp_path: Path) -> None:
 PLAIN = torch.empty(1, 4099, 1, 0, dtype=torch.int32)
 """The mask that `places` makes for the first kernels if there is no padding."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "dropout": ("gemma2", {"dropout": 0.1}, "no dropout"),
+    "dropout": ("gemma2", {"dropout": 0.1}, "dropout is not supported"),
     "weights": ("gemma2", {"output_attentions": True}, "attention weights are not supported"),
     "another window": (
         "gemma2",
         {"sliding_window": 9, "attention_mask": PLAIN},
-        "a window of 9, the kernels one of 8",
+        "a window of 9, and the kernels have a window of 8",
     ),
     "a window": (
         "llama",
         {"sliding_window": 9, "attention_mask": PLAIN},
         "a window of 9, and the kernels have no window",
     ),
-    "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, the kernels at 5.0"),
-    "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, the kernels do not"),
-    "sinks": ("llama", {"s_aux": 1}, "write `sinks: true` in the spec"),
+    "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, and the kernels at 5.0"),
+    "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, and the kernels do not"),
+    "sinks": ("llama", {"s_aux": 1}, "set `sinks: true` in the spec"),
     "no sinks": ("gpt_oss", {}, "the layer has none"),
-    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got one of pairs"),
-    "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "adds `position_bias`"),
-    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` says"),
-    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` says"),
+    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got a mask of pairs"),
+    "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "passes `position_bias`"),
+    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` means packed"),
+    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` means packed"),
     "a cache of pages": ("llama", {"cache": object()}, "`cache`, which the kernels do not support"),
     "indices": ("llama", {"indices": torch.zeros(1), "use_cache": True}, "passes `indices`"),
     "no mask": ("llama", {}, "the mask is unknown"),
@@ -346,14 +346,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "kernels that are not there": (
         "llama",
         {"attention_mask": torch.empty(1, 4100, 1, 0, dtype=torch.int32)},
-        "got one of pairs",
+        "got a mask of pairs",
     ),
     "another number of keys": (
         "llama",
         {"attention_mask": PLAIN, "query": torch.zeros(1, 4, 1, 16)},
-        "the mask is of another number of keys",
+        "the mask has another number of keys",
     ),
-    "fewer queries": ("llama", {"query": torch.zeros(1, 4, 1, 16)}, "the positions of the queries are unknown"),
+    "fewer queries": (
+        "llama",
+        {"query": torch.zeros(1, 4, 1, 16)},
+        "the positions of the queries are unknown",
+    ),
 }
 
 

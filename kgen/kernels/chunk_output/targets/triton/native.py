@@ -208,5 +208,5 @@ def _strides(inputs: Sequence[Argument]) -> list[Check]:
 def _apart(of: Argument, axis: int, what: str, power: int) -> Check:
     wrong = f"a->{of.member}.strides[{axis}] >= INT64_C(1) << {power}"
     return Check(
-        wrong, f"the stride between {what} of {of.label} must be less than 2**{power}: make it contiguous"
+        wrong, f"{what} of {of.label} must be less than 2**{power} elements apart: make it contiguous"
     )
