@@ -235,7 +235,9 @@ def _with_imports(text: str) -> str:
     tree = ast.parse(text.replace(environment.LAUNCH_NAMES, "_"))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names() - own))
+    (line,) = (line for line in text.splitlines() if environment.LAUNCH_NAMES in line)
+    indent = len(line) - len(line.lstrip())
+    return text.replace(environment.LAUNCH_NAMES, imported(used & _launch_names() - own, indent))
 
 
 @cache

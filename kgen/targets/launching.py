@@ -50,14 +50,17 @@ def launching_of(single: bool) -> LaunchFunctions | None:
     return _FUNCTIONS if single else None
 
 
-def imported(names: Iterable[str]) -> str:
-    """Return names as the end of an import statement, in lines of at most 120 columns."""
-    listed = sorted(names)
+def imported(names: Iterable[str], indent: int) -> str:
+    """Return names as the end of an import statement, in lines of at most 120 columns.
+
+    The statement is indented by `indent` columns.
+    """
+    listed, before = sorted(names), " " * (indent + 3)
     lines: list[str] = []
-    line = "   "
+    line = before
     for name in listed:
         if len(line) + len(name) + 2 > 120:
-            lines, line = [*lines, line], "   "
+            lines, line = [*lines, line], before
         line += f" {name},"
     flat = ", ".join(listed)
-    return flat if len(flat) <= 90 else "(\n" + "\n".join([*lines, line]) + "\n)"
+    return flat if len(flat) <= 90 else "(\n" + "\n".join([*lines, line]) + f"\n{' ' * indent})"

@@ -55,7 +55,7 @@ static inline int kgen_check(const char *function, const char *label, const kgen
         most *= x->sizes[i] > 1 ? (double)x->sizes[i] : 1;
     }
     if (most > (double)KGEN_MOST) {
-        return kgen_fail(KGEN_INVALID, "%s: %s [%s] is larger than any memory", function, label,
+        return kgen_fail(KGEN_INVALID, "%s: %s [%s] has more than 2**48 elements", function, label,
                          kgen_shape(got, sizeof got, x->sizes, rank, 0));
     }
     if (kgen_numel_is_zero(x->sizes, rank)) {
@@ -65,16 +65,17 @@ static inline int kgen_check(const char *function, const char *label, const kgen
         return kgen_fail(KGEN_INVALID, "%s: %s is NULL", function, label);
     }
     if ((uintptr_t)x->data % (uintptr_t)bytes) {
-        return kgen_fail(KGEN_INVALID, "%s: %s is not aligned to its elements of %d bytes", function, label, bytes);
+        return kgen_fail(KGEN_INVALID, "%s: %s must be aligned to %d bytes", function, label, bytes);
     }
     for (int i = 0; i < rank; i++) {
         if (x->strides[i] < 0) {
-            return kgen_fail(KGEN_INVALID, "%s: strides of %s may not be negative", function, label);
+            return kgen_fail(KGEN_INVALID, "%s: strides of %s may not be negative, got %lld", function, label,
+                             (long long)x->strides[i]);
         }
     }
     if (x->strides[rank - 1] > widest || (x->sizes[rank - 1] - 1) * x->strides[rank - 1] > INT32_MAX) {
-        return kgen_fail(KGEN_INVALID, "%s: elements of a row of %s lie too far apart, make it contiguous", function,
-                         label);
+        return kgen_fail(KGEN_INVALID, "%s: the last stride of %s is too large, got %lld: make the tensor contiguous",
+                         function, label, (long long)x->strides[rank - 1]);
     }
     return KGEN_OK;
 }
@@ -128,11 +129,11 @@ static inline size_t kgen_room(size_t *total, int64_t bytes)
 static inline int kgen_check_workspace(const char *function, const void *workspace, size_t bytes, size_t needed)
 {
     if (bytes < needed || (needed && !workspace)) {
-        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace has %zu bytes, and needs %zu", function,
-                         workspace ? bytes : 0, needed);
+        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace must have %zu bytes, got %zu", function, needed,
+                         workspace ? bytes : 0);
     }
     if ((uintptr_t)workspace % 16) {
-        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace is not aligned to 16 bytes", function);
+        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace must be aligned to 16 bytes", function);
     }
     return KGEN_OK;
 }

@@ -267,8 +267,7 @@ static inline int kgen_fits_none(const kgen_library *library, int kernel, int ar
                              library->name, library->kernels[kernel], arch, library->hint);
         }
     }
-    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d: `kgen build --arch` makes it",
-                     library->name, arch);
+    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d. Build it with `kgen build --arch`", library->name, arch);
 }
 
 /* Launch the first machine code that fits `values`, an array by name. Without programs, launch nothing. */
@@ -294,7 +293,8 @@ static inline int kgen_launch(kgen_library *library, int kernel, const kgen_devi
         return KGEN_OK;
     }
     if (programs > INT32_MAX) {
-        return kgen_fail(KGEN_INVALID, "%s: more programs than a grid may have", library->name);
+        return kgen_fail(KGEN_INVALID, "%s: a grid may have at most 2**31 - 1 programs, got %lld", library->name,
+                         (long long)programs);
     }
     cubin = kgen_fitting(library, kernel, device->arch, values);
     if (!cubin) {

@@ -336,6 +336,6 @@ def test_a_device_that_holds_no_shape_is_named(monkeypatch):
     module = import_file(GENERATED / "rms_norm" / "cuda.py", "kgen_test_no_shape")
     monkeypatch.setattr(module, "_arch", lambda device: "sm_90")
     monkeypatch.setattr(module, "_shared_limit", lambda device: -1)
-    words = "rms_norm: no shape of the forward kernel for rows of 1024 elements fits on cuda:0"
+    words = "rms_norm: no launch shape of the forward kernel for rows of 1024 elements fits on cuda:0"
     with pytest.raises(RuntimeError, match=words):
         module._plan("forward", torch.device("cuda", 0), 1024, 8)
