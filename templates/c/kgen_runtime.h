@@ -267,7 +267,8 @@ static inline int kgen_fits_none(const kgen_library *library, int kernel, int ar
                              library->name, library->kernels[kernel], arch, library->hint);
         }
     }
-    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d. Build it with `kgen build --arch`", library->name, arch);
+    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d. Build it with `kgen build --arch`",
+                     library->name, arch);
 }
 
 /* Launch the first machine code that fits `values`, an array by name. Without programs, launch nothing. */
