@@ -77,7 +77,7 @@ def test_tensors_that_kernels_cannot_read(which: str) -> None:
             continue
         dense = torch.zeros(tensor.shape, dtype=torch.float32)
         for other in (dense.to_sparse(), torch.nested.nested_tensor([dense])):
-            with pytest.raises(TypeError, match=f": {name} must be a dense tensor, not "):
+            with pytest.raises(TypeError, match=f": {name} must be a dense tensor, got "):
                 emitted.function(**given | {name: other})
 
 
@@ -98,19 +98,19 @@ mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window and kv_idx % (window - 2
         (
             {"slopes": True},
             RuntimeError,
-            "slopes requires grad, .*write `grad: true` there, or pass slopes.detach",
+            "slopes requires grad, .*set `grad: true` in the spec, or pass slopes.detach",
         ),
         ({"edges": True}, RuntimeError, r"edges requires grad, .*no derivative .* pass edges.detach\(\)"),
         ({"cap": 1e39}, ValueError, "cap must be finite and must not underflow in float32"),
         ({"cap": 1e-60}, ValueError, "cap must be finite and must not underflow in float32"),
-        ({"cap": "8"}, TypeError, "cap must be a number, got a str"),
-        ({"cap": torch.tensor(8.0)}, TypeError, "cap must be a number, got a Tensor"),
-        ({"window": 8.0}, TypeError, "window must be an integer, got a float"),
-        ({"window": True}, TypeError, "window must be an integer, got a bool"),
+        ({"cap": "8"}, TypeError, "cap must be a number, got str"),
+        ({"cap": torch.tensor(8.0)}, TypeError, "cap must be a number, got Tensor"),
+        ({"window": 8.0}, TypeError, "window must be an integer, got float"),
+        ({"window": True}, TypeError, "window must be an integer, got bool"),
         ({"window": 2**40}, ValueError, "window must be an int32"),
-        ({"cap": 0.0}, ValueError, "cap is a divisor in the spec, and must not be 0"),
-        ({"cap": 4.0, "window": 2}, ValueError, r"window - 2 is a divisor in the spec, and must not be 0"),
-        ({"scale": 2.0**127.5}, ValueError, "scale must be positive, and finite in float32 even times log2"),
+        ({"cap": 0.0}, ValueError, "cap is a divisor in the spec and must not be 0"),
+        ({"cap": 4.0, "window": 2}, ValueError, r"window - 2 is a divisor in the spec and must not be 0"),
+        ({"scale": 2.0**127.5}, ValueError, r"scale must be positive and at most 2\*\*127"),
         ({"cap": np.float32(8), "window": np.int64(8)}, None, ""),
     ],
 )

@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-import ast
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from kgen.build.native import native_of
+from kgen.render.environment import rendered
+from kgen.render.layout import laid_out_in_c
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
 from kgen.targets.folding import COLUMNS
 
-GENERATED = Path(__file__).resolve().parents[1] / "generated"
-LONGER = {"hopper.py": 6, "triton.py": 101, "cuda.py": 3}
-"""Lines that are longer still, of all files of a name: these numbers only shrink."""
-LONGER_IN_KERNELS = 4
-"""The same of kernels in `triton.py`."""
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def long_lines(path: Path) -> list[int]:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [number for number, line in enumerate(lines, 1) if len(line) > COLUMNS]
+def long_lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if len(line) > COLUMNS]
 
 
-def in_kernels(path: Path) -> Iterator[int]:
-    """The numbers of the lines of functions that Triton compiles."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and any(
-            "triton.jit" in ast.unparse(d) for d in node.decorator_list
-        ):
-            assert node.end_lineno is not None
-            yield from range(node.lineno, node.end_lineno + 1)
-
-
-def test_lines_are_not_too_long() -> None:
-    files = [path for path in sorted(GENERATED.rglob("*")) if path.suffix in (".py", ".cu")]
+def test_lines_of_emitted_files_are_not_too_long() -> None:
+    files = [path for path in sorted((ROOT / "generated").rglob("*")) if path.suffix in (".py", ".cu")]
     assert len(files) > 100
-    found: Counter[str] = Counter()
-    for path in files:
-        found[path.name] += len(long_lines(path))
-    assert {name: count for name, count in found.items() if count > LONGER.get(name, 0)} == {}
+    assert {path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))} == {}
 
 
-def test_lines_of_portable_kernels_are_not_too_long() -> None:
-    found = [
-        f"{path.parent.name}:{number}"
-        for path in sorted(GENERATED.rglob("triton.py"))
-        for number in sorted({*long_lines(path)} & {*in_kernels(path)})
-    ]
-    assert len(found) <= LONGER_IN_KERNELS, found
+@pytest.mark.parametrize(
+    "name", ["broad_learned", "ends_by_head", "norm_integers", "norm_modified", "open_extents", "packed"]
+)
+def test_lines_of_long_operands_and_messages_are_not_too_long(name: str) -> None:
+    files = render_spec(load(ROOT / f"tests/specs/{name}.yaml"))
+    assert {file: found for file, text in files.items() if (found := long_lines(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["causal_alibi", "layer_norm_wide", "linear_attention_output", "document_causal"]
+)
+def test_lines_of_packages_for_c_are_not_too_long(name: str) -> None:
+    native = native_of(load(next((ROOT / "specs").rglob(f"{name}.yaml"))), {"heads": [16]}, [90])
+    for template in (native.header, native.program, native.example):
+        assert long_lines(laid_out_in_c(rendered(template))) == []
+
+
+def test_lines_of_files_for_c_that_are_copied_are_not_too_long() -> None:
+    files = sorted((ROOT / "templates/c").glob("*.h"))
+    assert files
+    assert {path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))} == {}

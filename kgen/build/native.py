@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
 from kgen.render.environment import rendered, template_root
+from kgen.render.layout import laid_out_in_c
 from kgen.spec.load import Loaded
 from kgen.targets.native import File, Native, Table, Tiles, prefix_of, with_tables
 
@@ -147,7 +148,9 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
         "CMakeLists.txt": Build(name=name, license=license),
     }
     for file, template in files.items():
-        (folder / file).write_text(rendered(template).rstrip("\n") + "\n", encoding="utf-8")
+        text = rendered(template).rstrip("\n") + "\n"
+        text = text if isinstance(template, Build) else laid_out_in_c(text)
+        (folder / file).write_text(text, encoding="utf-8")
 
 
 def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], package: Path) -> MachineCode:

@@ -257,7 +257,7 @@ _ROWS = [
         ),
         cuda=helped(
             "_sigmoid({0})",
-            "__device__ __forceinline__ float _sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
+            "DEVICE float _sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }",
         ),
         cute=Spelling("1.0 / (1.0 + cute.math.exp(-({0})))", MUL),
     ),
@@ -285,7 +285,7 @@ _ROWS = [
         ),
         cuda=helped(
             "_silu({0})",
-            "__device__ __forceinline__ float _silu(float x) { return x / (1.0f + expf(-x)); }",
+            "DEVICE float _silu(float x) { return x / (1.0f + expf(-x)); }",
         ),
         cute=Spelling("({0}) / (1.0 + cute.math.exp(-({0})))", MUL),
     ),
@@ -320,7 +320,7 @@ _ROWS = [
         gluon=SIGN["gluon"],
         cuda=helped(
             "_sign({0})",
-            "__device__ __forceinline__ float _sign(float x) { return float((x > 0.0f) - (x < 0.0f)); }",
+            "DEVICE float _sign(float x) { return float((x > 0.0f) - (x < 0.0f)); }",
         ),
         cute="cutlass.select_(({0}) > 0.0, 1.0, cutlass.select_(({0}) < 0.0, -1.0, 0.0))",
     ),
@@ -355,7 +355,7 @@ _ROWS = [
         cuda=helped(
             "_gelu({0})",
             """
-            __device__ __forceinline__ float _gelu(float x) {
+            DEVICE float _gelu(float x) {
                 return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
             }
             """,

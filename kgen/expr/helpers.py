@@ -94,7 +94,7 @@ TANH_APPROX = {
         "_tanh_approx({0})",
         """
         // One instruction. The absolute error is below 5e-4.
-        __device__ __forceinline__ float _tanh_approx(float x) {
+        DEVICE float _tanh_approx(float x) {
             float y;
             asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
             return y;
@@ -196,7 +196,7 @@ MOD_CUDA = helped(
     """
     // The remainder of Python, which has the sign of b.
     template <typename T>
-    __device__ __forceinline__ T _floor_mod(T a, T b) {
+    DEVICE T _floor_mod(T a, T b) {
         const T r = a % b;
         return r != 0 && (r < 0) != (b < 0) ? r + b : r;
     }
@@ -218,7 +218,7 @@ FLOORDIV_CUDA = helped(
     """
     // The quotient of Python, rounded towards minus infinity.
     template <typename T>
-    __device__ __forceinline__ T _floor_div(T a, T b) {
+    DEVICE T _floor_div(T a, T b) {
         const T q = a / b, r = a % b;
         return r != 0 && (r < 0) != (b < 0) ? q - 1 : q;
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp, stamp_shared
+from kgen.render.layout import laid_out, laid_out_in_c
 from kgen.render.program import program
 from kgen.spec.names import named_apart, refusal
 from kgen.spec.user_text import UserText
@@ -229,13 +230,14 @@ def _tidy(rendered: str) -> str:
 
 def _file(loaded: Sequence[Loaded], source: Source) -> str:
     """Return a file of a spec, or of all its variants, with its header."""
+    body = laid_out(_body(source)) if source.comment == "#" else laid_out_in_c(_body(source))
     if source.shared:
         inputs = digest(
             "\0".join(f"{name}\0{text}" for name, text in environment.texts_of(source.text).items())
         )
-        return stamp_shared(_body(source), source.comment, inputs=inputs, spdx=loaded[0].spec.license)
+        return stamp_shared(body, source.comment, inputs=inputs, spdx=loaded[0].spec.license)
     return stamp(
-        _body(source),
+        body,
         source.comment,
         spec=loaded[0].spec.name,
         spec_file=UserText(Path(loaded[0].path).name),

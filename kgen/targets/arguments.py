@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from kgen.spec.common import ParamSpec
 
 NO_BACKWARD = "but there is no backward pass:"
-IN_ANOTHER_FILE = "but this file has no backward pass: take triton.py, or"
+IN_ANOTHER_FILE = "but this file has no backward pass: use triton.py, or"
 NOT_ASKED_FOR = "but the spec has no backward pass: add `backward` to its `passes`, or"
-NOT_LEARNED = "but the spec gives it no gradient: write `grad: true` there, or"
+NOT_LEARNED = "but the spec gives it no gradient: set `grad: true` in the spec, or"
 NO_DERIVATIVE = "but there is no derivative with respect to it:"
 
 
@@ -127,7 +127,8 @@ def number_lines(
     return taken + [f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()]
 
 
-_DIVISIONS = ("div", "floordiv", "mod")
+DIVISIONS = ("div", "floordiv", "mod")
+"""Functions whose second argument is a divisor."""
 _IN_PYTHON = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -160,12 +161,12 @@ def divisors(
         for tree in trees
         if tree is not None
         for node in distinct(tree)
-        if isinstance(node, Call) and node.fn in _DIVISIONS and variables(node.args[1]) & known.keys()
+        if isinstance(node, Call) and node.fn in DIVISIONS and variables(node.args[1]) & known.keys()
     }
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:
             words = show(substitute(divisor, {v: _said(v, called) for v in _variables(divisor)}))
-            yield divisor, spelled, f"{words} is a divisor in the spec, and must not be 0"
+            yield divisor, spelled, f"{words} is a divisor in the spec and must not be 0"
 
 
 def _variables(node: Node) -> list[Var]:

@@ -39,10 +39,13 @@ class LaunchFile(Template):
 class ImportsLaunch(Template):
     """The base of files that import the functions of `_launch.py` that their templates state."""
 
+    import_indent: ClassVar[int] = 4
+    """The columns before the import statement, which `try` encloses."""
+
     @property
     def launch_names(self) -> str:
         """The end of the import statement."""
-        return imported({name for part in parts(self) for name in part.launch_functions()})
+        return imported({name for part in parts(self) for name in part.launch_functions()}, self.import_indent)
 
 
 _ALL_DERIVATIVES = Derivatives("", (Refused("", ""),), True, "", transformed=True)
@@ -60,14 +63,17 @@ def launching_of(single: bool) -> LaunchFunctions | None:
     return _FUNCTIONS if single else None
 
 
-def imported(names: Iterable[str]) -> str:
-    """Return names as the end of an import statement, in lines of at most 120 columns."""
-    listed = sorted(names)
+def imported(names: Iterable[str], indent: int) -> str:
+    """Return names as the end of an import statement, in lines of at most 120 columns.
+
+    The statement is indented by `indent` columns.
+    """
+    listed, before = sorted(names), " " * (indent + 3)
     lines: list[str] = []
-    line = "   "
+    line = before
     for name in listed:
         if len(line) + len(name) + 2 > 120:
-            lines, line = [*lines, line], "   "
+            lines, line = [*lines, line], before
         line += f" {name},"
     flat = ", ".join(listed)
-    return flat if len(flat) <= 90 else "(\n" + "\n".join([*lines, line]) + "\n)"
+    return flat if len(flat) <= 90 else "(\n" + "\n".join([*lines, line]) + f"\n{' ' * indent})"

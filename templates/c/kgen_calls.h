@@ -37,8 +37,8 @@ static inline const char *kgen_shape(char *text, size_t room, const int64_t *siz
 }
 
 /* Check that a tensor has these sizes. Elements of a row are at most `widest` apart, and a row spans less than 2^31. */
-static inline int kgen_check(const char *function, const char *label, const kgen_tensor *x, const int64_t *sizes, int rank,
-                             int bytes, int64_t widest)
+static inline int kgen_check(const char *function, const char *label, const kgen_tensor *x, const int64_t *sizes,
+                             int rank, int bytes, int64_t widest)
 {
     char wanted[128], got[128];
     double most = 1;
@@ -48,13 +48,14 @@ static inline int kgen_check(const char *function, const char *label, const kgen
     }
     if (!fits) {
         return kgen_fail(KGEN_INVALID, "%s: %s must be [%s], got [%s]", function, label,
-                         kgen_shape(wanted, sizeof wanted, sizes, rank, 1), kgen_shape(got, sizeof got, x->sizes, rank, 0));
+                         kgen_shape(wanted, sizeof wanted, sizes, rank, 1),
+                         kgen_shape(got, sizeof got, x->sizes, rank, 0));
     }
     for (int i = 0; i < rank; i++) {
         most *= x->sizes[i] > 1 ? (double)x->sizes[i] : 1;
     }
     if (most > (double)KGEN_MOST) {
-        return kgen_fail(KGEN_INVALID, "%s: %s [%s] is larger than any memory", function, label,
+        return kgen_fail(KGEN_INVALID, "%s: %s [%s] has more than 2**48 elements", function, label,
                          kgen_shape(got, sizeof got, x->sizes, rank, 0));
     }
     if (kgen_numel_is_zero(x->sizes, rank)) {
@@ -64,22 +65,24 @@ static inline int kgen_check(const char *function, const char *label, const kgen
         return kgen_fail(KGEN_INVALID, "%s: %s is NULL", function, label);
     }
     if ((uintptr_t)x->data % (uintptr_t)bytes) {
-        return kgen_fail(KGEN_INVALID, "%s: %s is not aligned to its elements of %d bytes", function, label, bytes);
+        return kgen_fail(KGEN_INVALID, "%s: %s must be aligned to %d bytes", function, label, bytes);
     }
     for (int i = 0; i < rank; i++) {
         if (x->strides[i] < 0) {
-            return kgen_fail(KGEN_INVALID, "%s: strides of %s may not be negative", function, label);
+            return kgen_fail(KGEN_INVALID, "%s: strides of %s may not be negative, got %lld", function, label,
+                             (long long)x->strides[i]);
         }
     }
     if (x->strides[rank - 1] > widest || (x->sizes[rank - 1] - 1) * x->strides[rank - 1] > INT32_MAX) {
-        return kgen_fail(KGEN_INVALID, "%s: elements of a row of %s lie too far apart, make it contiguous", function, label);
+        return kgen_fail(KGEN_INVALID, "%s: the last stride of %s is too large, got %lld: make the tensor contiguous",
+                         function, label, (long long)x->strides[rank - 1]);
     }
     return KGEN_OK;
 }
 
 /* Check that a tensor has these sizes and is contiguous. */
-static inline int kgen_check_contiguous(const char *function, const char *label, const kgen_tensor *x, const int64_t *sizes,
-                                        int rank, int bytes)
+static inline int kgen_check_contiguous(const char *function, const char *label, const kgen_tensor *x,
+                                        const int64_t *sizes, int rank, int bytes)
 {
     int64_t step = 1;
     KGEN_TRY(kgen_check(function, label, x, sizes, rank, bytes, INT32_MAX));
@@ -97,7 +100,8 @@ static inline int kgen_check_real(const char *function, const char *label, doubl
 {
     double size = x < 0 ? -x : x;
     if (x != 0 && !(size >= 1.1754943508222875e-38 && size <= 3.4028234663852886e38)) {
-        return kgen_fail(KGEN_INVALID, "%s: %s must be finite and must not underflow in float32, got %g", function, label, x);
+        return kgen_fail(KGEN_INVALID, "%s: %s must be finite and must not underflow in float32, got %g", function,
+                         label, x);
     }
     return KGEN_OK;
 }
@@ -125,11 +129,11 @@ static inline size_t kgen_room(size_t *total, int64_t bytes)
 static inline int kgen_check_workspace(const char *function, const void *workspace, size_t bytes, size_t needed)
 {
     if (bytes < needed || (needed && !workspace)) {
-        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace has %zu bytes, and needs %zu", function, workspace ? bytes : 0,
-                         needed);
+        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace must have %zu bytes, got %zu", function, needed,
+                         workspace ? bytes : 0);
     }
     if ((uintptr_t)workspace % 16) {
-        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace is not aligned to 16 bytes", function);
+        return kgen_fail(KGEN_WORKSPACE, "%s: the workspace must be aligned to 16 bytes", function);
     }
     return KGEN_OK;
 }
@@ -143,7 +147,8 @@ static inline int kgen_zeros(void *memory, int64_t bytes, CUstream stream)
 }
 
 /* Copy contiguous rows of `bytes` to rows that begin `pitch` bytes apart. */
-static inline int kgen_copy_rows(void *to, int64_t pitch, const void *from, int64_t bytes, int64_t rows, CUstream stream)
+static inline int kgen_copy_rows(void *to, int64_t pitch, const void *from, int64_t bytes, int64_t rows,
+                                 CUstream stream)
 {
     kgen_copy copy;
     memset(&copy, 0, sizeof copy);
@@ -216,8 +221,8 @@ static inline kgen_value kgen_tiled(kgen_tiles *tiles, const kgen_tensor *x, int
 }
 
 /* Describe tiles of packed x [T, H, D]. Row r of a sequence that ends before token `end` is at
- * [FAR, end, h, FAR - length + r]. By the strides, modulo 2**64, that is token end - length + r. Rows past the sequence are
- * out of bounds: TMA reads zeros and writes nothing. */
+ * [FAR, end, h, FAR - length + r]. By the strides, modulo 2**64, that is token end - length + r. Rows past the sequence
+ * are out of bounds: TMA reads zeros and writes nothing. */
 static inline kgen_value kgen_tiled_by_ends(kgen_tiles *tiles, const kgen_tensor *x, int dtype, int64_t rows,
                                             int64_t columns)
 {
@@ -239,8 +244,8 @@ static inline kgen_value kgen_tiled_by_ends(kgen_tiles *tiles, const kgen_tensor
 }
 
 /* Describe tiles of n numbers of a row of [rows, length] float32, whose rows begin `pitch` numbers apart. */
-static inline kgen_value kgen_tiled_rows(kgen_tiles *tiles, const void *data, int64_t rows, int64_t length, int64_t pitch,
-                                         int64_t n)
+static inline kgen_value kgen_tiled_rows(kgen_tiles *tiles, const void *data, int64_t rows, int64_t length,
+                                         int64_t pitch, int64_t n)
 {
     kgen_tensor x;
     memset(&x, 0, sizeof x);

@@ -164,7 +164,8 @@ static inline int kgen_current(kgen_device *device)
     }
     KGEN_CU(cuCtxGetCurrent, &context);
     if (!context) {
-        return kgen_fail(KGEN_DRIVER, "no CUDA context is current in this thread");
+        return kgen_fail(KGEN_DRIVER,
+                         "no CUDA context is current in this thread: call cudaSetDevice or cuCtxSetCurrent");
     }
     /* The driver reuses addresses of contexts, but not their ids. */
     memcpy(&device->context, &context, sizeof context);

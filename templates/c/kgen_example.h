@@ -100,7 +100,10 @@ inline double widened(uint16_t x, Dtype dtype)
 
 inline size_t bytes_of(Dtype dtype)
 {
-    return dtype == INT64 || dtype == FP64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1 : 2;
+    return dtype == INT64 || dtype == FP64                   ? 8
+           : dtype == FP32 || dtype == INT32                 ? 4
+           : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1
+                                                             : 2;
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

@@ -10,7 +10,8 @@
 /* --- arguments ---------------------------------------------------------------------------------------------------- */
 
 enum { KGEN_NOTHING, KGEN_INTEGER, KGEN_REAL, KGEN_POINTER, KGEN_TILES };
-enum { KGEN_BF16, KGEN_FP16, KGEN_FP32, KGEN_FP64, KGEN_FP8E4NV, KGEN_U8, KGEN_I8, KGEN_I16, KGEN_I32, KGEN_I64, KGEN_I1 };
+enum { KGEN_BF16, KGEN_FP16, KGEN_FP32, KGEN_FP64, KGEN_FP8E4NV, KGEN_U8, KGEN_I8, KGEN_I16, KGEN_I32, KGEN_I64,
+       KGEN_I1 };
 
 /* A tensor for a TMA descriptor, and the tile that a kernel reads of it. */
 typedef struct {
@@ -88,8 +89,8 @@ static inline void kgen_strides(kgen_value *values, const kgen_tensor *x, int ra
 
 /* --- machine code ------------------------------------------------------------------------------------------------- */
 
-/* An argument of a kernel, by name: its kind, or a constant. An `aligned` argument is a multiple of 16. `bits` is the width
- * of an integer. `map` is the index of a TMA descriptor's parameters among the parameters of the kernel. */
+/* An argument of a kernel, by name: its kind, or a constant. An `aligned` argument is a multiple of 16. `bits` is the
+ * width of an integer. `map` is the index of a TMA descriptor's parameters among the parameters of the kernel. */
 typedef struct {
     short name;
     signed char constant, kind, dtype, aligned, bits, map;
@@ -134,7 +135,8 @@ static inline int kgen_argument_fits(const kgen_argument *wanted, const kgen_map
     if (wanted->constant) {
         return given->kind == wanted->kind
                && (wanted->kind == KGEN_NOTHING
-                   || (wanted->kind == KGEN_REAL ? given->is.real == wanted->real : given->is.integer == wanted->integer));
+                   || (wanted->kind == KGEN_REAL ? given->is.real == wanted->real
+                                               : given->is.integer == wanted->integer));
     }
     if (given->kind != wanted->kind) {
         return 0;
@@ -150,14 +152,16 @@ static inline int kgen_argument_fits(const kgen_argument *wanted, const kgen_map
         return given->dtype == wanted->dtype && !(wanted->aligned && (uintptr_t)given->is.pointer % 16);
     case KGEN_INTEGER: {
         int64_t most = (int64_t)(((uint64_t)1 << (wanted->bits - 1)) - 1);
-        return given->is.integer <= most && given->is.integer >= -most - 1 && !(wanted->aligned && given->is.integer % 16);
+        return given->is.integer <= most && given->is.integer >= -most - 1
+               && !(wanted->aligned && given->is.integer % 16);
     }
     default:
         return 1;
     }
 }
 
-static inline const kgen_cubin *kgen_fitting(const kgen_library *library, int kernel, int arch, const kgen_value *values)
+static inline const kgen_cubin *kgen_fitting(const kgen_library *library, int kernel, int arch,
+                                              const kgen_value *values)
 {
     for (int i = 0; i < library->count; i++) {
         const kgen_cubin *cubin = &library->cubins[i];
@@ -174,7 +178,8 @@ static inline const kgen_cubin *kgen_fitting(const kgen_library *library, int ke
 }
 
 /* Load a kernel into the current context if needed. The caller holds the lock of the library. */
-static inline int kgen_load_locked(kgen_library *library, const kgen_cubin *cubin, const kgen_device *device, void **function)
+static inline int kgen_load_locked(kgen_library *library, const kgen_cubin *cubin, const kgen_device *device,
+                                   void **function)
 {
     int slot = 0;
     void *module = NULL;
@@ -248,8 +253,8 @@ static inline int kgen_encode(void *to, const kgen_map *map, const kgen_tiles *x
     if (!kgen_cu.cuTensorMapEncodeTiled) {
         return kgen_fail(KGEN_DRIVER, "the CUDA driver is too old: cuTensorMapEncodeTiled was not found");
     }
-    KGEN_CU(cuTensorMapEncodeTiled, to, map->element_type, (unsigned int)map->rank, (void *)(uintptr_t)x->data, sizes, steps,
-            block, ones, 0, map->swizzle, KGEN_L2_128_BYTES, 0);
+    KGEN_CU(cuTensorMapEncodeTiled, to, map->element_type, (unsigned int)map->rank, (void *)(uintptr_t)x->data, sizes,
+            steps, block, ones, 0, map->swizzle, KGEN_L2_128_BYTES, 0);
     return KGEN_OK;
 }
 
@@ -258,11 +263,12 @@ static inline int kgen_fits_none(const kgen_library *library, int kernel, int ar
 {
     for (int i = 0; i < library->count; i++) {
         if (library->cubins[i].arch == arch) {
-            return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: %s", library->name,
-                             library->kernels[kernel], arch, library->hint);
+            return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: %s",
+                             library->name, library->kernels[kernel], arch, library->hint);
         }
     }
-    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d: `kgen build --arch` makes it", library->name, arch);
+    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d. Build it with `kgen build --arch`",
+                     library->name, arch);
 }
 
 /* Launch the first machine code that fits `values`, an array by name. Without programs, launch nothing. */
@@ -288,7 +294,8 @@ static inline int kgen_launch(kgen_library *library, int kernel, const kgen_devi
         return KGEN_OK;
     }
     if (programs > INT32_MAX) {
-        return kgen_fail(KGEN_INVALID, "%s: more programs than a grid may have", library->name);
+        return kgen_fail(KGEN_INVALID, "%s: a grid may have at most 2**31 - 1 programs, got %lld", library->name,
+                         (long long)programs);
     }
     cubin = kgen_fitting(library, kernel, device->arch, values);
     if (!cubin) {

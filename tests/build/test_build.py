@@ -137,8 +137,8 @@ def test_a_package_needs_no_triton(built: Path) -> None:
     assert done.returncode == 0, done.stderr
     on_cpu, shapes, launched, modules = done.stdout.splitlines()
     assert launched == "_forward_kernel _delta_kernel _dq_kernel _dkdv_kernel"
-    assert on_cpu.startswith("small runs on CUDA devices, got tensors on cpu; on the CPU it runs in Triton's")
-    assert shapes.startswith("small: expects q [B, HQ, SQ, 32]")
+    assert on_cpu.startswith("small: tensors must be on a CUDA device, got cpu. For the CPU")
+    assert shapes.startswith("small: expected q [B, HQ, SQ, 32]")
     assert modules == "None []"
 
 

@@ -169,7 +169,7 @@ def test_a_package_asks_no_compiler(built: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     on_cpu, shapes, read, without = done.stdout.splitlines()
     name = "small_norm_kernels::forward_kernel<8, 16, 8, 1, 8, 1, 1>"
-    assert on_cpu == "small_norm runs on CUDA devices, got tensors on cpu"
+    assert on_cpu == "small_norm: tensors must be on a CUDA device, got cpu"
     assert shapes == "small_norm: weight must be [64] on cpu, got [63] on cpu"
     assert read == f"True {name}"
     assert without == (

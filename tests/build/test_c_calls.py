@@ -235,28 +235,29 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     small = torch.zeros(needed - 1, dtype=torch.uint8)
     assert said(workspace=small) == (
         WORKSPACE,
-        f"the workspace has {needed - 1} bytes, and needs {needed}",
+        f"the workspace must have {needed} bytes, got {needed - 1}",
     )
     assert said(workspace=torch.zeros(1 << 20, dtype=torch.uint8)[8:])[0] == WORKSPACE
     made = library.made(given)
     made.q.strides[2] = -128
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
-    assert library.error() == "awkward: strides of q may not be negative"
+    assert library.error() == "awkward: strides of q may not be negative, got -128"
     made.q.strides[2], made.q.strides[3] = 128, 1 << 27
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
-    assert library.error() == "awkward: elements of a row of q lie too far apart, make it contiguous"
+    words = "the last stride of q is too large, got 134217728: make the tensor contiguous"
+    assert library.error() == f"awkward: {words}"
     made = library.made(given)
     made.k.data = 0
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
     assert library.error() == "awkward: k is NULL"
     made.k.data = k.data_ptr() + 1
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
-    assert library.error() == "awkward: k is not aligned to its elements of 2 bytes"
+    assert library.error() == "awkward: k must be aligned to 2 bytes"
     made = library.made(given)
     for x in (made.q, made.k, made.v):
         x.sizes[0] = 1 << 47
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
-    assert library.error().endswith("is larger than any memory")
+    assert library.error().endswith("has more than 2**48 elements")
     for x in (made.q, made.k, made.v):
         x.sizes[0], x.sizes[2] = 0, 2**63 - 1
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
@@ -271,7 +272,7 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert "no machine code of _forward_kernel for sm_80 and these arguments" in library.error()
     paper.device(86, 4)
     for pass_ in ("forward", "backward"):
-        assert said(pass_) == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
+        assert said(pass_) == (NO_KERNEL, "no machine code for sm_86. Build it with `kgen build --arch`")
     assert library.library.awkward_load() == NO_KERNEL
     paper.device(80, 4)
     paper.driver.paper_fail(700)
@@ -327,7 +328,7 @@ def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Pat
     # 8 rows have 3 splits of 32 columns and a log-sum-exp each, because 12 programs run at once.
     assert library.query("forward", given) == 4 * 8 * 3 * (32 + 1)
     paper.device(86, 4)
-    assert said() == "no machine code for sm_86: `kgen build --arch` makes it"
+    assert said() == "no machine code for sm_86. Build it with `kgen build --arch`"
 
 
 def test_machine_code_is_loaded_once_for_a_context_and_messages_are_of_a_thread(folder: Path) -> None:

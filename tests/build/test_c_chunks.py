@@ -84,9 +84,9 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
     assert said() == said("forward") == (0, "")
     q, h, ends = given["q"], given["h"], given["cu_seqlens"]
     refused("k must be [1, 48, 8, 64], got [1, 49, 8, 64]", q=q[:, 1:])
-    refused("packed sequences are one row, B = 1, got 2", q=q.expand(2, -1, -1, -1))
-    refused("q has 8 heads, of which the 15 value heads are not a multiple", h=h[:, :, 1:])
-    refused("q has 0 heads, of which the 16 value heads are not a multiple", q=None)
+    refused("packed sequences need B = 1, got 2", q=q.expand(2, -1, -1, -1))
+    refused("the number of heads of v must be a multiple of that of q, got 15 and 8", h=h[:, :, 1:])
+    refused("the number of heads of v must be a multiple of that of q, got 16 and 0", q=None)
     refused("v must be [1, 48, 16, 64], got [1, 64, 16, 64]", h=h[:, 1:])
     refused("h must be [1, 4, 16, 64, 64], got [1, 4, 16, 64, 32]", h=h[..., :32])
     refused("g must be [1, 49, 16], got [1, 48, 16]", g=given["g"][:, 1:])
@@ -117,22 +117,23 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
     ):
         assert said("forward", **other) == (NO_KERNEL, f"no machine code of _forward_kernel for sm_80 {hint}")
     paper.device(86, 4)
-    assert said() == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
+    assert said() == (NO_KERNEL, "no machine code for sm_86. Build it with `kgen build --arch`")
+
+
+BELOW, CONTIGUOUS = "must be less than 2**", " elements apart: make it contiguous"
+TOO_LARGE = "is too large, got 8388608: make the tensor contiguous"
 
 
 @pytest.mark.parametrize(
     ("name", "axis", "power", "words"),
     [
-        *((x, 1, 24, f"tokens of {x} may not lie 2**24 elements apart") for x in ("q", "k", "v", "g")),
-        *(
-            (x, 3, 23, f"elements of a row of {x} lie too far apart, make it contiguous")
-            for x in ("q", "k", "v")
-        ),
-        ("h", 3, 23, "rows of h may not lie 2**23 elements apart"),
-        ("h", 4, 23, "elements of a row of h lie too far apart, make it contiguous"),
-        ("do_", 1, 23, "tokens of do may not lie 2**23 elements apart"),
-        ("do_", 3, 23, "elements of a row of do lie too far apart, make it contiguous"),
-        ("g_gamma", 0, 23, "elements of a row of g_gamma lie too far apart, make it contiguous"),
+        *((x, 1, 24, f"tokens of {x} {BELOW}24{CONTIGUOUS}") for x in ("q", "k", "v", "g")),
+        *((x, 3, 23, f"the last stride of {x} {TOO_LARGE}") for x in ("q", "k", "v")),
+        ("h", 3, 23, f"rows of h {BELOW}23{CONTIGUOUS}"),
+        ("h", 4, 23, f"the last stride of h {TOO_LARGE}"),
+        ("do_", 1, 23, f"tokens of do {BELOW}23{CONTIGUOUS}"),
+        ("do_", 3, 23, f"the last stride of do {TOO_LARGE}"),
+        ("g_gamma", 0, 23, f"the last stride of g_gamma {TOO_LARGE}"),
     ],
 )
 def test_strides_are_those_that_kernels_reckon_with(
@@ -157,11 +158,11 @@ def test_heads_and_states_of_chunks_are_those_of_the_spec(folder: Path) -> None:
     given = _chunks(folder, "chunks", Case(sq=40))
     assert library.query("backward", given) == 0
     assert library.query("backward", given | {"h": given["h"][:, 1:]}) == -1
-    assert library.error() == "chunks: 40 tokens are 3 chunks of 16, h has 2 states"
+    assert library.error() == "chunks: h must have a state for each of 3 chunks, got 2"
     assert library.query("backward", given | {"h": given["h"][:, :, 1:]}) == -1
-    assert library.error() == "chunks: expects 2 and 4 heads, got 2 and 3"
+    assert library.error() == "chunks: q must have 2 heads and v 4, got 2 and 3"
     assert library.query("backward", given | {"q": given["q"][:, :, 1:]}) == -1
-    assert library.error() == "chunks: expects 2 and 4 heads, got 1 and 4"
+    assert library.error() == "chunks: q must have 2 heads and v 4, got 1 and 4"
 
 
 def test_one_pass_of_chunks_has_one_call(folder: Path) -> None:
@@ -172,7 +173,7 @@ def test_one_pass_of_chunks_has_one_call(folder: Path) -> None:
     assert library.call("forward", given) == 0, library.error()
     assert [one["kernel"] for one in paper.launched] == ["_forward_kernel"]
     assert library.query("forward", given | {"h": given["h"][:, :, 1:]}) == -1
-    assert library.error() == "grouped: expects 2 value heads for each head of q: q has 8, h has 15"
+    assert library.error() == "grouped: v must have 2 heads for each head of q, got 15 and 8"
     assert not hasattr(library.library, "grouped_backward")
     assert "backward" not in (folder / "grouped/c/grouped.h").read_text()
     assert not hasattr(library.arguments, "do_")

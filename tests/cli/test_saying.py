@@ -14,7 +14,10 @@ from kgen.cli import app
 from kgen.cli.doctor import examine
 
 FP32 = "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 64\npasses: [forward, backward, decode]\n"
-REMARK = "sample: no kernels for Hopper in forward and backward: its products are of 16 bits, and not of fp32"
+REMARK = (
+    "sample: no kernels for Hopper in forward and backward: "
+    "the dtype is fp32, and Hopper kernels need bf16 or fp16"
+)
 
 
 def kgen(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -315,8 +315,7 @@ CUDA_ON_CPU = """
 #include <cmath>
 #include <cstdio>
 #include <limits>
-#define __device__
-#define __forceinline__ inline
+#define DEVICE inline
 using std::max;
 using std::min;
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

@@ -38,7 +38,7 @@ def test_every_function_is_one_of_cuda(verdict):
                         call(name, *arguments)
                     )
                     lines.append(f"    total += float({spell(value, CUDA)});")
-    source = "\n".join(in_order(helpers))
+    source = "\n".join(["#define DEVICE __device__ __forceinline__", *in_order(helpers)])
     body = "\n".join(lines)
     kernel = (
         "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "

@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -128,7 +129,7 @@ def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatc
     (folder / "cuda.py").write_text("raise ImportError('cannot import name `Program`')\n")
     (folder / "triton.py").write_text("import a_module_that_is_not_there\n")
     with pytest.warns(
-        RuntimeWarning, match=r"sample: cuda.py is left out, for it cannot be imported: .*Program"
+        RuntimeWarning, match=r"sample: cuda.py is not used because it cannot be imported: .*Program"
     ):
         module = importlib.import_module("sample")
     assert module._THERE == {"cuda": False}
@@ -179,7 +180,7 @@ def test_every_folder_offers_its_function(path):
         assert set(module.__all__) == offered
 
 
-HOPPER_SAYS = "The Hopper kernels are in hopper.py, which cannot be imported"
+HOPPER_SAYS = "hopper.py cannot be imported"
 
 
 def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
@@ -204,11 +205,11 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
         for number in range(2):
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
     (said,) = {str(warning.message) for warning in caught}
-    assert said.startswith(f"causal: using the portable kernels. {HOPPER_SAYS}: ")
+    assert said.startswith(f"causal: using portable kernels. {HOPPER_SAYS}: ")
     # Outside of a package, the error names the missing files.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
-    with pytest.raises(ImportError, match="causal needs the files beside it: import its folder"):
+    with pytest.raises(ImportError, match=r"causal: this file cannot run alone\. Import its folder"):
         spec.loader.exec_module(outside)
 
 
@@ -299,7 +300,35 @@ def test_a_file_that_runs_as_a_script_names_what_it_lacks(file: str) -> None:
         [sys.executable, str(ROOT / "generated" / file)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "needs the files beside it: import its folder" in done.stderr.splitlines()[-1]
+    assert "this file cannot run alone. Import its folder" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("file", "remedy"),
+    [
+        ("causal/triton.py", "Copy the whole folder, or use `kgen render --single`"),
+        ("causal/cuda.py", "Copy the whole folder"),
+        ("gated_delta_output/cute_sm90.py", "Copy the whole folder"),
+        ("gated_delta_output/cute_sm100.py", "Copy the whole folder"),
+        ("rms_norm/triton.py", "Copy the whole folder, or use `kgen render --single`"),
+        ("rms_norm/cuda.py", "Copy the whole folder"),
+    ],
+)
+def test_a_copy_without_its_launcher_names_the_missing_file(file: str, remedy: str, tmp_path: Path) -> None:
+    source = ROOT / "generated" / file
+    shutil.copy(source, tmp_path)
+    with pytest.raises(ImportError) as caught:
+        import_file(tmp_path / source.name, f"kgen_test_incomplete_{source.stem}")
+    assert type(caught.value) is ImportError
+    assert str(caught.value).endswith(f": _launch.py is missing. {remedy}")
+
+
+def test_a_folder_without_its_launcher_is_not_imported(tmp_path: Path) -> None:
+    folder = tmp_path / "incomplete"
+    shutil.copytree(ROOT / "generated/rms_norm", folder, ignore=shutil.ignore_patterns("_launch.py"))
+    warnings.simplefilter("ignore")  # the warning that cuda.py is left out; pytest restores the filters
+    with pytest.raises(ImportError, match=r"rms_norm: _launch\.py is missing"):
+        import_file(folder / "__init__.py", "incomplete")
 
 
 def test_an_operand_with_another_number_of_dimensions_is_refused_by_its_own_shape() -> None:

@@ -74,7 +74,7 @@ def test_kernels_for_other_tritons_are_not_run(generated: Path, verdict: Any) ->
     assert [ran.file for ran in told.ran] == ["triton.py"]
 
 
-@pytest.mark.parametrize("because", ["", "the device is not of compute capability 9.0"])
+@pytest.mark.parametrize("because", ["", "the compute capability of the device is not 9.0"])
 def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from kgen.kernels.attention.schedules.hopper.verify import unused
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kgen.targets.folding import COLUMNS, filled
+
+INDENT = 24
+"""Columns that templates put before and after the lines of parameters."""
 OF_FILE = ("bf16", "fp16", "fp8_e4m3")
 """Types that the .cu file defines; C callers do not have them."""
 
@@ -40,13 +45,17 @@ def pointer(element: str, name: str, tensor: str, const: bool = False) -> Param:
 
 
 def device(params: Params) -> str:
-    """Print the parameters of a kernel."""
-    return ",\n".join(", ".join(p.device for p in line) for line in params)
+    """Print the parameters of a kernel, as many on a line as fit."""
+    return _filled(p.device for line in params for p in line)
 
 
 def host(params: Params) -> str:
-    """Print the parameters of a C launcher."""
-    return ",\n".join(", ".join(p.host for p in line) for line in params)
+    """Print the parameters of a C launcher, as many on a line as fit."""
+    return _filled(p.host for line in params for p in line)
+
+
+def _filled(declared: Iterable[str]) -> str:
+    return "\n".join(filled((f"{one}," for one in declared), COLUMNS - INDENT)).removesuffix(",")
 
 
 def names(params: Params) -> tuple[str, ...]:

@@ -231,15 +231,18 @@ class Pointer:
         )
         at = offset + self.tensor.storage_offset()
         extent = sum((n - 1) * step for n, step in zip(self.tensor.shape, self.tensor.stride(), strict=True))
-        inside = ~live | ((offset >= 0) & (offset <= extent))
+        inside = ~live | ((offset >= 0) & (offset <= extent) & bool(self.tensor.numel()))
         assert inside.all(), "an address outside of the tensor"
         return storage, torch.where(live, at, -1)
 
 
 def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
     storage, at = pointer.elements(mask)
-    running.overlap.read_at(own.place, storage, at[at >= 0])
-    return torch.where(at >= 0, storage[at.clamp_min(0)], torch.as_tensor(other, dtype=storage.dtype))
+    live = at >= 0
+    running.overlap.read_at(own.place, storage, at[live])
+    found = torch.as_tensor(other, dtype=storage.dtype).expand(at.shape).clone()
+    found[live] = storage[at[live]]
+    return found
 
 
 def store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:

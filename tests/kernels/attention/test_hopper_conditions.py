@@ -23,7 +23,7 @@ BOTH = "passes: [forward, backward]\n"
 LATENT = "head_dim: {qk: 192, v: 128}\n"
 
 REFUSED = [
-    (f"dtype: fp32\n{BOTH}", "forward", "its products are of 16 bits, and not of fp32"),
+    (f"dtype: fp32\n{BOTH}", "forward", "the dtype is fp32, and Hopper kernels need bf16 or fp16"),
     ("head_dim: 20\n", "forward", "no Hopper tile fits keys of 20 and values of 20 columns"),
     ("head_dim: {qk: 256, v: 128}\n", "forward", "no Hopper tile fits keys of 256 and values of 128 columns"),
     ("mask_mod: q_idx > 5\n", "forward", "the mask removes queries by their position alone"),
@@ -48,7 +48,12 @@ REFUSED = [
     (
         f"{PAIR}score_mod: score + w[h, kv_idx, q_idx]\nlengths: {{q: any, kv: any}}\n",
         "forward",
-        "one read of fp32",
+        "the score may read only one buffer for each pair, of fp32 or 16 bits",
+    ),
+    (
+        f"{PAIR}score_mod: score + w[h, q_idx, kv_idx]\nmask_mod: kv_idx < 9\n",
+        "forward",
+        "do not support with packed sequences, block masks or masks of keys alone",
     ),
     (
         f"{PAIR}score_mod: score + w[h, q_idx, kv_idx]\n{BOTH}",
@@ -58,7 +63,23 @@ REFUSED = [
     (
         "head_dim: 64\nmask_mod: abs(q_idx - kv_idx) < 64\n",
         "forward",
-        "heads of 64 columns have short ranges",
+        "the ranges of keys are short, where portable kernels are faster for heads of 64 columns",
+    ),
+    ("head_dim: 64\nvarlen: true\n", "forward", "the ranges of keys are short"),
+    (
+        f"head_dim: 64\n{PAIR}score_mod: score + w[h, q_idx, kv_idx]\n",
+        "forward",
+        "heads of 64 columns leave no room for the buffer that the score reads for each pair",
+    ),
+    (
+        "head_dim: 64\nscore_mod: 30 * tanh(score / 30)\nmask_mod: q_idx >= kv_idx\n",
+        "forward",
+        "used only if score_mod adds no bias and applies no function",
+    ),
+    (
+        "head_dim: 64\nmask_mod: q_idx % 3 == kv_idx % 2\n",
+        "forward",
+        "used only if some tiles need no mask",
     ),
     (
         f"head_dim: 64\n{LENS}mask_mod: kv_idx < lens[b]\n{BOTH}",
@@ -78,7 +99,7 @@ REFUSED = [
     (
         "buffers: {x: {shape: [SK], dtype: fp32, grad: true}}\nscore_mod: score + x[kv_idx]\n" + BOTH,
         "backward",
-        "a gradient of a buffer is no sum over keys alone",
+        "the gradient of a buffer is not a sum over keys alone",
     ),
 ]
 

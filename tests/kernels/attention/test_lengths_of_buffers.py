@@ -119,7 +119,7 @@ def test_tiles_beyond_a_length_are_skipped() -> None:
 def test_a_call_is_refused_where_a_length_is_no_divisor_or_too_large() -> None:
     text = single(loads(own("kv_idx % len(cu) < 3"), "spec.yaml"))
     assert "cu.shape[0] == 0" in text
-    assert "len(cu) is a divisor in the spec, and must not be 0" in text
+    assert "len(cu) is a divisor in the spec and must not be 0" in text
     assert "cu.shape[0] > 2**29" in text
     assert "2**29 elements" not in single(loads(own("kv_idx < cu[b]"), "spec.yaml"))
 

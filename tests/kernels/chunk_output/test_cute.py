@@ -140,13 +140,13 @@ def test_the_launcher_says_what_does_not_fit(tmp_path, stem):
     g, cu = torch.zeros(1, 70, 4), torch.tensor([0, 70])
     with pytest.raises(ValueError, match="got tensors on cpu"):
         module.sample(q, q, v, h, g, cu_seqlens=cu)
-    with pytest.raises(ValueError, match=r"expects v \[1, 128, 4, 128\], got \[1, 70, 4, 128\]"):
+    with pytest.raises(ValueError, match=r"v must be \[1, 128, 4, 128\], got \[1, 70, 4, 128\]"):
         module.sample(q, q, v[:, :70], h, g, cu_seqlens=cu)
     with pytest.raises(TypeError, match=r"g must be torch\.float32"):
         module.sample(q, q, v, h, g.double(), cu_seqlens=cu)
     with pytest.raises(ValueError, match="cu_seqlens must be"):
         module.sample(q, q, v, h, g, cu_seqlens=cu.float())
-    with pytest.raises(ValueError, match=r"expects chunk_indices \[2, 2\], got \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"chunk_indices must be \[2, 2\] on cpu, got \[3, 2\]"):
         module.sample(q, q, v, h, g, cu_seqlens=cu, chunk_indices=torch.zeros(3, 2))
 
 

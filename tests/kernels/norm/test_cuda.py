@@ -316,7 +316,7 @@ def test_norms_run_from_c(tmp_path, width):
 def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
     text = re.sub(r"//.*", "", path.read_text())
-    names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
+    names = re.findall(r"DEVICE [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
     names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
     names += re.findall(r"^#define (\w+)", text, re.MULTILINE)
     assert {"store", "Row", "SIDE_BY_SIDE", "KEEPS_ROWS"} < set(names)
@@ -336,6 +336,6 @@ def test_a_device_that_holds_no_shape_is_named(monkeypatch):
     module = import_file(GENERATED / "rms_norm" / "cuda.py", "kgen_test_no_shape")
     monkeypatch.setattr(module, "_arch", lambda device: "sm_90")
     monkeypatch.setattr(module, "_shared_limit", lambda device: -1)
-    words = "rms_norm: no shape of the forward kernel for rows of 1024 elements fits on cuda:0"
+    words = "rms_norm: no launch shape of the forward kernel for rows of 1024 elements fits on cuda:0"
     with pytest.raises(RuntimeError, match=words):
         module._plan("forward", torch.device("cuda", 0), 1024, 8)

@@ -39,17 +39,21 @@ def merge(
     block = max(16, 4096 // wide) if out.device.type == "cuda" else 256
     with torch.cuda.device_of(out):
         _merge_kernel[(-(-rows // block) * heads * batch,)](
-            out, out.stride(), tuple(parts), tuple(x.stride() for x in parts),
-            lse, lse.stride() if lse is not None else (), tuple(lses), tuple(x.stride() for x in lses),
+            (out, out.stride()), (tuple(parts), tuple(x.stride() for x in parts)),
+            ((lse, lse.stride() if lse is not None else ()), (tuple(lses), tuple(x.stride() for x in lses))),
             heads, rows, D=columns, BLOCK_S=block, BLOCK_D=wide, num_warps=4,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["H", "S"])  # type: ignore[untyped-decorator]
 def _merge_kernel(  # type: ignore[no-untyped-def]
-    out_ptr, out_strides, parts, strides, lse_ptr, lse_out_strides, lses, lse_strides,
-    H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    out, parts, logs, H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    """Merge tiles of BLOCK_S rows. Pointers come with their strides; `logs` has those of `lse` and of `lses`."""
+    out_ptr, out_strides = out
+    parts, strides = parts
+    lse_ptr, lse_out_strides = logs[0]
+    lses, lse_strides = logs[1]
     tiles = tl.cdiv(S, BLOCK_S)
     pid = tl.program_id(0)
     tile, head = pid % tiles, pid // tiles

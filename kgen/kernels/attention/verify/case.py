@@ -20,6 +20,7 @@ class Case:
     `packed`: lengths (queries, keys) of packed sequences; the longest are `sq` and `sk`.
     `tail`: numbers of tokens after the last sequence.
     `unread`: buffer elements that no visible pair reads hold NaN and infinities.
+    `any_size`: size of the axes `any` of buffers. None for about half the longest length.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
     unread: bool = False
+    any_size: int | None = None
 
     @property
     def cu_seqlens(self) -> tuple[list[int], list[int]]:

@@ -121,6 +121,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("ints-far", 20, 160, ints="past", few=True)  # several tiles of keys without a mask
     if any(b.dtype == "int64" for b in problem.buffers):
         yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
+    if problem.may_have_no_elements:
+        yield Case("no-elements", 40, 70, batch=2, heads_kv=2, lse=True, any_size=0)
     if problem.block_mask:
         yield Case("blocks", 300, 417, batch=2, heads_kv=2, lse=True)
         yield Case("blocks-in-runs", 520, 390, ints="runs", lse=True)
@@ -231,6 +233,8 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
     if problem.exact_scores:
         yield case("ties", (130, 130), (20, 70), heads_kv=2, magnitude=256.0, ties=True, lse=True)
+    if problem.may_have_no_elements:
+        yield case("no-elements", (33, 20), (0, 9), (7, 0), heads_kv=2, lse=True, any_size=0)
     if problem.runtime_params:
         for number in range(1, EDGES):
             yield case(f"params-{number}", (71, 71), (8, 8), edge=number)

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kgen.expr.nodes import Call, Node, variables
+from kgen.expr.nodes import Call, Node, distinct, measured, variables
 from kgen.kernels.attention.plan.extents import ties_lengths
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import ANY
 from kgen.spec.common import REALS
+from kgen.targets.arguments import DIVISIONS
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,14 @@ class Problem:
     def tied_lengths(self) -> bool:
         """True if the emitted launcher requires SQ == SK."""
         return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+
+    @property
+    def may_have_no_elements(self) -> bool:
+        """True if a call may have buffers without elements: axes `any` exist, and no length is a divisor."""
+        nodes = (node for tree in self.trees for node in distinct(tree))
+        divisors = [node.args[1] for node in nodes if isinstance(node, Call) and node.fn in DIVISIONS]
+        divides = any(measured(name) for divisor in divisors for name in variables(divisor))
+        return any(ANY in b.shape for b in self.buffers) and not divides
 
     @property
     def reads_sk(self) -> bool:

@@ -31,7 +31,7 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
     """
     longest = max(case.sq, case.sk)
     # With an open extent, some indices are out of range.
-    sizes = case.sizes | {ANY: longest // 2 + 2}
+    sizes = case.sizes | {ANY: longest // 2 + 2 if case.any_size is None else case.any_size}
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     per_token = buffer.per_token
     dtype = DTYPES[_dtype(buffer, case)]

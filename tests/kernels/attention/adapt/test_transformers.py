@@ -314,46 +314,50 @@ def test_a_wrong_adapter_is_found(mistake: str, tmp_path: Path) -> None:
 PLAIN = torch.empty(1, 4099, 1, 0, dtype=torch.int32)
 """The mask that `places` makes for the first kernels if there is no padding."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "dropout": ("gemma2", {"dropout": 0.1}, "no dropout"),
-    "weights": ("gemma2", {"output_attentions": True}, "no weights to give"),
+    "dropout": ("gemma2", {"dropout": 0.1}, "dropout is not supported"),
+    "weights": ("gemma2", {"output_attentions": True}, "attention weights are not supported"),
     "another window": (
         "gemma2",
         {"sliding_window": 9, "attention_mask": PLAIN},
-        "a window of 9, the kernels one of 8",
+        "a window of 9, and the kernels have a window of 8",
     ),
     "a window": (
         "llama",
         {"sliding_window": 9, "attention_mask": PLAIN},
-        "a window of 9, and the kernels none",
+        "a window of 9, and the kernels have no window",
     ),
-    "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, the kernels at 5.0"),
-    "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, the kernels do not"),
-    "sinks": ("llama", {"s_aux": 1}, "write `sinks: true` in the spec"),
+    "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, and the kernels at 5.0"),
+    "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, and the kernels do not"),
+    "sinks": ("llama", {"s_aux": 1}, "set `sinks: true` in the spec"),
     "no sinks": ("gpt_oss", {}, "the layer has none"),
-    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got one of pairs"),
-    "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "adds `position_bias`"),
-    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` says"),
-    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` says"),
-    "a cache of pages": ("llama", {"cache": object()}, "`cache`, an argument that the kernels do not know"),
+    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got a mask of pairs"),
+    "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "passes `position_bias`"),
+    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` means packed"),
+    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` means packed"),
+    "a cache of pages": ("llama", {"cache": object()}, "`cache`, which the kernels do not support"),
     "indices": ("llama", {"indices": torch.zeros(1), "use_cache": True}, "passes `indices`"),
-    "no mask": ("llama", {}, "nobody said which keys a query sees"),
+    "no mask": ("llama", {}, "the mask is unknown"),
     "all keys, without a mask": ("llama", {"is_causal": False}, "a mask of bidirectional_mask_function"),
     "all keys beside a mask": (
         "llama",
         {"is_causal": False, "attention_mask": PLAIN},
-        "passes `is_causal=False`, and its mask says otherwise",
+        "passes `is_causal=False`, which contradicts its mask",
     ),
     "kernels that are not there": (
         "llama",
         {"attention_mask": torch.empty(1, 4100, 1, 0, dtype=torch.int32)},
-        "got one of pairs",
+        "got a mask of pairs",
     ),
     "another number of keys": (
         "llama",
         {"attention_mask": PLAIN, "query": torch.zeros(1, 4, 1, 16)},
-        "the mask is of another number of keys",
+        "the mask has another number of keys",
     ),
-    "fewer queries": ("llama", {"query": torch.zeros(1, 4, 1, 16)}, "nobody said where the queries stand"),
+    "fewer queries": (
+        "llama",
+        {"query": torch.zeros(1, 4, 1, 16)},
+        "the positions of the queries are unknown",
+    ),
 }
 
 
@@ -379,7 +383,7 @@ def test_masks_that_kernels_do_not_have_are_refused(tmp_path: Path) -> None:
     written(spec("llama", MODELS["llama"][2]), tmp_path)
     packed, either, between, bloom, taken = interpreted(_masks, tmp_path)
     assert "a mask of or_masks(causal_mask_function, causal_mask_function)" in either
-    assert "my_llama: BloomForCausalLM computes attention by itself" in bloom
+    assert "my_llama: BloomForCausalLM computes attention itself" in bloom
     assert "a mask of causal_mask_function and packed_sequence_mask_function" in packed
     assert "register(any_mask=True)" in packed
     assert "not between" in between

@@ -46,7 +46,7 @@ OF_ALL = (
     Condition(lambda plan, loop: "forward" in plan.spec.passes, "the spec has no forward pass"),
     Condition(
         lambda plan, loop: plan.spec.dtype in ("bf16", "fp16"),
-        "its products are of 16 bits, and not of {dtype}",
+        "the dtype is {dtype}, and Hopper kernels need bf16 or fp16",
     ),
     Condition(
         lambda plan, loop: width_of(plan) is not None,
@@ -93,10 +93,15 @@ OF_ALL = (
         "heads of {qk} columns leave no shared memory for the buffer that the score reads for each pair",
     ),
     Condition(
+        lambda plan, loop: loop is not plan.forward or not _reads_pairs(plan, loop) or _whole_pairs(plan),
+        "the score reads a buffer for each pair, which Hopper kernels do not support with packed sequences, "
+        "block masks or masks of keys alone",
+    ),
+    Condition(
         lambda plan, loop: (
             loop is not plan.forward or not _reads_pairs(plan, loop) or pair_of(plan) is not None
         ),
-        "what the score reads for each pair is not one read of fp32 or 16 bits at [..., q_idx, kv_idx]",
+        "the score may read only one buffer for each pair, of fp32 or 16 bits, at [..., q_idx, kv_idx]",
     ),
 )
 """Conditions of every kernel."""
@@ -104,12 +109,20 @@ OF_ALL = (
 OF_NARROW_FORWARD = (
     Condition(
         # Forward is 2 to 5 % faster with long ranges and 10 % slower with windows.
-        lambda plan, loop: plan.problem.light and not plan.problem.varlen,
-        "heads of {v} columns have short ranges, where the portable kernels are faster",
+        lambda plan, loop: plan.problem.mask not in ("band", "search") and not plan.problem.varlen,
+        "the ranges of keys are short, where portable kernels are faster for heads of {v} columns",
     ),
     Condition(
         lambda plan, loop: plan.problem.score != "reads",
-        "heads of {v} columns leave no room for the buffers that the score reads",
+        "heads of {v} columns leave no room for the buffer that the score reads for each pair",
+    ),
+    Condition(
+        lambda plan, loop: plan.problem.score == "plain",
+        "Hopper kernels for heads of {v} columns are used only if score_mod adds no bias and applies no function",
+    ),
+    Condition(
+        lambda plan, loop: plan.problem.light,
+        "Hopper kernels for heads of {v} columns are used only if some tiles need no mask",
     ),
 )
 """Conditions of forward for heads of 64 columns."""
@@ -117,7 +130,7 @@ OF_NARROW_FORWARD = (
 OF_BACKWARD = (
     Condition(
         lambda plan, loop: not _reads_pairs(plan, loop),
-        "the score reads a buffer for each pair",
+        "the score reads a buffer for each pair, which only the forward kernel supports",
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or width_of(plan) != min(WIDTHS),
@@ -134,7 +147,7 @@ OF_BACKWARD = (
     Condition(
         # The kernel of dq keeps one sum for each row.
         lambda plan, loop: _sums_by_row(plan),
-        "a gradient of a buffer is no sum over keys alone",
+        "the gradient of a buffer is not a sum over keys alone",
     ),
 )
 """Conditions of the kernels of dq, and of dk and dv."""
@@ -186,7 +199,7 @@ def pair_of(plan: AttentionPlan) -> Binding | None:
     """
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
-    if len(found) != 1 or spec.varlen or plan.forward.listed or plan.kv.live != plan.kv.bound:
+    if len(found) != 1 or not _whole_pairs(plan):
         return None
     (pair,) = found
     if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
@@ -197,6 +210,11 @@ def pair_of(plan: AttentionPlan) -> Binding | None:
     before, last = pair.node.indices[:-2], pair.node.indices[-2:]
     simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
     return pair if simple and last == (Q_IDX, KV_IDX) else None
+
+
+def _whole_pairs(plan: AttentionPlan) -> bool:
+    """True if a tile of a buffer for each pair is at the positions of the tile, and all its keys exist."""
+    return not (plan.spec.varlen or plan.forward.listed) and plan.kv.live == plan.kv.bound
 
 
 def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:

@@ -272,6 +272,7 @@ class HopperFile(ImportsLaunch):
     """`hopper.py`."""
 
     template: ClassVar[str] = "attention/hopper/hopper.j2"
+    import_indent: ClassVar[int] = 0
     language: ClassVar[str] = GLUON
 
     summary: str

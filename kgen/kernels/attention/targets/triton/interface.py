@@ -42,6 +42,11 @@ def _differs(name: str, sizes: Sequence[str]) -> str:
     return " or ".join(wrong)
 
 
+def heads_rule(gqa: int) -> str:
+    """Return the condition on the numbers of heads, for messages."""
+    return f"q must have {f'{gqa} heads for each head of' if gqa > 1 else 'as many heads as'} k and v"
+
+
 def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
     """The dtypes of torch that the floating-point buffers must have, by name."""
     return {n: f"torch.{TORCH_DTYPES[b.dtype]}" for n, b in buffers.items() if b.dtype in REALS}
@@ -173,12 +178,12 @@ class Interface:
         # Kernels reckon with positions, sums and differences of them in 32 bits.
         lengths = Check(
             f"max({queries}, {keys}) > 2**29",
-            f"there may be 2**29 queries and as many keys, got {{{queries}}} and {{{keys}}}",
+            f"there may be at most 2**29 queries and 2**29 keys, got {{{queries}}} and {{{keys}}}",
         )
         most = self.widest_step()
         apart = Check(
             f"max(q.stride(-1), k.stride(-1), v.stride(-1)) > {most}",
-            f"elements of a row of q, k and v may not lie more than {most} apart, make it contiguous",
+            f"the last stride of q, k and v must be at most {most}: make them contiguous",
         )
         packed = _PACKED if spec.varlen else ()
         numbers = [*self.length_checks(), *self.scalar_checks(self.runtime)]
@@ -191,9 +196,8 @@ class Interface:
         if gqa == "any":
             words = "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v"
             return Check("HKV == 0 or HQ % HKV", words)
-        heads = "1 head" if gqa == 1 else f"{gqa} heads"
         wrong = "HQ != HKV" if gqa == 1 else f"HQ != {gqa} * HKV"
-        return Check(wrong, f"q must have {heads} for each of k and v, got {{HQ}} and {{HKV}}")
+        return Check(wrong, f"{heads_rule(gqa)}, got {{HQ}} and {{HKV}}")
 
     def widest_step(self) -> str:
         """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
@@ -208,7 +212,7 @@ class Interface:
                 message = f"{size} must be a multiple of {multiple}, got {{{size}}}"
                 checks.append(Check(f"{size} % {multiple}", message))
         if self.plan.self_attention:
-            checks.append(Check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}"))
+            checks.append(Check("SQ != SK", "q and k must have the same length, got {SQ} and {SK}"))
         return checks
 
     def scalar_checks(self, names: Iterable[str]) -> list[Check]:
@@ -238,7 +242,7 @@ class Interface:
             checks.append(_dtype_check(name, called, buffer.dtypes))
             if not sizes:
                 wrong = f"{name}.dim() or {name}.device != {device}"
-                words = f"{called} must be one number, a tensor without dimensions, on {{{device}}}, "
+                words = f"{called} must be a tensor without dimensions on {{{device}}}, "
                 checks.append(Check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
                 continue
             words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
@@ -254,7 +258,7 @@ class Interface:
             checks.append(
                 Check(
                     f"{last} * {name}.stride(-1) >= 2**31",
-                    f"a row of {called} may not span 2**31 elements, make it contiguous",
+                    f"a row of {called} must span fewer than 2**31 elements: make it contiguous",
                 )
             )
         return checks + self._length_checks(names, self.runtime if params is None else params)
@@ -267,7 +271,7 @@ class Interface:
         spelled = {name: f"{buffer}.shape[{axis}]" for name, (buffer, axis) in lengths.items()}
         checks = []
         for name, (buffer, axis) in lengths.items():
-            words = f"{self.called(buffer)} may have 2**29 elements along dimension {axis}"
+            words = f"{self.called(buffer)} may have at most 2**29 elements along dimension {axis}"
             checks.append(Check(f"{spelled[name]} > 2**29", f"{words}, got {{{spelled[name]}}}"))
         known = {**{param: param for param in params}, **spelled}
         for divisor, in_python, message in divisors(trees, known, self.plan.called):

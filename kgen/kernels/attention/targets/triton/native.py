@@ -9,6 +9,7 @@ from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.schedules import SCHEDULES
+from kgen.kernels.attention.targets.triton.interface import heads_rule
 from kgen.kernels.attention.targets.triton.native_calls import (
     AttentionHeader,
     AttentionProgram,
@@ -236,7 +237,7 @@ class _Files:
     def _checks(self) -> list[Check]:
         spec = self.spec
         queries, keys = ("p->TQ", "p->TK") if self.packed else ("p->SQ", "p->SK")
-        words = "there may be 2**29 queries and as many keys, got %lld and %lld"
+        words = "there may be at most 2**29 queries and 2**29 keys, got %lld and %lld"
         found = [
             self._heads(),
             _check(f"kgen_max({queries}, {keys}) > INT64_C(1) << 29", words, queries, keys),
@@ -251,7 +252,7 @@ class _Files:
                 words = f"{size} must be a multiple of {multiple}, got %lld"
                 found.append(_check(f"p->{size} % {multiple}", words, f"p->{size}"))
         if self.plan.self_attention:
-            words = "q and k must be equally long, got %lld and %lld"
+            words = "q and k must have the same length, got %lld and %lld"
             found.append(_check("p->SQ != p->SK", words, "p->SQ", "p->SK"))
         for param in self.tensors.params:
             if not param.real:
@@ -269,9 +270,7 @@ class _Files:
         if gqa == "any":
             words = "q has %lld heads, which is not a multiple of the %lld heads of k and v"
             return _check("p->HKV <= 0 || p->HQ < 0 || p->HQ % p->HKV", words, *heads)
-        many = "1 head" if gqa == 1 else f"{gqa} heads"
-        words = f"q must have {many} for each of k and v, got %lld and %lld"
-        return _check(f"p->HQ != {gqa} * p->HKV", words, *heads)
+        return _check(f"p->HQ != {gqa} * p->HKV", f"{heads_rule(gqa)}, got %lld and %lld", *heads)
 
 
 def _check(wrong: str, message: str, *given: str) -> Check:

@@ -28,7 +28,8 @@ def heads(plan: ChunkOutputPlan) -> str:
     own = plan.spec.heads
     if own.qk:
         return f"H = {own.qk}, HV = {own.v}"
-    return f"HV = {own.group} * H" if own.group else "HV a multiple of H"
+    group = own.group or 0
+    return f"HV = {group} * H" if group > 1 else "HV = H" if group else "HV a multiple of H"
 
 
 def _tensors(plan: ChunkOutputPlan) -> list[str]:

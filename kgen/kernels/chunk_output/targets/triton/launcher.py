@@ -251,19 +251,26 @@ def _checks(plan: ChunkOutputPlan) -> list[Check]:
     return [_heads(plan.spec), *_shapes(plan), *_strides(plan), _chunks(plan.spec)]
 
 
+def heads_rule(group: int) -> str:
+    """Return the condition on the numbers of heads, for messages."""
+    return f"v must have {f'{group} heads for each head of' if group > 1 else 'as many heads as'} q"
+
+
 def _heads(spec: ChunkOutputSpec) -> Check:
     heads = spec.heads
     if heads.qk:
         return Check(
             f"(H, HV) != ({heads.qk}, {heads.v})",
-            f"expects {heads.qk} and {heads.v} heads, got {{H}} and {{HV}}",
+            f"q must have {heads.qk} heads and v {heads.v}, got {{H}} and {{HV}}",
         )
     if heads.group:
         return Check(
             f"HV != {heads.group} * H",
-            f"expects {heads.group} value heads for each head of q, got {{HV}} and {{H}}",
+            f"{heads_rule(heads.group)}, got {{HV}} and {{H}}",
         )
-    return Check("H == 0 or HV % H", "the {HV} value heads are not a multiple of the {H} heads of q")
+    return Check(
+        "H == 0 or HV % H", "the number of heads of v must be a multiple of that of q, got {HV} and {H}"
+    )
 
 
 def _shapes(plan: ChunkOutputPlan) -> list[Check]:
@@ -276,7 +283,7 @@ def _shapes(plan: ChunkOutputPlan) -> list[Check]:
     return [
         Check(
             f"{name}.shape != {wanted[name]}",
-            f"{name} must be {{{wanted[name]}}}, got {{tuple({name}.shape)}}",
+            f"{name} must be {{list({wanted[name]})}}, got {{list({name}.shape)}}",
         )
         for name in inputs(plan)
     ]
@@ -293,16 +300,19 @@ def _strides(plan: ChunkOutputPlan) -> list[Check]:
     return [
         Check(
             f"max(x.stride(1) for x in ({', '.join(tokens)})) >= 2**24",
-            "tokens may not lie 2**24 elements apart",
+            "strides between tokens must be less than 2**24: make the tensors contiguous",
         ),
-        Check(f"max({', '.join(elements)}) >= 2**23", "elements of a row may not lie 2**23 apart"),
+        Check(
+            f"max({', '.join(elements)}) >= 2**23",
+            "strides between elements of a row must be less than 2**23: make the tensors contiguous",
+        ),
     ]
 
 
 def _chunks(spec: ChunkOutputSpec) -> Check:
     BT = spec.chunk_size
     if spec.varlen:
-        return Check("B != 1", "packed sequences are one row, B = 1, got {B}")
+        return Check("B != 1", "packed sequences need B = 1, got {B}")
     return Check(
-        f"NT != -(-T // {BT})", f"{{T}} tokens are {{-(-T // {BT})}} chunks of {BT}, h has {{NT}} states"
+        f"NT != -(-T // {BT})", f"h must have a state for each of {{-(-T // {BT})}} chunks, got {{NT}}"
     )

@@ -10,7 +10,7 @@ from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
 from kgen.kernels.chunk_output.targets.interface import Formula, formula
-from kgen.kernels.chunk_output.targets.triton.launcher import head_words
+from kgen.kernels.chunk_output.targets.triton.launcher import head_words, heads_rule
 from kgen.kernels.chunk_output.targets.triton.native_example import chunk_output_example
 from kgen.kernels.chunk_output.targets.triton.native_tensors import (
     FAR_COLUMNS,
@@ -177,24 +177,24 @@ def _heads(spec: ChunkOutputSpec) -> Check:
     heads, both = spec.heads, ("(long long)p->H", "(long long)p->HV")
     if heads.qk:
         wrong = f"p->H != {heads.qk} || p->HV != {heads.v}"
-        return Check(wrong, f"expects {heads.qk} and {heads.v} heads, got %lld and %lld", both)
+        return Check(wrong, f"q must have {heads.qk} heads and v {heads.v}, got %lld and %lld", both)
     if heads.group:
-        message = f"expects {heads.group} value heads for each head of q: q has %lld, h has %lld"
-        return Check(f"p->HV != {heads.group} * p->H", message, both)
-    message = "q has %lld heads, of which the %lld value heads are not a multiple"
-    return Check("p->H <= 0 || p->HV % p->H", message, both)
+        message = f"{heads_rule(heads.group)}, got %lld and %lld"
+        return Check(f"p->HV != {heads.group} * p->H", message, both[::-1])
+    message = "the number of heads of v must be a multiple of that of q, got %lld and %lld"
+    return Check("p->H <= 0 || p->HV % p->H", message, both[::-1])
 
 
 def _chunks(spec: ChunkOutputSpec) -> list[Check]:
     if spec.varlen:
         few = "cu_seqlens must be [N + 1] for N sequences, got [%lld]"
         return [
-            Check("p->B != 1", "packed sequences are one row, B = 1, got %lld", ("(long long)p->B",)),
+            Check("p->B != 1", "packed sequences need B = 1, got %lld", ("(long long)p->B",)),
             Check("p->N < 1", few, ("(long long)p->N + 1",)),
         ]
     chunks = f"kgen_cdiv(p->T, {spec.chunk_size})"
-    message = f"%lld tokens are %lld chunks of {spec.chunk_size}, h has %lld states"
-    numbers = tuple(f"(long long){n}" for n in ("p->T", chunks, "p->NT"))
+    message = "h must have a state for each of %lld chunks, got %lld"
+    numbers = tuple(f"(long long){n}" for n in (chunks, "p->NT"))
     return [Check(f"p->NT != {chunks}", message, numbers)]
 
 
@@ -207,4 +207,6 @@ def _strides(inputs: Sequence[Argument]) -> list[Check]:
 
 def _apart(of: Argument, axis: int, what: str, power: int) -> Check:
     wrong = f"a->{of.member}.strides[{axis}] >= INT64_C(1) << {power}"
-    return Check(wrong, f"{what} of {of.label} may not lie 2**{power} elements apart")
+    return Check(
+        wrong, f"{what} of {of.label} must be less than 2**{power} elements apart: make it contiguous"
+    )

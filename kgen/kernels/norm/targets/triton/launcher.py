@@ -366,13 +366,14 @@ class Launchers:
         if width == "any":
             most = HEADS_WIDTH if self.heads else 2**18
             yield Check(
-                f"not 1 <= x.shape[-1] <= {most}", f"rows have 1 to {most} elements, got {{x.shape[-1]}}"
+                f"not 1 <= x.shape[-1] <= {most}",
+                f"rows of x must have 1 to {most} elements, got {{x.shape[-1]}}",
             )
         else:
             widths = (width,) if isinstance(width, int) else width
             words = " or ".join(map(str, widths))
             wrong = f"x.shape[-1] != {width}" if isinstance(width, int) else f"x.shape[-1] not in {widths}"
-            yield Check(wrong, f"rows have {words} elements, got {{x.shape[-1]}}")
+            yield Check(wrong, f"rows of x must have {words} elements, got {{x.shape[-1]}}")
         if isinstance(spec.heads, int):
             yield Check(
                 f"x.shape[-2] != {spec.heads}", f"x must have {spec.heads} heads, got {{x.shape[-2]}}"
@@ -388,7 +389,8 @@ class Launchers:
         if self.scale:
             yield self._dtype("scale", "fp32")
             yield Check(
-                "scale.numel() != 1 or scale.device != x.device", "scale must be one number on {x.device}"
+                "scale.numel() != 1 or scale.device != x.device",
+                "scale must have one element on {x.device}, got {list(scale.shape)} on {scale.device}",
             )
 
     def _dtype(self, name: str, dtype: str) -> Check:

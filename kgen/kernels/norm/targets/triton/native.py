@@ -219,14 +219,16 @@ def _checks(plan: NormPlan) -> Iterator[Check]:
     width, heads = plan.spec.width, plan.spec.heads
     if width == "any":
         most = MAX_WIDTH if heads is None else HEADS_WIDTH
-        wrong, words = f"p->width < 1 || p->width > {most}", f"rows have 1 to {most} elements"
+        wrong, words = f"p->width < 1 || p->width > {most}", f"rows of x must have 1 to {most} elements"
     else:
         widths = (width,) if isinstance(width, int) else width
         wrong = " && ".join(f"p->width != {w}" for w in widths)
-        words = f"rows have {' or '.join(map(str, widths))} elements"
+        words = f"rows of x must have {' or '.join(map(str, widths))} elements"
     yield Check(wrong, f"{words}, got %lld", ("(long long)p->width",))
     yield Check("p->rows < 0", "sizes may not be negative")
     if isinstance(heads, int):
         yield Check(f"p->heads != {heads}", f"x must have {heads} heads, got %lld", ("(long long)p->heads",))
     elif heads is not None:
-        yield Check("p->heads < 0", "got %lld heads", ("(long long)p->heads",))
+        yield Check(
+            "p->heads < 0", "the number of heads may not be negative, got %lld", ("(long long)p->heads",)
+        )
