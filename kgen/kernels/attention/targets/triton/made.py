@@ -68,7 +68,8 @@ class BackwardBranch:
     dq: bool = True
     """False if the portable kernel computes dq."""
     dout: str = ""
-    """The function of `_launch.py` that accepts a dout that its kernels can load. They get a contiguous copy of others."""
+    """The function of `_launch.py` that is true for a dout that its kernels can load. They get a contiguous
+    copy of any other."""
     overlaps: bool = False
     """True if programmatic dependent launch starts its first kernel before the kernel of delta ends."""
     counts: bool = False

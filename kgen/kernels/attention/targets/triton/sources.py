@@ -30,6 +30,7 @@ class AttentionFile(ImportsLaunch):
 
     template: ClassVar[str] = "attention/triton/attention.j2"
 
+    name: str
     opening: Opening
     launching: LaunchFunctions | None
     """The functions of all launchers, if the file contains their text."""
@@ -110,6 +111,7 @@ class _File:
         forward = [kernel for of in reversed(parts) for kernel in of.forward]
         others = [kernel for of in reversed(parts) for kernel in of.kernels]
         return AttentionFile(
+            name=self.plan.spec.name,
             opening=self._opening(parts, single),
             launching=launching_of(single),
             openings=[part for of in parts for part in of.opening],
