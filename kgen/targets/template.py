@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from kgen.targets.code import TRITON
 
@@ -23,6 +23,19 @@ class Template:
     template: ClassVar[str]
     """The path of the template below `templates/`."""
     language: ClassVar[str] = TRITON
+
+
+T = TypeVar("T")
+
+
+def filled(cls: type[T], *bases: object, **own: object) -> T:
+    """Return a dataclass with the fields of `bases`, whose classes it inherits, and with `own` fields.
+
+    If several bases have a field, the first base that has it decides.
+    """
+    assert all(issubclass(cls, type(base)) for base in bases)
+    values = {f.name: getattr(base, f.name) for base in reversed(bases) for f in fields(base)}  # type: ignore[arg-type]
+    return cls(**(values | own))
 
 
 def names(template: Template) -> dict[str, object]:

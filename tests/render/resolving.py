@@ -37,7 +37,7 @@ class Resolver:
         """Return every problem of a dataclass and its template as `template:line: problem`."""
         root = fields_of(cls)
         self.template(cls.template, root)
-        unused = sorted(set(root) - self.used)
+        unused = sorted(own_names(cls) - self.used)
         return [*dict.fromkeys(self.problems), *(f"{cls.template}: never names `{name}`" for name in unused)]
 
     def template(self, name: str, scope: Scope) -> None:
@@ -181,6 +181,13 @@ class Resolver:
 def _path(node: nodes.Node) -> str:
     """Return a name or a dotted name."""
     return f"{_path(node.node)}.{node.attr}" if isinstance(node, nodes.Getattr) else getattr(node, "name", "")
+
+
+def own_names(cls: type[Template]) -> set[str]:
+    """Return the names that a template defines, without those of dataclasses that several templates inherit."""
+    bases = (base for base in cls.__mro__ if "template" in vars(base) or base is cls)
+    own = {name for base in bases for name in (*vars(base).get("__annotations__", ()), *vars(base))}
+    return own & set(names_of(cls))
 
 
 def fields_of(cls: Any) -> Scope:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from render.resolving import Resolver, subclasses
 import kgen
 from kgen.render.environment import environment, rendered, template_root
 from kgen.targets.code import GLUON, Code, Name, assign, op
-from kgen.targets.template import Template, names, parts
+from kgen.targets.template import Template, filled, names, parts
 
 PACKAGE = Path(kgen.__file__).parent
 
@@ -106,6 +106,33 @@ def test_what_does_not(text: str, problem: str) -> None:
 def test_a_field_that_no_template_names() -> None:
     env = environment(template_root()).overlay(loader=DictLoader({"whole.j2": "{{ name }}"}))
     assert "whole.j2: never names `upper`" in Resolver(env).resolve(Whole)
+
+
+@dataclass(frozen=True)
+class Shared:
+    tag: str
+    guard: Code | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Own(Part, Shared, Template):
+    template: ClassVar[str] = "own.j2"
+
+    name: str = field(kw_only=True)
+
+
+def test_inherited_names() -> None:
+    env = environment(template_root()).overlay(loader=DictLoader({"own.j2": "{{ tag }}{{ tags }}"}))
+    assert Resolver(env).resolve(Own) == ["own.j2:1: there is no `tags`", "own.j2: never names `name`"]
+
+
+def test_bases_fill_a_template() -> None:
+    assert filled(Own, Part("a", Name("x")), Shared("b"), name="n") == Own("a", Name("x"), name="n")
+    assert filled(Own, Shared("b"), Part("a", Name("x")), name="n") == Own("b", None, name="n")
+    with pytest.raises(AssertionError):
+        filled(Own, Part("a"), Whole("w", []), name="n")
+    with pytest.raises(TypeError, match="tag"):
+        filled(Own, name="n")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HALF
 from kgen.targets.code import (
     Assign,
     Code,
+    If,
     Name,
     Op,
     Statement,
@@ -59,6 +60,12 @@ class MaskLoad:
     dtype: Code
     """The type of its elements in the kernel."""
     line: Statement
+
+    @property
+    def statements(self) -> list[Statement]:
+        """The statements that read it if the tile has the mask."""
+        zeros = op("gl.full([BLOCK_N], 0, {0}, layout=gl.SliceLayout(0, SCORES))", self.dtype)
+        return [assign(self.name, zeros), If(Name("MASKED"), (self.line,))]
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,25 @@ class ConsumedTile:
     scaled: Code | None
     dead_rows: bool
     lse_lines: list[Statement]
+
+    @property
+    def mask_reads(self) -> list[Statement]:
+        """The statements of the loads."""
+        return [statement for load in self.mask_loads for statement in load.statements]
+
+    @property
+    def masked_logits(self) -> list[Statement]:
+        """The statements that apply the mask to the logits, if a tile has it."""
+        if not self.masked:
+            return []
+        lines = [*self.mask_lines, self._hidden(Name("mask"))]
+        if (found := self.documents) is not None:
+            lines.append(If(found.several, (found.load, self._hidden(found.same))))
+        return [If(Name("MASKED"), tuple(lines))]
+
+    def _hidden(self, mask: Code) -> Statement:
+        form = '{tl}.where({0}, {1}, float("-inf"))'
+        return assign(self.logits, op(form, mask, self.logits, fn="where"))
 
     @property
     def defines(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from dataclasses import fields as fields_of
 from typing import ClassVar
 
@@ -14,36 +14,39 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     Common,
     DkdvKernel,
     DqKernel,
+    DqRings,
     ForwardKernel,
     FusedKernel,
     Kernels,
     key_slots,
 )
-from kgen.kernels.attention.schedules.hopper.operands import Warpgroup
+from kgen.kernels.attention.schedules.hopper.keys import KeyProducts, KeysLoop
+from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
+from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Warpgroup
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
 from kgen.kernels.attention.schedules.hopper.portable import Call
+from kgen.kernels.attention.schedules.hopper.queries import QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
 from kgen.kernels.attention.schedules.hopper.records import Record
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 
 @dataclass(frozen=True)
-class GluonNames(Template):
+class GluonNames(Common, Template):
     """Names that come from Gluon, and layouts."""
 
     template: ClassVar[str] = "attention/hopper/_gluon_names.j2"
     language: ClassVar[str] = GLUON
 
-    common: Common
     forward: bool
     backward: bool
 
     @property
     def axes(self) -> int:
         """Number of dimensions of a TMA transfer."""
-        return 5 if self.common.packed else 4
+        return 5 if self.packed else 4
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,12 @@ class Rescaling:
 
 
 @dataclass(frozen=True)
-class SharedParts(Template):
+class SharedParts(Common, Template):
     """Rings, the tile scheduler, products, and other functions of several kernels."""
 
     template: ClassVar[str] = "attention/hopper/_shared.j2"
     language: ClassVar[str] = GLUON
 
-    common: Common
     others: str
     """Text for the consumers."""
     item_size: int
@@ -93,120 +95,121 @@ class SharedParts(Template):
 
 
 @dataclass(frozen=True)
-class ChainedTiles(Template):
+class OfQueries(ConsumedTile, QueriesLoop, KernelOperands, Common, Template):
+    """The fields of kernels whose programs own tiles of queries."""
+
+    language: ClassVar[str] = GLUON
+
+
+@dataclass(frozen=True)
+class OfForward(ForwardKernel, OfQueries):
+    """The fields of forward."""
+
+
+@dataclass(frozen=True)
+class ChainedTiles(OfForward):
     """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
-    language: ClassVar[str] = GLUON
-
-    common: Common
-    forward: ForwardKernel
 
 
 @dataclass(frozen=True)
-class TilesOfThree(Template):
+class TilesOfThree(OfForward):
     """The loop of three consumers of forward, which process the keys of a tile in two halves."""
 
     template: ClassVar[str] = "attention/hopper/_forward_three_consumers.j2"
-    language: ClassVar[str] = GLUON
-
-    forward: ForwardKernel
 
 
 @dataclass(frozen=True)
-class Forward(Template):
+class Forward(OfForward):
     """Forward, and the producer of tiles of queries."""
 
     template: ClassVar[str] = "attention/hopper/_forward.j2"
-    language: ClassVar[str] = GLUON
 
-    common: Common
-    forward: ForwardKernel
-    tiles: ChainedTiles | TilesOfThree
+    tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
     """The loop of a consumer."""
 
 
 @dataclass(frozen=True)
-class DqTiles(Template):
+class OfDq(DqRings, DqKernel, OfQueries):
+    """The fields of the kernel of dq."""
+
+
+@dataclass(frozen=True)
+class DqTiles(OfDq):
     """The loop of dq, in which the product of the previous tile runs while dS is computed."""
 
     template: ClassVar[str] = "attention/hopper/_dq_tiles.j2"
-    language: ClassVar[str] = GLUON
-
-    common: Common
-    dq: DqKernel
 
 
 @dataclass(frozen=True)
-class DqTilesApart(Template):
+class DqTilesApart(OfDq):
     """The loop of dq with separate rings for K and V."""
 
     template: ClassVar[str] = "attention/hopper/_dq_tiles_apart.j2"
-    language: ClassVar[str] = GLUON
-
-    dq: DqKernel
 
 
 @dataclass(frozen=True)
-class Dq(Template):
+class DqProducer(OfForward):
+    """The producer of dq with separate rings for K and V. Tiles of queries have the ranges of forward."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_producer.j2"
+
+
+@dataclass(frozen=True)
+class Dq(OfDq):
     """The kernel of dq, whose tiles of queries have the ranges of forward."""
 
     template: ClassVar[str] = "attention/hopper/_dq.j2"
-    language: ClassVar[str] = GLUON
 
-    common: Common
-    forward: ForwardKernel
-    dq: DqKernel
-    tiles: DqTiles | DqTilesApart
+    tiles: DqTiles | DqTilesApart = field(kw_only=True)
     """The loop of a consumer."""
+    own_producer: DqProducer | None = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class Dkdv(Template):
+class OfKeys(KeyProducts, ConsumedTile, KeysLoop, DkdvKernel, KernelOperands, Common, Template):
+    """The fields of kernels whose programs own tiles of keys."""
+
+    language: ClassVar[str] = GLUON
+
+
+@dataclass(frozen=True)
+class Dkdv(OfKeys):
     """The kernel of dk and dv, in which each consumer computes both for half of the keys."""
 
     template: ClassVar[str] = "attention/hopper/_dkdv.j2"
-    language: ClassVar[str] = GLUON
-
-    common: Common
-    dkdv: DkdvKernel
 
 
 @dataclass(frozen=True)
-class SplitDkdv(Template):
+class SplitDkdv(OfKeys):
     """The kernel of dk and dv, in which one consumer computes dk and the other dv."""
 
     template: ClassVar[str] = "attention/hopper/_dkdv_split.j2"
-    language: ClassVar[str] = GLUON
 
-    common: Common
-    dkdv: DkdvKernel
-    dk_consumer: Warpgroup
+    dk_consumer: Warpgroup = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class Fused(Template):
+class Fused(OfKeys):
     """dq, dk and dv in one kernel."""
 
     template: ClassVar[str] = "attention/hopper/_backward_fused.j2"
-    language: ClassVar[str] = GLUON
 
-    common: Common
-    dkdv: DkdvKernel
-    fused: FusedKernel
+    columns_guard: str | None = field(kw_only=True)
+    """The guard of the columns of dq."""
+    strides_o: str = field(kw_only=True)
+    """The strides of dq, as parameters."""
 
 
 @dataclass(frozen=True)
-class Backward(Template):
+class Backward(OfKeys):
     """The backward kernels, with the producer of tiles of keys."""
 
     template: ClassVar[str] = "attention/hopper/_backward.j2"
-    language: ClassVar[str] = GLUON
 
-    common: Common
-    dkdv: DkdvKernel
-    of_queries: Dq | None
-    of_keys: Template
+    of_queries: Dq | None = field(kw_only=True)
+    of_keys: Template = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -283,7 +286,8 @@ class HopperFile(Template):
 
 def names_of(hopper: Kernels) -> GluonNames:
     """Return names and layouts of the kernels of a plan."""
-    return GluonNames(hopper.common, hopper.forward is not None, hopper.dkdv is not None)
+    forward, backward = hopper.forward is not None, hopper.dkdv is not None
+    return filled(GluonNames, hopper.common, forward=forward, backward=backward)
 
 
 def parts_of(hopper: Kernels, kernels: Lowering, call: Call) -> list[Template]:
@@ -316,8 +320,9 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
     tiles = [kernel.published for kernel in (forward, hopper.dkdv) if kernel is not None]
     chained = forward is not None and forward.tile.chained
     linear = any(loop.bias is not None for loop in hopper.of_queries)
-    return SharedParts(
-        common=common,
+    return filled(
+        SharedParts,
+        common,
         others="two others" if forward is None or chained else "the others",
         item_size=max(tile.size for tile in tiles),
         forward=forward is not None,
@@ -337,21 +342,31 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
 
 
 def _forward(common: Common, forward: ForwardKernel) -> Forward:
-    chained = forward.tile.chained
-    return Forward(common, forward, ChainedTiles(common, forward) if chained else TilesOfThree(forward))
+    bases = (forward, forward.loop, forward.loop.body, forward.operands, common)
+    tiles = filled(ChainedTiles if forward.tile.chained else TilesOfThree, *bases)
+    return filled(Forward, *bases, tiles=tiles)
+
+
+def _dq(common: Common, forward: ForwardKernel, dq: DqKernel) -> Dq:
+    bases = (dq.rings, dq, dq.loop, dq.loop.body, dq.operands, common)
+    apart = dq.rings.apart
+    producer = filled(DqProducer, dq.operands, forward, forward.loop, forward.loop.body, common)
+    tiles = filled(DqTilesApart if apart else DqTiles, *bases)
+    return filled(Dq, *bases, tiles=tiles, own_producer=producer if apart else None)
 
 
 def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
-    common, of_queries = hopper.common, None
+    common, fused, loop = hopper.common, hopper.fused, dkdv.loop
+    of_queries = None
     if hopper.dq is not None:
         assert hopper.forward is not None
-        tiles = DqTilesApart(hopper.dq) if hopper.dq.rings.apart else DqTiles(common, hopper.dq)
-        of_queries = Dq(common, hopper.forward, hopper.dq, tiles)
-    dk = dkdv.operands.dk_consumer
-    of_keys: Template = SplitDkdv(common, dkdv, dk) if dk is not None else Dkdv(common, dkdv)
-    if hopper.fused is not None:
-        of_keys = Fused(common, dkdv, hopper.fused)
-    return Backward(common, dkdv, of_queries, of_keys)
+        of_queries = _dq(common, hopper.forward, hopper.dq)
+    bases = (dkdv, loop.products, loop, loop.body, dkdv.operands, common)
+    of_keys: Template = filled(SplitDkdv if dkdv.split else Dkdv, *bases)
+    if fused is not None:
+        guard, strides = fused.columns_guard, fused.strides_o
+        of_keys = filled(Fused, fused.operands, *bases, columns_guard=guard, strides_o=strides)
+    return filled(Backward, *bases, of_queries=of_queries, of_keys=of_keys)
 
 
 def _launcher(hopper: Kernels, kernels: Lowering, call: Call) -> Launcher:
