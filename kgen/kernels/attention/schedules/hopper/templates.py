@@ -10,25 +10,22 @@ from typing import ClassVar
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.schedules.hopper.kernels import (
-    BackwardOperands,
     Common,
     DkdvKernel,
     DqKernel,
     DqRings,
     ForwardKernel,
-    FusedKernel,
     Kernels,
     key_slots,
 )
 from kgen.kernels.attention.schedules.hopper.keys import KeyProducts, KeysLoop
+from kgen.kernels.attention.schedules.hopper.launcher import launcher_of
 from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Warpgroup
-from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan
+from kgen.kernels.attention.schedules.hopper.plan import HALF
 from kgen.kernels.attention.schedules.hopper.portable import Call
 from kgen.kernels.attention.schedules.hopper.queries import QueriesLoop
-from kgen.kernels.attention.schedules.hopper.reads import Columns, columns_of
 from kgen.kernels.attention.schedules.hopper.records import Record
-from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
 from kgen.targets.template import Template, filled
 
@@ -213,60 +210,6 @@ class Backward(OfKeys):
 
 
 @dataclass(frozen=True)
-class OneKernel:
-    """The condition for one backward kernel, when it is faster than two."""
-
-    params: str
-    given: str
-    enough: str
-    sizes: list[str]
-    """Lines that compute the sizes."""
-
-
-@dataclass(frozen=True)
-class Programs:
-    """The number of tiles of each kernel."""
-
-    forward: str
-    dq: str
-    dkdv: str
-    sums: str
-    """Number of tiles of the sums of dq."""
-
-
-@dataclass(frozen=True)
-class Launcher(Template):
-    """The functions that launch Hopper kernels."""
-
-    template: ClassVar[str] = "attention/hopper/_launcher.j2"
-    language: ClassVar[str] = GLUON
-
-    common: Common
-    columns: Columns
-    forward: ForwardKernel | None
-    dq: DqKernel | None
-    dkdv: DkdvKernel | None
-    fused: FusedKernel | None
-    backward: BackwardOperands
-    one: OneKernel | None
-    programs: Programs
-    call: Call
-    forward_group: int
-    """Number of heads that forward processes at a time."""
-    half: int = HALF
-
-    @property
-    def forward_options(self) -> list[str]:
-        """The options of forward's launch."""
-        return ["launch_pdl=True"] if self.common.dynamic else []
-
-    @property
-    def short_dkdv(self) -> bool:
-        """True if tiles of dk and dv have fewer queries than the shared descriptor."""
-        return self.dkdv is not None and self.dkdv.tile.BLOCK_M < HALF
-
-
-@dataclass(frozen=True)
 class HopperFile(Template):
     """`hopper.py`."""
 
@@ -297,7 +240,7 @@ def parts_of(hopper: Kernels, kernels: Lowering, call: Call) -> list[Template]:
         found.append(_forward(hopper.common, hopper.forward))
     if hopper.dkdv is not None:
         found.append(_backward(hopper, hopper.dkdv))
-    return [*found, _launcher(hopper, kernels, call)]
+    return [*found, launcher_of(hopper, kernels, call)]
 
 
 def file_of(
@@ -367,48 +310,6 @@ def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
         guard, strides = fused.columns_guard, fused.strides_o
         of_keys = filled(Fused, fused.operands, *bases, columns_guard=guard, strides_o=strides)
     return filled(Backward, *bases, of_queries=of_queries, of_keys=of_keys)
-
-
-def _launcher(hopper: Kernels, kernels: Lowering, call: Call) -> Launcher:
-    plan = hopper.plan
-    return Launcher(
-        common=hopper.common,
-        columns=columns_of(plan, kernels.spec.head_dim.v),
-        forward=hopper.forward,
-        dq=hopper.dq,
-        dkdv=hopper.dkdv,
-        fused=hopper.fused,
-        backward=hopper.backward,
-        one=_one_kernel(plan, kernels) if hopper.fused is not None else None,
-        programs=_programs(plan, kernels),
-        call=call,
-        forward_group=max(plan.heads, call.group),
-    )
-
-
-def _programs(plan: HopperPlan, kernels: Lowering) -> Programs:
-    packed, grouped = kernels.packed, kernels.plan.grouped
-    return Programs(
-        forward=programs(packed, grouped, "q", "BLOCK_M"),
-        dq=programs(packed, grouped, "q", str(2 * HALF)),
-        dkdv=programs(packed, grouped, "kv", str(plan.dkdv.BLOCK_N if plan.dkdv else 0)),
-        sums=programs(packed, grouped, "q", str(HALF)),
-    )
-
-
-def _one_kernel(plan: HopperPlan, kernels: Lowering) -> OneKernel:
-    """Return the condition for one backward kernel, when it is faster than two.
-
-    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in length, two kernels
-    are better with few tiles: dq fills the multiprocessors that the kernel of dk and dv leaves idle.
-    """
-    enough, grouped = f"SK >= {plan.least_keys}", kernels.plan.grouped
-    if not plan.dynamic:
-        return OneKernel("SK", "SK", enough, ["SK = k.shape[2]"])
-    enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
-    sizes = ["HKV, SK = k.shape[1], k.shape[2]"] if grouped else ["SK = k.shape[2]"]
-    tiles = programs(kernels.packed, grouped, "kv", str(2 * HALF))
-    return OneKernel("SK, n_tiles, device", f"SK, {tiles}, q.device", enough, sizes)
 
 
 def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:
