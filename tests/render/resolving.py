@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import combinations
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -188,6 +189,16 @@ def own_names(cls: type[Template]) -> set[str]:
     bases = (base for base in cls.__mro__ if "template" in vars(base) or base is cls)
     own = {name for base in bases for name in (*vars(base).get("__annotations__", ()), *vars(base))}
     return own & set(names_of(cls))
+
+
+def conflicts(cls: type[Template]) -> Iterator[str]:
+    """Yield each field that two bases define with different types, unless one base inherits the other."""
+    own = {base: vars(base).get("__annotations__", {}) for base in cls.__mro__ if is_dataclass(base)}
+    for (base, mine), (other, theirs) in combinations(own.items(), 2):
+        for name in mine.keys() & theirs.keys() - {"template", "language"}:
+            one, two = (typing.get_type_hints(of)[name] for of in (base, other))
+            if one != two and not issubclass(base, other):
+                yield f"`{name}` is {_words(one)} in {base.__name__}, and {_words(two)} in {other.__name__}"
 
 
 def fields_of(cls: Any) -> Scope:

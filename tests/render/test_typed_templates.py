@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 from jinja2 import DictLoader
-from render.resolving import Resolver, subclasses
+from render.resolving import Resolver, conflicts, subclasses
 
 import kgen
 from kgen.render.environment import environment, rendered, template_root
@@ -31,6 +31,11 @@ def typed() -> list[type[Template]]:
 @pytest.mark.parametrize("cls", typed(), ids=lambda cls: cls.__qualname__)
 def test_every_name_is_a_field(cls: type[Template]) -> None:
     assert Resolver(environment(template_root(), cls.language)).resolve(cls) == []
+
+
+@pytest.mark.parametrize("cls", typed(), ids=lambda cls: cls.__qualname__)
+def test_bases_agree_on_a_field(cls: type[Template]) -> None:
+    assert [*conflicts(cls)] == []
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,21 @@ class Own(Part, Shared, Template):
 def test_inherited_names() -> None:
     env = environment(template_root()).overlay(loader=DictLoader({"own.j2": "{{ tag }}{{ tags }}"}))
     assert Resolver(env).resolve(Own) == ["own.j2:1: there is no `tags`", "own.j2: never names `name`"]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    tag: int
+
+
+@dataclass(frozen=True)
+class Disagreeing(Part, Numbered, Template):
+    template: ClassVar[str] = "own.j2"
+
+
+def test_bases_that_disagree() -> None:
+    assert [*conflicts(Own)] == []
+    assert [*conflicts(Disagreeing)] == ["`tag` is str in Part, and int in Numbered"]
 
 
 def test_bases_fill_a_template() -> None:

@@ -6,35 +6,40 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, declared
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, TileBody, declared
 from kgen.kernels.attention.lowered.params import PAGES, combine_params, decode_params
 from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.shared import Head, head_of, not_specialized
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 
 @dataclass(frozen=True)
-class Decode(Template):
-    """The kernels for few queries."""
+class Combine(DecodeKernel, KernelParams, Template):
+    """The kernel that merges the splits."""
 
-    template: ClassVar[str] = "attention/decode/_decode.j2"
+    template: ClassVar[str] = "attention/decode/_combine.j2"
 
-    decode: DecodeKernel
-    params: KernelParams
-    combine_params: KernelParams
     head: Head
     exact: Exact
     width: int
     """Columns of a value."""
     no_specialize: str
-    combine_no_specialize: str
 
-    @property
-    def kernel(self) -> LoopKernel:
-        """The loop over a share of the keys."""
-        return self.decode.loop
+
+@dataclass(frozen=True)
+class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
+    """The kernels for few queries."""
+
+    template: ClassVar[str] = "attention/decode/_decode.j2"
+
+    head: Head
+    exact: Exact
+    width: int
+    """Columns of a value."""
+    no_specialize: str
+    combine: Combine
 
     @property
     def pages(self) -> list[str]:
@@ -42,20 +47,43 @@ class Decode(Template):
         return declared(PAGES)
 
 
-def decode_kernels(plan: DecodePlan, lowering: Lowering) -> Decode:
+@dataclass(frozen=True)
+class DecodeKernels:
+    """The kernels for few queries, with the parameters of each for the launcher."""
+
+    template: Decode
+    params: KernelParams
+    combine_params: KernelParams
+
+
+def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
     """The kernels for few queries. `lowering` is of `plan.attention`."""
     found, attention = decode_kernel(plan, lowering), plan.attention
     names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
+    params = decode_params(lowering, found.k_strides, found.v_strides)
     merged = combine_params(lowering, found.merge_names)
-    return Decode(
-        decode=found,
-        params=decode_params(lowering, found.k_strides, found.v_strides),
-        combine_params=merged,
-        head=head_of(attention, lowering.tf32),
-        exact=Exact(attention.exact),
-        width=attention.spec.head_dim.v,
-        no_specialize=not_specialized(names),
-        combine_no_specialize=not_specialized(
-            [name for name in names if name == "splits" or name in {p.name for p in merged.problem}]
-        ),
+    head, exact = head_of(attention, lowering.tf32), Exact(attention.exact)
+    width = attention.spec.head_dim.v
+    of_merged = {"splits", *(p.name for p in merged.problem)}
+    combine = filled(
+        Combine,
+        found,
+        merged,
+        head=head,
+        exact=exact,
+        width=width,
+        no_specialize=not_specialized([name for name in names if name in of_merged]),
     )
+    template = filled(
+        Decode,
+        found,
+        found.loop.body,
+        found.loop,
+        params,
+        head=head,
+        exact=exact,
+        width=width,
+        no_specialize=not_specialized(names),
+        combine=combine,
+    )
+    return DecodeKernels(template, params, merged)

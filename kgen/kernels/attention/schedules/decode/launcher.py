@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams, arguments
 from kgen.kernels.attention.lowered.params import PAGES
-from kgen.kernels.attention.schedules.decode.kernels import Decode
+from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
 from kgen.targets.template import Template
@@ -35,16 +35,17 @@ class DecodeLauncher(Template):
     kv_sizes: str
 
 
-def launcher_of(kernels: Decode, op: Operator, kv_sizes: str) -> DecodeLauncher:
+def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLauncher:
     """The launcher of these kernels."""
+    decode = kernels.template
     return DecodeLauncher(
         op=op,
         params=kernels.params,
         combine_params=kernels.combine_params,
-        pages=arguments(PAGES) if kernels.decode.paged else [],
-        balanced=kernels.decode.balanced,
-        merge_blocks=[f"{name}={_BLOCKS[name]}" for name in kernels.decode.merge_blocks],
-        exact=kernels.exact,
-        width=kernels.width,
+        pages=arguments(PAGES) if decode.paged else [],
+        balanced=decode.balanced,
+        merge_blocks=[f"{name}={_BLOCKS[name]}" for name in decode.merge_blocks],
+        exact=decode.exact,
+        width=decode.width,
         kv_sizes=kv_sizes,
     )

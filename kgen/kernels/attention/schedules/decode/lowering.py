@@ -101,7 +101,7 @@ class DecodeKernel:
     """The names of the problem that these lines use."""
     live_rows: list[str]
     """The names of the batch and of the tile of rows that they use."""
-    row_rest: Code | None
+    rest_of_row: Code | None
     """`row_rest` of a single row, which `lse` adds."""
     merged: list[Merged]
 
@@ -163,12 +163,12 @@ class DecodeKernel:
     @property
     def row_rest_lines(self) -> list[Statement]:
         """The line that gives it back."""
-        return [] if self.row_rest is None else [Assign(("lse",), (self.row_rest,), "+=")]
+        return [] if self.rest_of_row is None else [Assign(("lse",), (self.rest_of_row,), "+=")]
 
     @property
     def merge_rows(self) -> frozenset[str]:
         """The names of the tile of rows that the merging of a row uses: `q_start`, `q_last`."""
-        of_rest = uses_of([self.row_rest]) & {"q_start"}
+        of_rest = uses_of([self.rest_of_row]) & {"q_start"}
         return of_rest.union(self.balance_rows) if self.balanced else of_rest
 
     @property
@@ -194,7 +194,7 @@ class DecodeKernel:
     @property
     def merge_names(self) -> frozenset[str]:
         """The names of the problem that the merging of a row uses."""
-        names = uses_of([self.row_rest]) | {"HQ", "SQ"}
+        names = uses_of([self.rest_of_row]) | {"HQ", "SQ"}
         if self.tile_of_row:
             names |= {"GQA"}
         return names.union(("B", *self.balance_names)) if self.balanced else names
@@ -227,7 +227,7 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
         live_lines=lines,
         live_names=[n for n in lowering.problem if n in used],
         live_rows=[n for n in ("b", "q_start", "q_last") if n in used],
-        row_rest=_row_rest(plan, lowering),
+        rest_of_row=_row_rest(plan, lowering),
         merged=[_merged(c) for c in attention.v_chunks],
     )
 
