@@ -116,6 +116,29 @@ class Lag:
     given: bool
     """True if the lag is a parameter: the producer also serves dq, which needs K and V together."""
 
+    @property
+    def words(self) -> str:
+        """Text for a docstring."""
+        return "; V follows K by LAG tiles" if self.given else ""
+
+    @property
+    def constant(self) -> list[str]:
+        """The line that defines `LAG` in the producer if it is not a parameter."""
+        return [] if self.given else [f"LAG: tl.constexpr = {self.own}"]
+
+    @property
+    def counter_wait(self) -> list[str]:
+        """The lines that wait before the producer uses the counter of tiles."""
+        if not self.given:
+            return ["gdc_wait()  # the counter may not be zero before this"]
+        return ["if LAG > 0:", "    gdc_wait()  # forward may start before the counter is zero"]
+
+    @property
+    def last_wait(self) -> list[str]:
+        """The line at the end of a producer that also serves dq."""
+        line = "gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first"
+        return [line] if self.given else []
+
 
 class Operands:
     """The parameters that several kernels share."""

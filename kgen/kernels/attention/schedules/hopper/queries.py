@@ -181,6 +181,10 @@ class HiddenKeys:
     of_scores: bool
     """True if hidden scores must be numbers."""
 
+    def cleared(self, tile: str, start: str, rows: str = "BLOCK_N") -> str:
+        """Return the call that clears a tile of `rows` keys."""
+        return f"_clear_hidden({', '.join([tile, start, *self.given])}, BLOCK_N={rows})"
+
 
 def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool) -> HiddenKeys:
     """Return the test for keys of forward that only its mask hides."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as fields_of
 from typing import ClassVar
 
@@ -11,20 +11,14 @@ from kgen.expr.functions import in_order
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.schedules.hopper.kernels import (
     Common,
-    DkdvKernel,
-    DqKernel,
-    DqRings,
-    ForwardKernel,
     Kernels,
     key_slots,
 )
-from kgen.kernels.attention.schedules.hopper.keys import KeyProducts, KeysLoop
+from kgen.kernels.attention.schedules.hopper.key_templates import backward_template
 from kgen.kernels.attention.schedules.hopper.launcher import launcher_of
-from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
-from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Warpgroup
 from kgen.kernels.attention.schedules.hopper.plan import HALF
 from kgen.kernels.attention.schedules.hopper.portable import Call
-from kgen.kernels.attention.schedules.hopper.queries import QueriesLoop
+from kgen.kernels.attention.schedules.hopper.query_templates import forward_template
 from kgen.kernels.attention.schedules.hopper.records import Record
 from kgen.targets.code import GLUON, Code, Op, Statement, codes, helpers_of, walk
 from kgen.targets.template import Template, filled
@@ -92,124 +86,6 @@ class SharedParts(Common, Template):
 
 
 @dataclass(frozen=True)
-class OfQueries(ConsumedTile, QueriesLoop, KernelOperands, Common, Template):
-    """The fields of kernels whose programs own tiles of queries."""
-
-    language: ClassVar[str] = GLUON
-
-
-@dataclass(frozen=True)
-class OfForward(ForwardKernel, OfQueries):
-    """The fields of forward."""
-
-
-@dataclass(frozen=True)
-class ChainedTiles(OfForward):
-    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
-
-    template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
-
-
-@dataclass(frozen=True)
-class TilesOfThree(OfForward):
-    """The loop of three consumers of forward, which process the keys of a tile in two halves."""
-
-    template: ClassVar[str] = "attention/hopper/_forward_three_consumers.j2"
-
-
-@dataclass(frozen=True)
-class Forward(OfForward):
-    """Forward, and the producer of tiles of queries."""
-
-    template: ClassVar[str] = "attention/hopper/_forward.j2"
-
-    tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
-    """The loop of a consumer."""
-
-
-@dataclass(frozen=True)
-class OfDq(DqRings, DqKernel, OfQueries):
-    """The fields of the kernel of dq."""
-
-
-@dataclass(frozen=True)
-class DqTiles(OfDq):
-    """The loop of dq, in which the product of the previous tile runs while dS is computed."""
-
-    template: ClassVar[str] = "attention/hopper/_dq_tiles.j2"
-
-
-@dataclass(frozen=True)
-class DqTilesApart(OfDq):
-    """The loop of dq with separate rings for K and V."""
-
-    template: ClassVar[str] = "attention/hopper/_dq_tiles_apart.j2"
-
-
-@dataclass(frozen=True)
-class DqProducer(OfForward):
-    """The producer of dq with separate rings for K and V. Tiles of queries have the ranges of forward."""
-
-    template: ClassVar[str] = "attention/hopper/_dq_producer.j2"
-
-
-@dataclass(frozen=True)
-class Dq(OfDq):
-    """The kernel of dq, whose tiles of queries have the ranges of forward."""
-
-    template: ClassVar[str] = "attention/hopper/_dq.j2"
-
-    tiles: DqTiles | DqTilesApart = field(kw_only=True)
-    """The loop of a consumer."""
-    own_producer: DqProducer | None = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class OfKeys(KeyProducts, ConsumedTile, KeysLoop, DkdvKernel, KernelOperands, Common, Template):
-    """The fields of kernels whose programs own tiles of keys."""
-
-    language: ClassVar[str] = GLUON
-
-
-@dataclass(frozen=True)
-class Dkdv(OfKeys):
-    """The kernel of dk and dv, in which each consumer computes both for half of the keys."""
-
-    template: ClassVar[str] = "attention/hopper/_dkdv.j2"
-
-
-@dataclass(frozen=True)
-class SplitDkdv(OfKeys):
-    """The kernel of dk and dv, in which one consumer computes dk and the other dv."""
-
-    template: ClassVar[str] = "attention/hopper/_dkdv_split.j2"
-
-    dk_consumer: Warpgroup = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class Fused(OfKeys):
-    """dq, dk and dv in one kernel."""
-
-    template: ClassVar[str] = "attention/hopper/_backward_fused.j2"
-
-    columns_guard: str | None = field(kw_only=True)
-    """The guard of the columns of dq."""
-    strides_o: str = field(kw_only=True)
-    """The strides of dq, as parameters."""
-
-
-@dataclass(frozen=True)
-class Backward(OfKeys):
-    """The backward kernels, with the producer of tiles of keys."""
-
-    template: ClassVar[str] = "attention/hopper/_backward.j2"
-
-    of_queries: Dq | None = field(kw_only=True)
-    of_keys: Template = field(kw_only=True)
-
-
-@dataclass(frozen=True)
 class HopperFile(Template):
     """`hopper.py`."""
 
@@ -237,9 +113,9 @@ def parts_of(hopper: Kernels, kernels: Lowering, call: Call) -> list[Template]:
     """Return the templates of all kernels of a plan, of their shared parts, and of their launch."""
     found: list[Template] = [_shared_parts(hopper, kernels)]
     if hopper.forward is not None:
-        found.append(_forward(hopper.common, hopper.forward))
+        found.append(forward_template(hopper.common, hopper.forward))
     if hopper.dkdv is not None:
-        found.append(_backward(hopper, hopper.dkdv))
+        found.append(backward_template(hopper, hopper.dkdv))
     return [*found, launcher_of(hopper, kernels, call)]
 
 
@@ -282,34 +158,6 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
         searches_once=any(loop.range.from_first_key is not None for loop in hopper.loops),
         searches=any(loop.range.searches for loop in hopper.loops),
     )
-
-
-def _forward(common: Common, forward: ForwardKernel) -> Forward:
-    bases = (forward, forward.loop, forward.loop.body, forward.operands, common)
-    tiles = filled(ChainedTiles if forward.tile.chained else TilesOfThree, *bases)
-    return filled(Forward, *bases, tiles=tiles)
-
-
-def _dq(common: Common, forward: ForwardKernel, dq: DqKernel) -> Dq:
-    bases = (dq.rings, dq, dq.loop, dq.loop.body, dq.operands, common)
-    apart = dq.rings.apart
-    producer = filled(DqProducer, dq.operands, forward, forward.loop, forward.loop.body, common)
-    tiles = filled(DqTilesApart if apart else DqTiles, *bases)
-    return filled(Dq, *bases, tiles=tiles, own_producer=producer if apart else None)
-
-
-def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
-    common, fused, loop = hopper.common, hopper.fused, dkdv.loop
-    of_queries = None
-    if hopper.dq is not None:
-        assert hopper.forward is not None
-        of_queries = _dq(common, hopper.forward, hopper.dq)
-    bases = (dkdv, loop.products, loop, loop.body, dkdv.operands, common)
-    of_keys: Template = filled(SplitDkdv if dkdv.split else Dkdv, *bases)
-    if fused is not None:
-        guard, strides = fused.columns_guard, fused.strides_o
-        of_keys = filled(Fused, fused.operands, *bases, columns_guard=guard, strides_o=strides)
-    return filled(Backward, *bases, of_queries=of_queries, of_keys=of_keys)
 
 
 def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:

@@ -1,0 +1,227 @@
+"""Templates of the Hopper kernels whose programs own tiles of queries: forward and dq."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from kgen.kernels.attention.schedules.hopper.kernels import Common, DqKernel, DqRings, ForwardKernel
+from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
+from kgen.kernels.attention.schedules.hopper.operands import KernelOperands
+from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
+from kgen.kernels.attention.schedules.hopper.reads import Pages
+from kgen.targets.code import GLUON, Statement, assign
+from kgen.targets.template import Template, filled
+
+
+@dataclass(frozen=True)
+class OfQueries(ConsumedTile, QueriesLoop, KernelOperands, Common, Template):
+    """The fields of kernels whose programs own tiles of queries."""
+
+    language: ClassVar[str] = GLUON
+
+
+@dataclass(frozen=True)
+class OfForward(ForwardKernel, OfQueries):
+    """The fields of forward."""
+
+
+@dataclass(frozen=True)
+class ChainedTiles(OfForward):
+    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
+
+
+@dataclass(frozen=True)
+class TilesOfThree(OfForward):
+    """The loop of three consumers of forward, which process the keys of a tile in two halves."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_three_consumers.j2"
+
+
+@dataclass(frozen=True)
+class LoadPages(Pages, Template):
+    """The function that loads a tile of keys from pages."""
+
+    template: ClassVar[str] = "attention/hopper/_load_pages.j2"
+    language: ClassVar[str] = GLUON
+
+    kv_head: str = field(kw_only=True)
+    hidden: HiddenKeys = field(kw_only=True)
+    """The keys that are on no page."""
+
+
+@dataclass(frozen=True)
+class ClearHidden(Template):
+    """The function that sets hidden keys of a tile to zero."""
+
+    template: ClassVar[str] = "attention/hopper/_clear_hidden.j2"
+    language: ClassVar[str] = GLUON
+
+    hidden: HiddenKeys
+    lanes: list[int]
+
+
+@dataclass(frozen=True)
+class ForwardProducer(OfForward):
+    """The producer of tiles of queries."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_producer.j2"
+
+    @property
+    def counter_wait(self) -> list[str]:
+        """The lines that wait before the producer uses the counter of tiles."""
+        return self.lag.counter_wait if self.dynamic else []
+
+
+@dataclass(frozen=True)
+class FirstTile(OfForward):
+    """The first tile of keys of two consumers, which has no previous tile whose product could run meanwhile."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_first_tile.j2"
+
+    @property
+    def cleared_keys(self) -> list[str]:
+        """The lines that clear hidden keys before the scores."""
+        hidden = self.hidden_keys
+        if hidden is None or not hidden.of_scores:
+            return []
+        return [
+            "# Scores share a reciprocal, so a NaN of one would reach the others.",
+            hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
+        ]
+
+
+@dataclass(frozen=True)
+class Forward(OfForward):
+    """Forward, and the producer of tiles of queries."""
+
+    template: ClassVar[str] = "attention/hopper/_forward.j2"
+
+    load_pages: LoadPages | None = field(kw_only=True)
+    loads: ForwardProducer = field(kw_only=True)
+    clear_hidden: ClearHidden | None = field(kw_only=True)
+    tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
+    """The loop of a consumer."""
+    first_tile: FirstTile | None = field(kw_only=True)
+
+    @property
+    def item_kept(self) -> list[Statement]:
+        """The number of the item, for the rings of streams."""
+        return [assign("item", "i")] if self.streams else []
+
+    @property
+    def first_kv_start(self) -> list[Statement]:
+        """The start of the tile that is processed before the loops."""
+        return [assign("kv_start", self.first_start)] if self.tile.chained else []
+
+    @property
+    def read_queries(self) -> list[str]:
+        """The lines that wait for the queries of a tile."""
+        at = f"{self.consumers} * i + CONSUMER"
+        if not self.tile.queries_in_registers:
+            return [f"{x} = _consumer_tile(args.{x}_ring, {at})" for x in self.q]
+        return [
+            "# For few keys, reading the operands takes as long as the product. "
+            "With q in registers, half as much is read.",
+            *(
+                f"{x} = _consumer_load(args.{x}_ring, {at}, gl.DotOperandLayout(0, SCORES, 2))"
+                for x in self.q
+            ),
+        ]
+
+    @property
+    def released_queries(self) -> list[str]:
+        """The lines that release them after the last product."""
+        of = [] if self.tile.queries_in_registers else self.q
+        return [f"_consumer_release(args.{x}_ring, {self.consumers} * i + CONSUMER)" for x in of]
+
+    @property
+    def cleared_values(self) -> list[Statement | str]:
+        """The lines that clear hidden values of the first tile."""
+        if self.hidden_keys is None:
+            return []
+        return [
+            "_consumer_wait(kv_ring, n_used)",
+            assign("v_start", self.first_start),
+            self.hidden_keys.cleared("_values(kv_ring, n_used)", "v_start"),
+        ]
+
+    @property
+    def last_product(self) -> list[str]:
+        """The lines that start the product of the last tile, if it is not in the loop."""
+        if not self.tile.chained:
+            return []
+        product = "acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)"
+        return ["_consumer_wait(kv_ring, n_used)", product]
+
+    @property
+    def last_product_added(self) -> list[str]:
+        """The lines that wait for this product."""
+        if not self.tile.chained:
+            return []
+        wait = "acc = warpgroup_mma_wait(0, deps=[acc_async])"
+        return [wait, "_consumer_release(kv_ring, n_used)", "n_used += 1"]
+
+
+@dataclass(frozen=True)
+class OfDq(DqRings, DqKernel, OfQueries):
+    """The fields of the kernel of dq."""
+
+
+@dataclass(frozen=True)
+class DqTiles(OfDq):
+    """The loop of dq, in which the product of the previous tile runs while dS is computed."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_tiles.j2"
+
+
+@dataclass(frozen=True)
+class DqTilesApart(OfDq):
+    """The loop of dq with separate rings for K and V."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_tiles_apart.j2"
+
+
+@dataclass(frozen=True)
+class DqProducer(OfForward):
+    """The producer of dq with separate rings for K and V. Tiles of queries have the ranges of forward."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_producer.j2"
+
+
+@dataclass(frozen=True)
+class Dq(OfDq):
+    """The kernel of dq, whose tiles of queries have the ranges of forward."""
+
+    template: ClassVar[str] = "attention/hopper/_dq.j2"
+
+    tiles: DqTiles | DqTilesApart = field(kw_only=True)
+    """The loop of a consumer."""
+    own_producer: DqProducer | None = field(kw_only=True)
+
+
+def forward_template(common: Common, forward: ForwardKernel) -> Forward:
+    bases = (forward, forward.loop, forward.loop.body, forward.operands, common)
+    chained, hidden, unpaged = forward.tile.chained, common.hidden_keys, forward.unpaged
+    pages = None
+    if unpaged is not None:
+        pages = filled(LoadPages, forward.pages, kv_head=common.kv_head, hidden=unpaged)
+    return filled(
+        Forward,
+        *bases,
+        load_pages=pages,
+        loads=filled(ForwardProducer, *bases),
+        clear_hidden=ClearHidden(hidden, forward.lanes) if hidden is not None else None,
+        tiles=filled(ChainedTiles if chained else TilesOfThree, *bases),
+        first_tile=filled(FirstTile, *bases) if chained else None,
+    )
+
+
+def dq_template(common: Common, forward: ForwardKernel, dq: DqKernel) -> Dq:
+    bases = (dq.rings, dq, dq.loop, dq.loop.body, dq.operands, common)
+    apart = dq.rings.apart
+    producer = filled(DqProducer, dq.operands, forward, forward.loop, forward.loop.body, common)
+    tiles = filled(DqTilesApart if apart else DqTiles, *bases)
+    return filled(Dq, *bases, tiles=tiles, own_producer=producer if apart else None)
