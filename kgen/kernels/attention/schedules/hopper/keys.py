@@ -81,7 +81,6 @@ class KeyProducts:
     held_params: str
     looked_up: bool
     """True if the loop looks up K and V for each tile, because registers are scarce."""
-    at_the_end: str
 
 
 @dataclass(frozen=True)
@@ -308,8 +307,6 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
             held="k_held, v_held",
             held_params="k, v",
             looked_up=False,
-            at_the_end="Wait for all wgmma before the back edge. "
-            "With one in flight there, the compiler serializes all of them.",
         )
     held = "kv_ring, at_k" if looked_up else "k, v"
     return KeyProducts(
@@ -320,7 +317,6 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
         held=held,
         held_params=held,
         looked_up=looked_up,
-        at_the_end="As in dq, wait for all wgmma before the back edge.",
     )
 
 

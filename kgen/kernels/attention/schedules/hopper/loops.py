@@ -33,6 +33,7 @@ from kgen.targets.code import (
 
 FIRST_KEY = "_first_key_hopper"
 ZERO = text("0")
+_ZERO_P = op("{tl}.where(mask, {0}, 0.0)", "p", fn="where")
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,21 @@ class ConsumedTile:
         if (found := self.documents) is not None:
             lines.append(If(found.several, (found.load, self._hidden(found.same))))
         return [If(Name("MASKED"), tuple(lines))]
+
+    @property
+    def mask_values(self) -> list[Statement]:
+        """The statements of a mask before the scores, if a tile has it."""
+        return [If(Name("MASKED"), tuple(self.mask_lines))] if self.masked and self.mask_lines else []
+
+    @property
+    def masked_p(self) -> list[Statement]:
+        """The statements that apply the mask to P, if a tile has it."""
+        if not self.masked:
+            return []
+        if self.mask is not None:
+            return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
+        zero = assign("p", _ZERO_P, "in rows that see no key, lse is -inf and p is inf")
+        return [If(Name("MASKED"), (*self.mask_lines, zero))]
 
     def _hidden(self, mask: Code) -> Statement:
         form = '{tl}.where({0}, {1}, float("-inf"))'

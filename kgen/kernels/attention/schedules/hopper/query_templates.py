@@ -10,7 +10,8 @@ from kgen.kernels.attention.schedules.hopper.loops import ConsumedTile
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Pages
-from kgen.targets.code import GLUON, Statement, assign
+from kgen.targets.code import GLUON, Statement, assign, op
+from kgen.targets.folding import Bracketed
 from kgen.targets.template import Template, filled
 
 
@@ -24,6 +25,32 @@ class OfQueries(ConsumedTile, QueriesLoop, KernelOperands, Common, Template):
 @dataclass(frozen=True)
 class OfForward(ForwardKernel, OfQueries):
     """The fields of forward."""
+
+
+@dataclass(frozen=True)
+class OfProducer(OfForward):
+    """The fields of a producer of tiles of queries."""
+
+    @property
+    def head_of_keys(self) -> list[str]:
+        """The line that finds the KV head."""
+        return ["h_kv = h // GQA"] if self.grouped else []
+
+    @property
+    def last_query(self) -> list[str]:
+        """The line that finds the last query of a tile, if its range depends on it."""
+        return [f"q_last = gl.minimum(q_start + BLOCK_M, {self.SQ}) - 1"] if self.range.last else []
+
+    @property
+    def first_masked(self) -> list[Statement]:
+        """The number of masked tiles at the start of the range."""
+        head = self.range.head
+        return [] if head is None else [assign("n_first_masked", op("({0}) // BLOCK_N", head))]
+
+    @property
+    def masked_at_end(self) -> list[Statement]:
+        """The number of masked tiles at the end of the range, if consumers need it."""
+        return [assign("n_last_masked", self.last_masked)] if self.published.masks_last else []
 
 
 @dataclass(frozen=True)
@@ -64,10 +91,50 @@ class ClearHidden(Template):
 
 
 @dataclass(frozen=True)
-class ForwardProducer(OfForward):
+class ForwardProducer(OfProducer):
     """The producer of tiles of queries."""
 
     template: ClassVar[str] = "attention/hopper/_forward_producer.j2"
+
+    @property
+    def page_bounds(self) -> list[Statement]:
+        """The values that tell which keys are on no page."""
+        return self.unpaged.needed if self.unpaged is not None else []
+
+    @property
+    def start_of_loads(self) -> list[Statement]:
+        """The start of a tile of K, which V also needs, unless it is read from a list."""
+        return [] if self.listed else [assign("kv_start", self.kv_start)]
+
+    @property
+    def start_of_load(self) -> list[Statement]:
+        """The start of a tile of K that is read from a list."""
+        return [assign("kv_start", self.kv_start)] if self.listed else []
+
+    @property
+    def load_k(self) -> list[str]:
+        """The lines that start the loads of a tile of K."""
+        if self.unpaged is not None:
+            return [self._load_pages("k", "kv_start", self.unpaged)]
+        whole = f"async_load(args.k_desc, [{self.at_kv}, 0], full, k_slot)"
+        rope = [
+            "k_rope_slots = kv_ring.slots.k_rope",
+            "k_rope_slot = k_rope_slots.index(n_fetched % k_rope_slots.shape[0])",
+            f"async_load(args.k_rope_desc, [{self.at_kv}, 0], full, k_rope_slot)",
+        ]
+        return [whole, *rope] if self.rope else [whole]
+
+    @property
+    def load_v(self) -> list[Statement | str]:
+        """The lines that start the load of a tile of V."""
+        start = assign("v_start", self.v_start)
+        if self.unpaged is not None:
+            return [start, self._load_pages("v", "v_start", self.unpaged)]
+        return [start, f"async_load(args.v_desc, [{self.at_v}, 0], full, v_slot)"]
+
+    def _load_pages(self, x: str, start: str, unpaged: HiddenKeys) -> str:
+        given = ", ".join([start, "b", self.kv_head, "args", *unpaged.given, "BLOCK_N"])
+        return f"_load_pages({x}_slot, full, args.{x}_desc, {given})"
 
     @property
     def counter_wait(self) -> list[str]:
@@ -185,10 +252,24 @@ class DqTilesApart(OfDq):
 
 
 @dataclass(frozen=True)
-class DqProducer(OfForward):
+class DqProducer(OfProducer):
     """The producer of dq with separate rings for K and V. Tiles of queries have the ranges of forward."""
 
     template: ClassVar[str] = "attention/hopper/_dq_producer.j2"
+
+
+@dataclass(frozen=True)
+class DqFirstTile(OfDq):
+    """The first tile of keys, which has no previous tile whose product could run meanwhile."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_first_tile.j2"
+
+
+@dataclass(frozen=True)
+class DqBeforeTilesApart(OfDq):
+    """The waits before the loop with separate rings for K and V."""
+
+    template: ClassVar[str] = "attention/hopper/_dq_before_tiles_apart.j2"
 
 
 @dataclass(frozen=True)
@@ -199,7 +280,30 @@ class Dq(OfDq):
 
     tiles: DqTiles | DqTilesApart = field(kw_only=True)
     """The loop of a consumer."""
+    before_tiles: DqFirstTile | DqBeforeTilesApart = field(kw_only=True)
     own_producer: DqProducer | None = field(kw_only=True)
+
+    @property
+    def last_product(self) -> list[str]:
+        """The lines of the last tile's product, if it is not in the loop."""
+        if self.apart:
+            return []
+        return [
+            *(
+                f"dq{of.suffix}_async = _async_dot(dq{of.suffix}, ds, {of.keys}(kv_ring, n_used - 1), {of.layout})"
+                for of in self.sums
+            ),
+            f"{self.dq_sums} = warpgroup_mma_wait(0, deps=[{self.dq_products}])",
+            "_consumer_release(kv_ring, n_used - 1)",
+        ]
+
+    @property
+    def rings_of_keys(self) -> list[Bracketed | str]:
+        """The statements that build the rings of K and V."""
+        if not self.apart:
+            return [self.key_slots.made, "kv_ring = _ring(kv_slots, SLOTS, 2, 2)"]
+        k, v = "_ring(_slots(k_desc, SLOTS), SLOTS, 1, 2)", "_ring(_slots(v_desc, 1), 1, 1, 2)"
+        return [f"k_ring, v_ring = {k}, {v}"]
 
 
 def forward_template(common: Common, forward: ForwardKernel) -> Forward:
@@ -223,5 +327,10 @@ def dq_template(common: Common, forward: ForwardKernel, dq: DqKernel) -> Dq:
     bases = (dq.rings, dq, dq.loop, dq.loop.body, dq.operands, common)
     apart = dq.rings.apart
     producer = filled(DqProducer, dq.operands, forward, forward.loop, forward.loop.body, common)
-    tiles = filled(DqTilesApart if apart else DqTiles, *bases)
-    return filled(Dq, *bases, tiles=tiles, own_producer=producer if apart else None)
+    return filled(
+        Dq,
+        *bases,
+        tiles=filled(DqTilesApart if apart else DqTiles, *bases),
+        before_tiles=filled(DqBeforeTilesApart if apart else DqFirstTile, *bases),
+        own_producer=producer if apart else None,
+    )
