@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
@@ -37,10 +38,15 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
-from kgen.targets.code import Assign, Code, assign, op, row
+from kgen.targets.code import Assign, Code, If, Name, Statement, assign, op, row
 from kgen.targets.template import Template, filled
 
 T = TypeVar("T")
+
+
+def in_masked_tiles(lines: Sequence[Statement]) -> list[Statement]:
+    """Return statements for the tiles that have the mask."""
+    return [If(Name("MASKED"), tuple(lines))] if lines else []
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,11 @@ class Forward(_OfLoop):
 
     sink_load: Code | None
     """The load of a head's sink; None without sinks."""
+
+    @property
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to the logits of a tile that has it."""
+        return in_masked_tiles(self.logits_masked)
 
     @property
     def on_dead_rows(self) -> str:
@@ -131,12 +142,23 @@ class Dq(_OfBackward):
 
     template: ClassVar[str] = "attention/portable/_dq.j2"
 
+    @property
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to P of a tile that has it."""
+        note = "in rows that see no key, lse is -inf and p is inf"
+        return in_masked_tiles([replace(line, note=note) for line in self.p_masked])
+
 
 @dataclass(frozen=True)
 class DkDv(_OfBackward):
     """The kernel of dk and dv."""
 
     template: ClassVar[str] = "attention/portable/_dkdv.j2"
+
+    @property
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to P of a tile that has it."""
+        return in_masked_tiles(self.p_masked)
 
 
 @dataclass(frozen=True)
