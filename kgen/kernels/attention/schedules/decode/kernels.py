@@ -14,6 +14,9 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.shared import Head, head_of, not_specialized
 from kgen.targets.template import Template, filled
 
+_PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
+"""The parameters of pages in the function of the loop."""
+
 
 @dataclass(frozen=True)
 class Combine(DecodeKernel, KernelParams, Template):
@@ -29,6 +32,13 @@ class Combine(DecodeKernel, KernelParams, Template):
 
 
 @dataclass(frozen=True)
+class SplitsByBatch(DecodeKernel, Template):
+    """The function that shares the splits out among sequences of different lengths."""
+
+    template: ClassVar[str] = "attention/decode/_splits_by_batch.j2"
+
+
+@dataclass(frozen=True)
 class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
     """The kernels for few queries."""
 
@@ -39,12 +49,31 @@ class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
     width: int
     """Columns of a value."""
     no_specialize: str
+    splits_by_batch: SplitsByBatch | None
     combine: Combine
 
     @property
-    def pages(self) -> list[str]:
-        """The parameters of pages."""
-        return declared(PAGES)
+    def strides_and_pages(self) -> list[str]:
+        """The strides of each tensor, and the parameters of pages."""
+        return [*self.stride_params, *([", ".join(declared(PAGES))] if self.paged else [])]
+
+    @property
+    def tile_and_page_params(self) -> list[list[str]]:
+        """The parameters of the function of the loop, and those of pages."""
+        return [self.tile_params, *([_PAGES_OF_TILE] if self.paged else [])]
+
+    @property
+    def tile_and_page_args(self) -> list[list[str]]:
+        """The arguments of its call."""
+        return [self.tile_args, *([_PAGES_OF_TILE] if self.paged else [])]
+
+    @property
+    def first_keys(self) -> list[str]:
+        """The lines that move pointers to the keys and values of a KV head."""
+        if self.paged:
+            heads = [f"{x}_ptr += h_kv * stride_{x}h" for x in "kv"]
+            return [*heads, "block_table_ptr += b * stride_tb"]
+        return [f"{x}_ptr += b * stride_{x}b + h_kv * stride_{x}h" for x in "kv"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +113,7 @@ def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
         exact=exact,
         width=width,
         no_specialize=not_specialized(names),
+        splits_by_batch=filled(SplitsByBatch, found) if found.balanced else None,
         combine=combine,
     )
     return DecodeKernels(template, params, merged)

@@ -15,6 +15,11 @@ from kgen.targets.template import Template
 _BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
 """The sizes of a tile in the launcher."""
 
+_LEAST_SPLITS = [
+    "if programs < 4 * at_once:",
+    "    splits = max(splits, min(most, 2))  # a long sequence uses splits that short ones do not need",
+]
+
 
 @dataclass(frozen=True)
 class DecodeLauncher(Template):
@@ -26,7 +31,11 @@ class DecodeLauncher(Template):
     params: KernelParams
     combine_params: KernelParams
     pages: list[str]
-    balanced: bool
+    """The line with the arguments of pages."""
+    least_splits: list[str]
+    """The lines that raise the number of splits for sequences of different lengths."""
+    batches: list[str]
+    """The number of sequences, rounded up, as an argument."""
     merge_blocks: list[str]
     """The sizes of a tile that the kernel which merges shares takes, as arguments."""
     exact: Exact
@@ -42,8 +51,9 @@ def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLa
         op=op,
         params=kernels.params,
         combine_params=kernels.combine_params,
-        pages=arguments(PAGES) if decode.paged else [],
-        balanced=decode.balanced,
+        pages=[f"{', '.join(arguments(PAGES))},"] if decode.paged else [],
+        least_splits=_LEAST_SPLITS if decode.balanced else [],
+        batches=["BATCHES=_next_power_of_2(B)"] if decode.balanced else [],
         merge_blocks=[f"{name}={_BLOCKS[name]}" for name in decode.merge_blocks],
         exact=decode.exact,
         width=decode.width,
