@@ -159,6 +159,11 @@ class Held:
     own: list[Assign]
     """Loads by pointers."""
 
+    @property
+    def statements(self) -> list[Statement]:
+        """The statements that load it."""
+        return [If(Name("TMA"), tuple(self.tma), tuple(self.own))] if self.by_tma else [*self.own]
+
 
 @dataclass(frozen=True)
 class Stream:

@@ -11,6 +11,7 @@ from kgen.kernels.attention.lowered.loads import load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import (
     Gradients,
+    Held,
     KernelParams,
     Load,
     LoopKernel,
@@ -49,6 +50,14 @@ def in_masked_tiles(lines: Sequence[Statement]) -> list[Statement]:
     return [If(Name("MASKED"), tuple(lines))] if lines else []
 
 
+def load_of_vector(name: str, guard: Code | None) -> Code:
+    """Return the load of a number for each query of a tile."""
+    address = row("add", f"{name}_ptr", "q_idx")
+    if guard is None:
+        return op("tl.load({0})", address)
+    return op("tl.load({0}, mask={1}, other=0.0)", address, guard)
+
+
 @dataclass(frozen=True)
 class _Kernel(KernelParams, Template):
     """The fields of all kernels."""
@@ -66,6 +75,11 @@ class _OfLoop(TileBody, LoopKernel, _Kernel):
 
     kernel: LoopKernel
     no_specialize: str
+
+    @property
+    def last_query(self) -> list[str]:
+        """The line that finds the last query of a tile, if the kernel uses it."""
+        return ["q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1"] if self.last else []
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,30 @@ class DkDv(_OfBackward):
     """The kernel of dk and dv."""
 
     template: ClassVar[str] = "attention/portable/_dkdv.j2"
+
+    @property
+    def last_key(self) -> list[str]:
+        """The line that finds the last key of a tile, if the kernel uses it."""
+        return ["kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1"] if self.last else []
+
+    @property
+    def held_once(self) -> tuple[Held, ...]:
+        """The tiles of K and V that are loaded before the loop over query heads."""
+        return () if self.held_by_head else self.operands.held
+
+    @property
+    def held_by_each_head(self) -> tuple[Held, ...]:
+        """The tiles that are loaded for each query head, because they depend on it."""
+        return self.operands.held if self.held_by_head else ()
+
+    @property
+    def mask_and_vectors(self) -> list[Statement]:
+        """The mask, and the loads of log-sum-exp and delta, which have a guard in tiles with the mask."""
+        whole, guarded = (
+            [assign(x, load_of_vector(x, guard)) for x in ("lse", "delta")]
+            for guard in (None, self.vector_guard)
+        )
+        return [If(Name("MASKED"), (*self.mask_lines, *guarded), tuple(whole))] if self.masked else [*whole]
 
     @property
     def where_masked(self) -> list[Statement]:
