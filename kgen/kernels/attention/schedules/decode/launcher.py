@@ -10,15 +10,22 @@ from kgen.kernels.attention.lowered.params import PAGES
 from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
+from kgen.targets.code import If, Statement, assign, text
 from kgen.targets.template import Template
 
 _BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
 """The sizes of a tile in the launcher."""
 
-_LEAST_SPLITS = [
-    "if programs < 4 * at_once:",
-    "    splits = max(splits, min(most, 2))  # a long sequence uses splits that short ones do not need",
-]
+_LEAST_SPLITS = If(
+    text("programs < 4 * at_once"),
+    (
+        assign(
+            "splits",
+            text("max(splits, min(most, 2))"),
+            note="a long sequence uses splits that short ones do not need",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +37,10 @@ class DecodeLauncher(Template):
     op: Operator
     params: KernelParams
     combine_params: KernelParams
-    pages: list[str]
-    """The line with the arguments of pages."""
-    least_splits: list[str]
-    """The lines that raise the number of splits for sequences of different lengths."""
+    pages: list[list[str]]
+    """The arguments of the block table, if keys are in pages."""
+    least_splits: list[Statement]
+    """The statement that raises the number of splits for sequences of different lengths."""
     batches: list[str]
     """The number of sequences, rounded up, as an argument."""
     merge_blocks: list[str]
@@ -51,8 +58,8 @@ def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLa
         op=op,
         params=kernels.params,
         combine_params=kernels.combine_params,
-        pages=[f"{', '.join(arguments(PAGES))},"] if decode.paged else [],
-        least_splits=_LEAST_SPLITS if decode.balanced else [],
+        pages=[arguments(PAGES)] if decode.paged else [],
+        least_splits=[_LEAST_SPLITS] if decode.balanced else [],
         batches=["BATCHES=_next_power_of_2(B)"] if decode.balanced else [],
         merge_blocks=[f"{name}={_BLOCKS[name]}" for name in decode.merge_blocks],
         exact=decode.exact,

@@ -14,7 +14,7 @@ from kgen.kernels.attention.schedules.hopper.kernels import (
     Kernels,
 )
 from kgen.kernels.attention.schedules.hopper.operands import KernelOperands
-from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperTile
 from kgen.kernels.attention.schedules.hopper.portable import Call
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages, columns_of
 from kgen.kernels.attention.targets.triton.placement import programs
@@ -56,7 +56,7 @@ class ForwardLauncher(Call, Common, Template):
 
 
 @dataclass(frozen=True)
-class OneKernel(Template):
+class OneKernel(Common, Template):
     """The condition for one backward kernel, when it is faster than two, and the sums for it."""
 
     template: ClassVar[str] = "attention/hopper/_one_kernel.j2"
@@ -68,7 +68,6 @@ class OneKernel(Template):
     lines_of_sizes: list[str]
     programs: str
     """Number of tiles of the sums of dq."""
-    width: int
     half: int = HALF
 
 
@@ -170,7 +169,7 @@ def _backward(hopper: Kernels, dkdv: DkdvKernel, kernels: Lowering, call: Call) 
         hopper.backward,
         call,
         hopper.common,
-        one_kernel=_one_kernel(hopper.plan, kernels) if fused is not None else None,
+        one_kernel=_one_kernel(hopper, kernels) if fused is not None else None,
         prepared=_prepared(hopper, dkdv),
         of_keys=of_keys,
         of_queries=of_queries,
@@ -206,19 +205,27 @@ def _prepared(hopper: Kernels, dkdv: DkdvKernel) -> list[str]:
     return lines
 
 
-def _one_kernel(plan: HopperPlan, kernels: Lowering) -> OneKernel:
+def _one_kernel(hopper: Kernels, kernels: Lowering) -> OneKernel:
     """Return the condition for one backward kernel, when it is faster than two.
 
     Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in length, two kernels
     are better with few tiles: dq fills the multiprocessors that the kernel of dk and dv leaves idle.
     """
-    enough, grouped = f"SK >= {plan.least_keys}", kernels.plan.grouped
+    enough, grouped = f"SK >= {hopper.plan.least_keys}", kernels.plan.grouped
     params = given = "SK"
     sizes = "SK = k.shape[2]"
-    if plan.dynamic:
+    if hopper.dynamic:
         tiles = programs(kernels.packed, grouped, "kv", str(2 * HALF))
         params, given = "SK, n_tiles, device", f"SK, {tiles}, q.device"
         enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
         sizes = "HKV, SK = k.shape[1], k.shape[2]" if grouped else sizes
     sums = programs(kernels.packed, grouped, "q", str(HALF))
-    return OneKernel(params, given, enough, [sizes], sums, plan.width)
+    return filled(
+        OneKernel,
+        hopper.common,
+        params=params,
+        given=given,
+        enough=enough,
+        lines_of_sizes=[sizes],
+        programs=sums,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -54,10 +55,32 @@ class OfProducer(OfForward):
 
 
 @dataclass(frozen=True)
+class Softmax(OfForward):
+    """The softmax of a tile, which follows the running maximum of each row."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_softmax.j2"
+
+
+@dataclass(frozen=True)
+class BoundedSoftmax(OfForward):
+    """The softmax of a tile with bounded logits, which subtracts the maximum of a row's first tile."""
+
+    template: ClassVar[str] = "attention/hopper/_forward_softmax_bounded.j2"
+
+
+@dataclass(frozen=True)
 class ChainedTiles(OfForward):
     """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
+
+    softmax: Softmax | BoundedSoftmax = field(kw_only=True)
+
+    @property
+    def rescaled(self) -> list[str]:
+        """The line that rescales the sums if the maximum of a row changed."""
+        line = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
+        return [line] if self.tile.seldom_rescaled else []
 
 
 @dataclass(frozen=True)
@@ -318,9 +341,17 @@ def forward_template(common: Common, forward: ForwardKernel) -> Forward:
         load_pages=pages,
         loads=filled(ForwardProducer, *bases),
         clear_hidden=ClearHidden(hidden, forward.lanes) if hidden is not None else None,
-        tiles=filled(ChainedTiles if chained else TilesOfThree, *bases),
+        tiles=_tiles(forward, bases),
         first_tile=filled(FirstTile, *bases) if chained else None,
     )
+
+
+def _tiles(forward: ForwardKernel, bases: Sequence[object]) -> ChainedTiles | TilesOfThree:
+    """Return the loop of a consumer of forward."""
+    if not forward.tile.chained:
+        return filled(TilesOfThree, *bases)
+    softmax = filled(BoundedSoftmax if forward.tile.bounded else Softmax, *bases)
+    return filled(ChainedTiles, *bases, softmax=softmax)
 
 
 def dq_template(common: Common, forward: ForwardKernel, dq: DqKernel) -> Dq:
