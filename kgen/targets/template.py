@@ -29,12 +29,14 @@ T = TypeVar("T")
 
 
 def filled(cls: type[T], *bases: object, **own: object) -> T:
-    """Return a dataclass with the fields of `bases`, whose classes it inherits, and with `own` fields.
+    """Return a dataclass with the fields of `bases`, which it inherits, and with `own` fields.
 
     If several bases have a field, the first base that has it decides.
     """
     assert all(issubclass(cls, type(base)) for base in bases)
-    values = {f.name: getattr(base, f.name) for base in reversed(bases) for f in fields(base)}  # type: ignore[arg-type]
+    values = dict[str, object]()
+    for base in reversed(bases):
+        values |= {f.name: getattr(base, f.name) for f in fields(base)}  # type: ignore[arg-type]
     return cls(**(values | own))
 
 

@@ -185,20 +185,22 @@ def _path(node: nodes.Node) -> str:
 
 
 def own_names(cls: type[Template]) -> set[str]:
-    """Return the names that a template defines, without those of dataclasses that several templates inherit."""
+    """Return the names that a template defines itself, without inherited ones."""
     bases = (base for base in cls.__mro__ if "template" in vars(base) or base is cls)
     own = {name for base in bases for name in (*vars(base).get("__annotations__", ()), *vars(base))}
     return own & set(names_of(cls))
 
 
 def conflicts(cls: type[Template]) -> Iterator[str]:
-    """Yield each field that two bases define with different types, unless one base inherits the other."""
-    own = {base: vars(base).get("__annotations__", {}) for base in cls.__mro__ if is_dataclass(base)}
+    """Yield each field with different types in two bases, unless one base inherits the other."""
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]
+    own = {base: vars(base).get("__annotations__", {}) for base in bases}
     for (base, mine), (other, theirs) in combinations(own.items(), 2):
         for name in mine.keys() & theirs.keys() - {"template", "language"}:
             one, two = (typing.get_type_hints(of)[name] for of in (base, other))
             if one != two and not issubclass(base, other):
-                yield f"`{name}` is {_words(one)} in {base.__name__}, and {_words(two)} in {other.__name__}"
+                first, second = f"{_words(one)} in {base.__name__}", f"{_words(two)} in {other.__name__}"
+                yield f"`{name}` is {first}, and {second}"
 
 
 def fields_of(cls: Any) -> Scope:

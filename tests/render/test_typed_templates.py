@@ -128,7 +128,8 @@ class Own(Part, Shared, Template):
 
 def test_inherited_names() -> None:
     env = environment(template_root()).overlay(loader=DictLoader({"own.j2": "{{ tag }}{{ tags }}"}))
-    assert Resolver(env).resolve(Own) == ["own.j2:1: there is no `tags`", "own.j2: never names `name`"]
+    problems = ["own.j2:1: there is no `tags`", "own.j2: never names `name`"]
+    assert Resolver(env).resolve(Own) == problems
 
 
 @dataclass(frozen=True)

@@ -282,12 +282,14 @@ class TileBody:
     def logits_masked(self) -> list[Assign]:
         """The statement that applies the mask to the logits, in any tile."""
         form = '{tl}.where({0}, {1}, float("-inf"))'
-        return [assign(self.logits, op(form, "mask", self.logits, fn="where"))] if self.masked else []
+        masked = assign(self.logits, op(form, "mask", self.logits, fn="where"))
+        return [masked] if self.masked else []
 
     @property
     def p_masked(self) -> list[Assign]:
         """The statement that applies the mask to P, in any tile."""
-        return [assign("p", op("{tl}.where({0}, {1}, 0.0)", "mask", "p", fn="where"))] if self.masked else []
+        masked = assign("p", op("{tl}.where({0}, {1}, 0.0)", "mask", "p", fn="where"))
+        return [masked] if self.masked else []
 
 
 @dataclass(frozen=True)

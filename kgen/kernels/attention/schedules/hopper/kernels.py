@@ -102,7 +102,7 @@ class SkippedRings:
     beside: list[RingAt] = field(default_factory=list)
 
     def lines(self, n: str, before: str = "") -> list[str]:
-        """Return the lines that skip `n` tiles. Rings beside it are at a tile that is `before` fewer."""
+        """Return the lines that skip `n` tiles. `before` corrects the tiles of rings beside it."""
         if not self.beside:
             return [f"n_used = _consumer_skip({self.ring}, n_used, {n})"]
         return [

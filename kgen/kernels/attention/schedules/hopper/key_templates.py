@@ -1,4 +1,4 @@
-"""Templates of the Hopper kernels whose programs own tiles of keys: dk and dv, with or without dq."""
+"""Templates of the Hopper kernels whose programs own tiles of keys."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ class KeyLoads(OfKeys):
         """The lines that load the rope columns of K."""
         if not self.rope:
             return []
-        return ["_producer_load(", f"    args.k_rope_ring, done, args.k_rope_desc, [{self.at_kv}, 0],", ")"]
+        load = f"    args.k_rope_ring, done, args.k_rope_desc, [{self.at_kv}, 0],"
+        return ["_producer_load(", load, ")"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,8 @@ class Backward(OfKeys):
     @property
     def last_key(self) -> list[str]:
         """The line that finds the last key of a tile, if its range depends on it."""
-        return [f"kv_last = gl.minimum(kv_start + BLOCK_N, {self.SK}) - 1"] if self.range.last else []
+        line = f"kv_last = gl.minimum(kv_start + BLOCK_N, {self.SK}) - 1"
+        return [line] if self.range.last else []
 
     @property
     def first_masked(self) -> list[Statement]:

@@ -216,12 +216,12 @@ def keys_loop(
 
 
 def _with_linear_rest(kernel: LoopKernel, plan: HopperPlan, of: TileLoop, kernels: Lowering) -> LoopKernel:
-    """Return the kernel with the log-sum-exp of a tile's queries as a linear function, if the plan has its slope."""
+    """Return the kernel with a log-sum-exp that is linear in the query, if the plan has its slope."""
     if plan.rest_slope is None:
         return kernel
     slope = kernels.printer(of).own(plan.rest_slope)
-    lse_lines: list[Statement] = [assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))]
-    return replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
+    linear = assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))
+    return replace(kernel, body=replace(kernel.body, lse_lines=[linear]))
 
 
 def _prologue(

@@ -129,7 +129,8 @@ def _forward(
 ) -> ForwardLauncher:
     common, rows = hopper.common, {"q": f"BLOCK_M // {hopper.common.consumers}", "k": "BLOCK_N"}
     group = max(hopper.plan.heads, call.group)
-    options = [f"GROUP={group}", "BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N", f"SLOTS={forward.tile.SLOTS}"]
+    blocks = ["BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
+    options = [f"GROUP={group}", *blocks, f"SLOTS={forward.tile.SLOTS}"]
     return filled(
         ForwardLauncher,
         call,
@@ -208,8 +209,9 @@ def _prepared(hopper: Kernels, dkdv: DkdvKernel) -> list[str]:
 def _one_kernel(hopper: Kernels, kernels: Lowering) -> OneKernel:
     """Return the condition for one backward kernel, when it is faster than two.
 
-    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in length, two kernels
-    are better with few tiles: dq fills the multiprocessors that the kernel of dk and dv leaves idle.
+    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in
+    length, two kernels are better with few tiles: dq fills the multiprocessors that the kernel of
+    dk and dv leaves idle.
     """
     enough, grouped = f"SK >= {hopper.plan.least_keys}", kernels.plan.grouped
     params = given = "SK"

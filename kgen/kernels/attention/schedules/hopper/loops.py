@@ -136,7 +136,9 @@ class ConsumedTile:
     @property
     def mask_values(self) -> list[Statement]:
         """The statements of a mask before the scores, if a tile has it."""
-        return [If(Name("MASKED"), tuple(self.mask_lines))] if self.masked and self.mask_lines else []
+        if not self.masked or not self.mask_lines:
+            return []
+        return [If(Name("MASKED"), tuple(self.mask_lines))]
 
     @property
     def masked_p(self) -> list[Statement]:

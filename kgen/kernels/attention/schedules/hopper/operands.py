@@ -136,8 +136,8 @@ class Lag:
     @property
     def last_wait(self) -> list[str]:
         """The line at the end of a producer that also serves dq."""
-        line = "gdc_wait()  # dq, which overlaps the end of the dk and dv kernel, must not end first"
-        return [line] if self.given else []
+        why = "dq, which overlaps the end of the dk and dv kernel, must not end first"
+        return [f"gdc_wait()  # {why}"] if self.given else []
 
 
 class Operands:

@@ -137,7 +137,7 @@ class QueriesLoop:
     needs_mask: Code
     """The condition that the current tile has the mask."""
     mask_param: list[str]
-    """The parameter of the loop's function that has this condition, if it is a compile-time constant."""
+    """The parameter with this condition, if it is a compile-time constant."""
     loops: list[QueryPart]
     """The loops over all tiles, or over all but the first."""
     row_rest: Code | None

@@ -63,14 +63,14 @@ class Softmax(OfForward):
 
 @dataclass(frozen=True)
 class BoundedSoftmax(OfForward):
-    """The softmax of a tile with bounded logits, which subtracts the maximum of a row's first tile."""
+    """The softmax of bounded logits, which subtracts the maximum of a row's first tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_softmax_bounded.j2"
 
 
 @dataclass(frozen=True)
 class ChainedTiles(OfForward):
-    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
+    """The loop of two consumers: P @ V of a tile runs during the softmax of the next tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
 
@@ -167,7 +167,7 @@ class ForwardProducer(OfProducer):
 
 @dataclass(frozen=True)
 class FirstTile(OfForward):
-    """The first tile of keys of two consumers, which has no previous tile whose product could run meanwhile."""
+    """The first tile of keys of two consumers. It overlaps no product of a previous tile."""
 
     template: ClassVar[str] = "attention/hopper/_forward_first_tile.j2"
 
@@ -190,7 +190,7 @@ class Forward(OfForward):
     template: ClassVar[str] = "attention/hopper/_forward.j2"
 
     load_pages: LoadPages | None = field(kw_only=True)
-    loads: ForwardProducer = field(kw_only=True)
+    query_producer: ForwardProducer = field(kw_only=True)
     clear_hidden: ClearHidden | None = field(kw_only=True)
     tiles: ChainedTiles | TilesOfThree = field(kw_only=True)
     """The loop of a consumer."""
@@ -276,7 +276,7 @@ class DqTilesApart(OfDq):
 
 @dataclass(frozen=True)
 class DqProducer(OfProducer):
-    """The producer of dq with separate rings for K and V. Tiles of queries have the ranges of forward."""
+    """The producer of dq with separate rings for K and V. It has the ranges of forward."""
 
     template: ClassVar[str] = "attention/hopper/_dq_producer.j2"
 
@@ -311,11 +311,9 @@ class Dq(OfDq):
         """The lines of the last tile's product, if it is not in the loop."""
         if self.apart:
             return []
+        keys = {of: f"{of.keys}(kv_ring, n_used - 1), {of.layout}" for of in self.sums}
         return [
-            *(
-                f"dq{of.suffix}_async = _async_dot(dq{of.suffix}, ds, {of.keys}(kv_ring, n_used - 1), {of.layout})"
-                for of in self.sums
-            ),
+            *(f"dq{of.suffix}_async = _async_dot(dq{of.suffix}, ds, {k})" for of, k in keys.items()),
             f"{self.dq_sums} = warpgroup_mma_wait(0, deps=[{self.dq_products}])",
             "_consumer_release(kv_ring, n_used - 1)",
         ]
@@ -339,7 +337,7 @@ def forward_template(common: Common, forward: ForwardKernel) -> Forward:
         Forward,
         *bases,
         load_pages=pages,
-        loads=filled(ForwardProducer, *bases),
+        query_producer=filled(ForwardProducer, *bases),
         clear_hidden=ClearHidden(hidden, forward.lanes) if hidden is not None else None,
         tiles=_tiles(forward, bases),
         first_tile=filled(FirstTile, *bases) if chained else None,

@@ -186,12 +186,14 @@ class DkDv(_OfBackward):
 
     @property
     def mask_and_vectors(self) -> list[Statement]:
-        """The mask, and the loads of log-sum-exp and delta, which have a guard in tiles with the mask."""
+        """The mask, and the loads of log-sum-exp and delta. Tiles with the mask have a guard."""
         whole, guarded = (
             [assign(x, load_of_vector(x, guard)) for x in ("lse", "delta")]
             for guard in (None, self.vector_guard)
         )
-        return [If(Name("MASKED"), (*self.mask_lines, *guarded), tuple(whole))] if self.masked else [*whole]
+        if not self.masked:
+            return [*whole]
+        return [If(Name("MASKED"), (*self.mask_lines, *guarded), tuple(whole))]
 
     @property
     def where_masked(self) -> list[Statement]:
@@ -327,8 +329,9 @@ class _Portable:
     def diagonal(self, loop: TileLoop) -> Diagonal:
         kernel = diagonal_kernel(self.lowering, loop)
         params = diagonal_params(self.lowering, kernel.tile)
-        return self._filled(Diagonal, kernel, kernel.tile, kernel.tile.body, params, launched=params)
+        bases = (kernel, kernel.tile, kernel.tile.body, params)
+        return self._filled(Diagonal, *bases, launched=params)
 
     def _filled(self, cls: type[T], *bases: object, **own: object) -> T:
-        shared = {"head": self.head, "at": self.at, "exact": self.exact, "no_specialize": self.no_specialize}
-        return filled(cls, *bases, **shared, **own)
+        shared = {"head": self.head, "at": self.at, "exact": self.exact}
+        return filled(cls, *bases, **shared, no_specialize=self.no_specialize, **own)
