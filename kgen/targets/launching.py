@@ -45,7 +45,9 @@ class ImportsLaunch(Template):
     @property
     def launch_names(self) -> str:
         """The end of the import statement."""
-        return imported({name for part in parts(self) for name in part.launch_functions()}, self.import_indent)
+        return imported(
+            {name for part in parts(self) for name in part.launch_functions()}, self.import_indent
+        )
 
 
 _ALL_DERIVATIVES = Derivatives("", (Refused("", ""),), True, "", transformed=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from kgen.targets.code import TRITON
 
@@ -27,6 +27,21 @@ class Template:
     def launch_functions(self) -> Iterable[str]:
         """Return the names of `_launch.py` that the text of the template uses, without templates in its fields."""
         return ()
+
+
+T = TypeVar("T")
+
+
+def filled(cls: type[T], *bases: object, **own: object) -> T:
+    """Return a dataclass with the fields of `bases`, which it inherits, and with `own` fields.
+
+    If several bases have a field, the first base that has it decides.
+    """
+    assert all(issubclass(cls, type(base)) for base in bases)
+    values = dict[str, object]()
+    for base in reversed(bases):
+        values |= {f.name: getattr(base, f.name) for f in fields(base)}  # type: ignore[arg-type]
+    return cls(**(values | own))
 
 
 def names(template: Template) -> dict[str, object]:

@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from itertools import combinations
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -37,7 +38,7 @@ class Resolver:
         """Return every problem of a dataclass and its template as `template:line: problem`."""
         root = fields_of(cls)
         self.template(cls.template, root)
-        unused = sorted(set(root) - self.used)
+        unused = sorted(own_names(cls) - self.used)
         return [*dict.fromkeys(self.problems), *(f"{cls.template}: never names `{name}`" for name in unused)]
 
     def template(self, name: str, scope: Scope) -> None:
@@ -181,6 +182,25 @@ class Resolver:
 def _path(node: nodes.Node) -> str:
     """Return a name or a dotted name."""
     return f"{_path(node.node)}.{node.attr}" if isinstance(node, nodes.Getattr) else getattr(node, "name", "")
+
+
+def own_names(cls: type[Template]) -> set[str]:
+    """Return the names that a template defines itself, without inherited ones."""
+    bases = (base for base in cls.__mro__ if "template" in vars(base) or base is cls)
+    own = {name for base in bases for name in (*vars(base).get("__annotations__", ()), *vars(base))}
+    return own & set(names_of(cls))
+
+
+def conflicts(cls: type[Template]) -> Iterator[str]:
+    """Yield each field with different types in two bases, unless one base inherits the other."""
+    bases = [base for base in cls.__mro__ if is_dataclass(base)]
+    own = {base: vars(base).get("__annotations__", {}) for base in bases}
+    for (base, mine), (other, theirs) in combinations(own.items(), 2):
+        for name in mine.keys() & theirs.keys() - {"template", "language"}:
+            one, two = (typing.get_type_hints(of)[name] for of in (base, other))
+            if one != two and not issubclass(base, other):
+                first, second = f"{_words(one)} in {base.__name__}", f"{_words(two)} in {other.__name__}"
+                yield f"`{name}` is {first}, and {second}"
 
 
 def fields_of(cls: Any) -> Scope:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from jinja2 import DictLoader
-from render.resolving import Resolver, subclasses
+from render.resolving import Resolver, conflicts, subclasses
 
 import kgen
 from kgen.render.environment import environment, rendered, template_root
 from kgen.targets.code import GLUON, Code, Name, assign, op
-from kgen.targets.template import Template, names, parts
+from kgen.targets.template import Template, filled, names, parts
 
 PACKAGE = Path(kgen.__file__).parent
 
@@ -31,6 +31,11 @@ def typed() -> list[type[Template]]:
 @pytest.mark.parametrize("cls", typed(), ids=lambda cls: cls.__qualname__)
 def test_every_name_is_a_field(cls: type[Template]) -> None:
     assert Resolver(environment(template_root(), cls.language)).resolve(cls) == []
+
+
+@pytest.mark.parametrize("cls", typed(), ids=lambda cls: cls.__qualname__)
+def test_bases_agree_on_a_field(cls: type[Template]) -> None:
+    assert [*conflicts(cls)] == []
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,49 @@ def test_what_does_not(text: str, problem: str) -> None:
 def test_a_field_that_no_template_names() -> None:
     env = environment(template_root()).overlay(loader=DictLoader({"whole.j2": "{{ name }}"}))
     assert "whole.j2: never names `upper`" in Resolver(env).resolve(Whole)
+
+
+@dataclass(frozen=True)
+class Shared:
+    tag: str
+    guard: Code | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Own(Part, Shared, Template):
+    template: ClassVar[str] = "own.j2"
+
+    name: str = field(kw_only=True)
+
+
+def test_inherited_names() -> None:
+    env = environment(template_root()).overlay(loader=DictLoader({"own.j2": "{{ tag }}{{ tags }}"}))
+    problems = ["own.j2:1: there is no `tags`", "own.j2: never names `name`"]
+    assert Resolver(env).resolve(Own) == problems
+
+
+@dataclass(frozen=True)
+class Numbered:
+    tag: int
+
+
+@dataclass(frozen=True)
+class Disagreeing(Part, Numbered, Template):
+    template: ClassVar[str] = "own.j2"
+
+
+def test_bases_that_disagree() -> None:
+    assert [*conflicts(Own)] == []
+    assert [*conflicts(Disagreeing)] == ["`tag` is str in Part, and int in Numbered"]
+
+
+def test_bases_fill_a_template() -> None:
+    assert filled(Own, Part("a", Name("x")), Shared("b"), name="n") == Own("a", Name("x"), name="n")
+    assert filled(Own, Shared("b"), Part("a", Name("x")), name="n") == Own("b", None, name="n")
+    with pytest.raises(AssertionError):
+        filled(Own, Part("a"), Whole("w", []), name="n")
+    with pytest.raises(TypeError, match="tag"):
+        filled(Own, name="n")
 
 
 @dataclass(frozen=True)

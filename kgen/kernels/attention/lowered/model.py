@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kgen.expr.tile_ranges import Axis
-from kgen.targets.code import Assign, Code, Statement, atom, row, text, times
+from kgen.targets.code import Assign, Code, If, Name, Statement, assign, atom, op, row, text, times
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,11 @@ class Held:
     own: list[Assign]
     """Loads by pointers."""
 
+    @property
+    def statements(self) -> list[Statement]:
+        """The statements that load it."""
+        return [If(Name("TMA"), tuple(self.tma), tuple(self.own))] if self.by_tma else [*self.own]
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -267,6 +272,24 @@ class TileBody:
     """True if a row may have no finite logit."""
     lse_lines: list[Statement]
     """Statements that convert the stored log-sum-exp to the log-sum-exp of the logits."""
+
+    @property
+    def mask_made(self) -> list[Statement]:
+        """Statements for the mask in the tiles that have it."""
+        return [If(Name("MASKED"), tuple(self.mask_lines))] if self.masked else []
+
+    @property
+    def logits_masked(self) -> list[Assign]:
+        """The statement that applies the mask to the logits, in any tile."""
+        form = '{tl}.where({0}, {1}, float("-inf"))'
+        masked = assign(self.logits, op(form, "mask", self.logits, fn="where"))
+        return [masked] if self.masked else []
+
+    @property
+    def p_masked(self) -> list[Assign]:
+        """The statement that applies the mask to P, in any tile."""
+        masked = assign("p", op("{tl}.where({0}, {1}, 0.0)", "mask", "p", fn="where"))
+        return [masked] if self.masked else []
 
 
 @dataclass(frozen=True)

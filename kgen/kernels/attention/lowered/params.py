@@ -61,7 +61,7 @@ def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
 def pair_params(lowering: Lowering, kernel: PairKernel) -> KernelParams:
     """The parameters of a kernel for a gradient with an element for each pair."""
     found = diagonal_params(lowering, kernel.tile)
-    return replace(found, strides=(*found.strides, tuple(kernel.strides)))
+    return replace(found, strides=(*found.strides, tuple(kernel.gradient_strides)))
 
 
 def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:

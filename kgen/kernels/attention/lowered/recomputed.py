@@ -88,7 +88,7 @@ class PairKernel:
     """Address of the store."""
     store_guard: Code | None
     """Guard of the store. None if all elements exist."""
-    strides: list[Param]
+    gradient_strides: list[Param]
     """Parameters for the strides of the gradient."""
 
 
@@ -150,7 +150,7 @@ def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
         value=lowering.scaled(tile.part, g, printer),
         address=renamed(address, {f"outer_{n}": value for n, value in outer.items()}),
         store_guard=conjunction(b.guard for b in bounds),
-        strides=strides_of(tile.name, rank, wide=rank),
+        gradient_strides=strides_of(tile.name, rank, wide=rank),
     )
 
 

@@ -6,56 +6,114 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, declared
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, TileBody, declared
 from kgen.kernels.attention.lowered.params import PAGES, combine_params, decode_params
 from kgen.kernels.attention.schedules.decode.lowering import DecodeKernel, decode_kernel
 from kgen.kernels.attention.schedules.decode.plan import DecodePlan
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.shared import Head, head_of, not_specialized
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
+
+_PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
+"""The parameters of pages in the function of the loop."""
 
 
 @dataclass(frozen=True)
-class Decode(Template):
-    """The kernels for few queries."""
+class Combine(DecodeKernel, KernelParams, Template):
+    """The kernel that merges the splits."""
 
-    template: ClassVar[str] = "attention/decode/_decode.j2"
+    template: ClassVar[str] = "attention/decode/_combine.j2"
 
-    decode: DecodeKernel
-    params: KernelParams
-    combine_params: KernelParams
     head: Head
     exact: Exact
     width: int
     """Columns of a value."""
     no_specialize: str
-    combine_no_specialize: str
+
+
+@dataclass(frozen=True)
+class SplitsByBatch(DecodeKernel, Template):
+    """The function that shares the splits out among sequences of different lengths."""
+
+    template: ClassVar[str] = "attention/decode/_splits_by_batch.j2"
+
+
+@dataclass(frozen=True)
+class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
+    """The kernels for few queries."""
+
+    template: ClassVar[str] = "attention/decode/_decode.j2"
+
+    head: Head
+    exact: Exact
+    width: int
+    """Columns of a value."""
+    no_specialize: str
+    splits_by_batch: SplitsByBatch | None
+    combine: Combine
 
     @property
-    def kernel(self) -> LoopKernel:
-        """The loop over a share of the keys."""
-        return self.decode.loop
+    def strides_and_pages(self) -> list[str]:
+        """The strides of each tensor, and the parameters of pages."""
+        return [*self.stride_params, *([", ".join(declared(PAGES))] if self.paged else [])]
 
     @property
-    def pages(self) -> list[str]:
-        """The parameters of pages."""
-        return declared(PAGES)
+    def tile_and_page_params(self) -> list[list[str]]:
+        """The parameters of the function of the loop, and those of pages."""
+        return [self.tile_params, *([_PAGES_OF_TILE] if self.paged else [])]
+
+    @property
+    def tile_and_page_args(self) -> list[list[str]]:
+        """The arguments of its call."""
+        return [self.tile_args, *([_PAGES_OF_TILE] if self.paged else [])]
+
+    @property
+    def first_keys(self) -> list[str]:
+        """The lines that move pointers to the keys and values of a KV head."""
+        if self.paged:
+            heads = [f"{x}_ptr += h_kv * stride_{x}h" for x in "kv"]
+            return [*heads, "block_table_ptr += b * stride_tb"]
+        return [f"{x}_ptr += b * stride_{x}b + h_kv * stride_{x}h" for x in "kv"]
 
 
-def decode_kernels(plan: DecodePlan, lowering: Lowering) -> Decode:
+@dataclass(frozen=True)
+class DecodeKernels:
+    """The kernels for few queries, with the parameters of each for the launcher."""
+
+    template: Decode
+    params: KernelParams
+    combine_params: KernelParams
+
+
+def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
     """The kernels for few queries. `lowering` is of `plan.attention`."""
     found, attention = decode_kernel(plan, lowering), plan.attention
     names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
+    params = decode_params(lowering, found.k_strides, found.v_strides)
     merged = combine_params(lowering, found.merge_names)
-    return Decode(
-        decode=found,
-        params=decode_params(lowering, found.k_strides, found.v_strides),
-        combine_params=merged,
-        head=head_of(attention, lowering.tf32),
-        exact=Exact(attention.exact),
-        width=attention.spec.head_dim.v,
-        no_specialize=not_specialized(names),
-        combine_no_specialize=not_specialized(
-            [name for name in names if name == "splits" or name in {p.name for p in merged.problem}]
-        ),
+    head, exact = head_of(attention, lowering.tf32), Exact(attention.exact)
+    width = attention.spec.head_dim.v
+    of_merged = {"splits", *(p.name for p in merged.problem)}
+    combine = filled(
+        Combine,
+        found,
+        merged,
+        head=head,
+        exact=exact,
+        width=width,
+        no_specialize=not_specialized([name for name in names if name in of_merged]),
     )
+    template = filled(
+        Decode,
+        found,
+        found.loop.body,
+        found.loop,
+        params,
+        head=head,
+        exact=exact,
+        width=width,
+        no_specialize=not_specialized(names),
+        splits_by_batch=filled(SplitsByBatch, found) if found.balanced else None,
+        combine=combine,
+    )
+    return DecodeKernels(template, params, merged)

@@ -8,13 +8,25 @@ from typing import ClassVar
 
 from kgen.kernels.attention.lowered.model import KernelParams, arguments
 from kgen.kernels.attention.lowered.params import PAGES
-from kgen.kernels.attention.schedules.decode.kernels import Decode
+from kgen.kernels.attention.schedules.decode.kernels import DecodeKernels
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.interface import Operator
+from kgen.targets.code import If, Statement, assign, text
 from kgen.targets.template import Template
 
 _BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
 """The sizes of a tile in the launcher."""
+
+_LEAST_SPLITS = If(
+    text("programs < 4 * at_once"),
+    (
+        assign(
+            "splits",
+            text("max(splits, min(most, 2))"),
+            note="a long sequence uses splits that short ones do not need",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +38,12 @@ class DecodeLauncher(Template):
     op: Operator
     params: KernelParams
     combine_params: KernelParams
-    pages: list[str]
-    balanced: bool
+    pages: list[list[str]]
+    """The arguments of the block table, if keys are in pages."""
+    least_splits: list[Statement]
+    """The statement that raises the number of splits for sequences of different lengths."""
+    batches: list[str]
+    """The number of sequences, rounded up, as an argument."""
     merge_blocks: list[str]
     """The sizes of a tile that the kernel which merges shares takes, as arguments."""
     exact: Exact
@@ -39,16 +55,18 @@ class DecodeLauncher(Template):
         return ("_cdiv", "_launch", "_layouts", "_multiprocessors", "_next_power_of_2", "_tile")
 
 
-def launcher_of(kernels: Decode, op: Operator, kv_sizes: str) -> DecodeLauncher:
+def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLauncher:
     """The launcher of these kernels."""
+    decode = kernels.template
     return DecodeLauncher(
         op=op,
         params=kernels.params,
         combine_params=kernels.combine_params,
-        pages=arguments(PAGES) if kernels.decode.paged else [],
-        balanced=kernels.decode.balanced,
-        merge_blocks=[f"{name}={_BLOCKS[name]}" for name in kernels.decode.merge_blocks],
-        exact=kernels.exact,
-        width=kernels.width,
+        pages=[arguments(PAGES)] if decode.paged else [],
+        least_splits=[_LEAST_SPLITS] if decode.balanced else [],
+        batches=["BATCHES=_next_power_of_2(B)"] if decode.balanced else [],
+        merge_blocks=[f"{name}={_BLOCKS[name]}" for name in decode.merge_blocks],
+        exact=decode.exact,
+        width=decode.width,
         kv_sizes=kv_sizes,
     )

@@ -101,7 +101,7 @@ class DecodeKernel:
     """The names of the problem that these lines use."""
     live_rows: list[str]
     """The names of the batch and of the tile of rows that they use."""
-    row_rest: Code | None
+    rest_of_row: Code | None
     """`row_rest` of a single row, which `lse` adds."""
     merged: list[Merged]
 
@@ -111,19 +111,15 @@ class DecodeKernel:
         return self.page_size is not None
 
     @property
-    def starts(self) -> bool:
-        """True where the kernel of a share uses the first query of its tile."""
-        return "q_start" in self._used
-
-    @property
-    def ends(self) -> bool:
-        """True where it uses the last query of its tile."""
-        return "q_last" in self._used
-
-    @property
-    def _used(self) -> frozenset[str]:
+    def queries_of_tile(self) -> list[str]:
+        """The lines that find the first and the last query of a tile, if the kernel uses them."""
         own = uses_of([*self.loop.prologue, self.loop.row_rest])
-        return own.union(self.live_rows, self.loop.tile_args)
+        return _ends_of_tile(own.union(self.live_rows, self.loop.tile_args))
+
+    @property
+    def batches(self) -> list[str]:
+        """The parameter for the number of sequences, if they get different numbers of splits."""
+        return ["BATCHES"] if self.balanced else []
 
     @property
     def live_results(self) -> list[str]:
@@ -163,42 +159,47 @@ class DecodeKernel:
     @property
     def row_rest_lines(self) -> list[Statement]:
         """The line that gives it back."""
-        return [] if self.row_rest is None else [Assign(("lse",), (self.row_rest,), "+=")]
+        return [] if self.rest_of_row is None else [Assign(("lse",), (self.rest_of_row,), "+=")]
 
     @property
     def merge_rows(self) -> frozenset[str]:
         """The names of the tile of rows that the merging of a row uses: `q_start`, `q_last`."""
-        of_rest = uses_of([self.row_rest]) & {"q_start"}
+        of_rest = uses_of([self.rest_of_row]) & {"q_start"}
         return of_rest.union(self.balance_rows) if self.balanced else of_rest
 
     @property
-    def tile_of_row(self) -> bool:
-        """True where the merging of a row asks for the tile that it was in."""
-        return bool(self.merge_rows)
-
-    @property
-    def merge_starts(self) -> bool:
-        """True where it asks for the first query of the tile."""
-        return "q_start" in self.merge_rows
-
-    @property
-    def merge_ends(self) -> bool:
-        """True where it asks for the last query of the tile."""
-        return "q_last" in self.merge_rows
+    def tile_of_row(self) -> list[str]:
+        """The lines that find the tile of a row, if its merging uses the tile."""
+        if not self.merge_rows:
+            return []
+        return [
+            "# The tile of this row in _decode_kernel.",
+            "row_start = (q_idx * GQA + h % GQA) // BLOCK_M * BLOCK_M",
+            *_ends_of_tile(self.merge_rows),
+        ]
 
     @property
     def merge_blocks(self) -> list[str]:
         """The sizes of a tile that the merging of a row uses."""
-        used = {"BLOCK_M": self.tile_of_row, "BLOCK_N": self.balanced}
+        used = {"BLOCK_M": self.merge_rows, "BLOCK_N": self.balanced}
         return [name for name, there in used.items() if there]
 
     @property
     def merge_names(self) -> frozenset[str]:
         """The names of the problem that the merging of a row uses."""
-        names = uses_of([self.row_rest]) | {"HQ", "SQ"}
-        if self.tile_of_row:
+        names = uses_of([self.rest_of_row]) | {"HQ", "SQ"}
+        if self.merge_rows:
             names |= {"GQA"}
         return names.union(("B", *self.balance_names)) if self.balanced else names
+
+
+def _ends_of_tile(used: frozenset[str]) -> list[str]:
+    """Return the lines that find the first and the last query of a tile of rows."""
+    lines = {
+        "q_start": "q_start = row_start // GQA",
+        "q_last": "q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)",
+    }
+    return [line for name, line in lines.items() if name in used]
 
 
 def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
@@ -228,7 +229,7 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
         live_lines=lines,
         live_names=[n for n in lowering.problem if n in used],
         live_rows=[n for n in ("b", "q_start", "q_last") if n in used],
-        row_rest=_row_rest(plan, lowering),
+        rest_of_row=_row_rest(plan, lowering),
         merged=[_merged(c) for c in attention.v_chunks],
     )
 

@@ -20,7 +20,7 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
     lowering = Lowering(plan.attention)
     kernels = decode_kernels(plan, lowering)
     launcher = launcher_of(kernels, planned.op, planned.interface.kv_sizes())
-    parts = InFile(modules=("functools",), forward=(kernels,), launcher=(launcher,))
+    parts = InFile(modules=("functools",), forward=(kernels.template,), launcher=(launcher,))
     few, many = f"SQ <= {MOST_QUERIES}", f"SQ > {MOST_QUERIES}"
     return Made(
         together=parts,

@@ -44,7 +44,7 @@ def next_item(dynamic: bool, counter: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Common:
+class Common(Rows):
     """The fields that all kernels for Hopper of one plan share."""
 
     packed: bool
@@ -65,7 +65,6 @@ class Common:
     q: list[str]
     """The tiles of Q."""
     k: list[str]
-    rows: Rows
     vectors: Code
     """The offset of a head's row of log-sum-exp and delta."""
     consumers: int
@@ -80,11 +79,6 @@ class Common:
         own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
         rope = ColumnsOfKeys("_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys")
         return [own, rope] if self.rope else [own]
-
-    @property
-    def next_item(self) -> list[str]:
-        """The lines by which a producer of tiles of queries goes on."""
-        return next_item(self.dynamic, "args.counter_ptr")
 
     @property
     def of_heads(self) -> bool:
@@ -107,6 +101,16 @@ class SkippedRings:
     ring: str
     beside: list[RingAt] = field(default_factory=list)
 
+    def lines(self, n: str, before: str = "") -> list[str]:
+        """Return the lines that skip `n` tiles. `before` corrects the tiles of rings beside it."""
+        if not self.beside:
+            return [f"n_used = _consumer_skip({self.ring}, n_used, {n})"]
+        return [
+            f"for _ in range({n}):  # in the order in which the producer loads them",
+            *(f"    _consumer_skip({ring.name}, {ring.at}{before}, 1)" for ring in self.beside),
+            f"    n_used = _consumer_skip({self.ring}, n_used, 1)",
+        ]
+
 
 @dataclass(frozen=True)
 class ForwardKernel:
@@ -128,15 +132,27 @@ class ForwardKernel:
     lanes: list[int]
     """Threads of a warp along a row, with eight elements each, and the number of rows."""
     k_bytes: str
+    next_item: list[str]
+    """The lines by which the producer goes on."""
     skipped: SkippedRings
     sink_load: Code | None
-    dead_rows: str
+    on_dead_rows: str
     """Text for rows that see no key."""
 
     @property
-    def part(self) -> str:
+    def fraction(self) -> str:
         """Text for the part of a tile of queries that a consumer has."""
         return {2: "half", 3: "third"}[self.tile.consumers]
+
+    @property
+    def skips_past(self) -> list[str]:
+        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        return self.skipped.lines("n_past") if self.loop.past else []
+
+    @property
+    def skips_ahead(self) -> list[str]:
+        """The lines that skip the tiles at its start."""
+        return self.skipped.lines("n_ahead", " - 1") if self.loop.ahead else []
 
     @property
     def columns(self) -> str:
@@ -154,7 +170,7 @@ class ForwardKernel:
         return [] if self.tile.bounded else ["alpha"]
 
     @property
-    def sum(self) -> str:
+    def row_sum(self) -> str:
         """The sum of a row. With bounded logits, m_i is finite even in a row that sees no key."""
         return "l_i" if self.tile.bounded else "l_safe"
 
@@ -174,6 +190,8 @@ class DqKernel:
 
     tile: HopperTile
     loop: QueriesLoop
+    published: PublishedTile
+    """The fields of a tile of queries that the producer publishes."""
     gradient: GradientOfScores
     late: MaskedLate | None
     dqk: str
@@ -195,7 +213,17 @@ class DqKernel:
     @property
     def carried(self) -> str:
         """The values that the loop carries."""
-        return ", ".join([*self.rings.carried, *self.row_sums])
+        return ", ".join([*self.rings.products_carried, *self.row_sums])
+
+    @property
+    def skips_past(self) -> list[str]:
+        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        return self.rings.skipped.lines("n_past") if self.loop.past else []
+
+    @property
+    def skips_ahead(self) -> list[str]:
+        """The lines that skip the tiles at its start."""
+        return self.rings.skipped.lines("n_ahead") if self.loop.ahead else []
 
     @property
     def docstring(self) -> list[str]:
@@ -211,16 +239,16 @@ class DqRings:
     The values include dS of the previous tile, if shared memory has room for its K.
     """
 
-    bound: Statement
+    named_rings: Statement
     """The statement that gives the rings names in the consumer."""
-    rings: list[str]
-    held: list[str]
+    key_rings: list[str]
+    held_queries: list[str]
     """The slots in which the loop finds Q and dO."""
-    carried: list[str]
+    products_carried: list[str]
     skipped: SkippedRings
-    sums: str
+    dq_sums: str
     """The sums that products are added to."""
-    products: str
+    dq_products: str
     younger: int
     """Number of products that start after dP."""
     apart: bool
@@ -235,13 +263,13 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
     rings = ["k_ring", "v_ring"] if apart else ["kv_ring"]
     bound = ["q_ring", *(f"{x}_ring" for x in rope), "do_ring", *rings]
     return DqRings(
-        bound=Assign(tuple(bound), tuple(Name(f"args.{ring}") for ring in bound)),
-        rings=rings,
-        held=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
-        carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
+        named_rings=Assign(tuple(bound), tuple(Name(f"args.{ring}") for ring in bound)),
+        key_rings=rings,
+        held_queries=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
+        products_carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
         skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
-        sums=", ".join(own),
-        products=", ".join(f"{x}_async" for x in own),
+        dq_sums=", ".join(own),
+        dq_products=", ".join(f"{x}_async" for x in own),
         younger=2 if rope else 1,
         apart=apart,
     )
@@ -251,7 +279,7 @@ def stored_in_place(x: str, gradients: Gradients, operands: Operands) -> list[St
     """Return the store of dq, which uses the slot of the tile of Q or of its rope columns."""
     name, scaled = f"d{x}", reached(gradients.scaled(f"d{x}"), operands.reach)
     at = "(2 * i + CONSUMER) % 2"
-    form = f"_store_tile(args.{name}_desc, [{operands.rows.first.q}, 0], {x}_ring.slots, {at}, {{0}})"
+    form = f"_store_tile(args.{name}_desc, [{operands.rows.at_q}, 0], {x}_ring.slots, {at}, {{0}})"
     return [Run(op(form, scaled))]
 
 

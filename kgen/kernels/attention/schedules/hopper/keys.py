@@ -65,8 +65,6 @@ class KeyConsumer:
 
     offs_n: list[Statement]
     begin: list[Statement]
-    shared_prologue: list[Statement]
-    """The statements of it that come from the plan."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,6 @@ class KeyProducts:
     held_params: str
     looked_up: bool
     """True if the loop looks up K and V for each tile, because registers are scarce."""
-    at_the_end: str
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,12 @@ class KeysLoop:
     range: TileRange
     body: ConsumedTile
     gradient: GradientOfScores
-    consumer: KeyConsumer
-    late_consumer: KeyConsumer
+    offs_n: list[Statement]
+    begin: list[Statement]
+    """The values that a consumer computes for a published tile of keys."""
+    shared_prologue: list[Statement]
+    """The statements of it that come from the plan."""
+    of_dk: KeyConsumer
     """The consumer of dk, if the other consumer has only dv."""
     of_head: list[Statement]
     """The values that a consumer computes for each query head."""
@@ -116,7 +117,7 @@ class KeysLoop:
     products: KeyProducts
     stored_dk: Code
     stored_dk_rope: Code
-    reach: Mapping[str, str] = field(default_factory=dict)
+    reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """The names of a call in its functions."""
 
     @property
@@ -166,11 +167,7 @@ def keys_loop(
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
-    if plan.rest_slope is not None:
-        # By the number of columns of a tile.
-        slope = kernels.printer(of).own(plan.rest_slope)
-        lse_lines: list[Statement] = [assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))]
-        kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
+    kernel = _with_linear_rest(kernel, plan, of, kernels)
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
         # When dk is stored, the sizes of packed sequences are already the sizes of the next tile.
@@ -191,14 +188,17 @@ def keys_loop(
     used = uses_of([*prologue.needed, *own.lines]) | {*passed} | at_the_end
     rows = "BLOCK_N" if plan.split_dkdv else "OWN_N"
     own_shared = [line for line in prologue.needed if line in shared]
+    consumer = _consumer(used, own_shared, rows, kernels)
     q_start = start_of_queries(found, begin_of_range(found, "q_lo"))
     gradient = gradient_of_scores(gradients)
     return KeysLoop(
         range=found,
         body=_body(kernel),
         gradient=gradient,
-        consumer=_consumer(used, own_shared, rows, kernels),
-        late_consumer=_consumer(prologue.used_late, prologue.late, rows, kernels),
+        offs_n=consumer.offs_n,
+        begin=consumer.begin,
+        shared_prologue=own_shared,
+        of_dk=_consumer(prologue.used_late, prologue.late, rows, kernels),
         of_head=[*(line for line in prologue.needed if line in prologue.by_head), *found.blocks],
         passed=passed,
         linear=plan.rest_slope is not None,
@@ -213,6 +213,15 @@ def keys_loop(
         stored_dk=gradients.scaled("dk"),
         stored_dk_rope=gradients.scaled("dk_rope"),
     )
+
+
+def _with_linear_rest(kernel: LoopKernel, plan: HopperPlan, of: TileLoop, kernels: Lowering) -> LoopKernel:
+    """Return the kernel with a log-sum-exp that is linear in the query, if the plan has its slope."""
+    if plan.rest_slope is None:
+        return kernel
+    slope = kernels.printer(of).own(plan.rest_slope)
+    linear = assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))
+    return replace(kernel, body=replace(kernel.body, lse_lines=[linear]))
 
 
 def _prologue(
@@ -299,8 +308,6 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
             held="k_held, v_held",
             held_params="k, v",
             looked_up=False,
-            at_the_end="Wait for all wgmma before the back edge. "
-            "With one in flight there, the compiler serializes all of them.",
         )
     held = "kv_ring, at_k" if looked_up else "k, v"
     return KeyProducts(
@@ -311,7 +318,6 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
         held=held,
         held_params=held,
         looked_up=looked_up,
-        at_the_end="As in dq, wait for all wgmma before the back edge.",
     )
 
 
@@ -337,7 +343,7 @@ def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernel
     if kernels.packed:
         first = row("add", row("sub", "FAR", "SK"), "kv_start")
         begin.append(Assign(("kv_end", "kv_row"), (row("add", "kv_begin", "SK"), first)))
-    return KeyConsumer(offs_n, begin, prologue)
+    return KeyConsumer(offs_n, begin)
 
 
 def start_of_queries(found: TileRange, lo: Code) -> Code:

@@ -12,6 +12,7 @@ from kgen.kernels.attention.schedules.hopper.plan import HALF
 from kgen.targets.code import (
     Assign,
     Code,
+    If,
     Name,
     Op,
     Statement,
@@ -32,6 +33,7 @@ from kgen.targets.code import (
 
 FIRST_KEY = "_first_key_hopper"
 ZERO = text("0")
+_ZERO_P = op("{tl}.where(mask, {0}, 0.0)", "p", fn="where")
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,12 @@ class MaskLoad:
     dtype: Code
     """The type of its elements in the kernel."""
     line: Statement
+
+    @property
+    def statements(self) -> list[Statement]:
+        """The statements that read it if the tile has the mask."""
+        zeros = op("gl.full([BLOCK_N], 0, {0}, layout=gl.SliceLayout(0, SCORES))", self.dtype)
+        return [assign(self.name, zeros), If(Name("MASKED"), (self.line,))]
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,42 @@ class ConsumedTile:
     scaled: Code | None
     dead_rows: bool
     lse_lines: list[Statement]
+
+    @property
+    def mask_reads(self) -> list[Statement]:
+        """The statements of the loads."""
+        return [statement for load in self.mask_loads for statement in load.statements]
+
+    @property
+    def masked_logits(self) -> list[Statement]:
+        """The statements that apply the mask to the logits, if a tile has it."""
+        if not self.masked:
+            return []
+        lines = [*self.mask_lines, self._hidden(Name("mask"))]
+        if (found := self.documents) is not None:
+            lines.append(If(found.several, (found.load, self._hidden(found.same))))
+        return [If(Name("MASKED"), tuple(lines))]
+
+    @property
+    def mask_values(self) -> list[Statement]:
+        """The statements of a mask before the scores, if a tile has it."""
+        if not self.masked or not self.mask_lines:
+            return []
+        return [If(Name("MASKED"), tuple(self.mask_lines))]
+
+    @property
+    def masked_p(self) -> list[Statement]:
+        """The statements that apply the mask to P, if a tile has it."""
+        if not self.masked:
+            return []
+        if self.mask is not None:
+            return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
+        zero = assign("p", _ZERO_P, "in rows that see no key, lse is -inf and p is inf")
+        return [If(Name("MASKED"), (*self.mask_lines, zero))]
+
+    def _hidden(self, mask: Code) -> Statement:
+        form = '{tl}.where({0}, {1}, float("-inf"))'
+        return assign(self.logits, op(form, mask, self.logits, fn="where"))
 
     @property
     def defines(self) -> frozenset[str]:

@@ -52,6 +52,7 @@ from kgen.kernels.attention.schedules.hopper.records import reached
 from kgen.kernels.attention.schedules.hopper.rows import load_of_row, store_of_row
 from kgen.kernels.attention.schedules.hopper.streams import streams_of
 from kgen.targets.code import Code
+from kgen.targets.template import filled
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,9 @@ def _common(
     operands: Operands,
     placement: Surroundings,
 ) -> Common:
-    return Common(
+    return filled(
+        Common,
+        operands.rows,
         packed=kernels.packed,
         grouped=kernels.plan.grouped,
         kv_head=kernels.kv_head,
@@ -176,7 +179,6 @@ def _common(
         rope=plan.rope,
         q=operands.q,
         k=operands.k,
-        rows=operands.rows,
         vectors=reached(placement.vectors, operands.reach),
         consumers=operands.consumers,
         streams=streams_of(plan, kernels),
@@ -211,9 +213,10 @@ def _forward(
         columns_of_out=columns_of(plan, spec.head_dim.v),
         lanes=[256 // plan.width, plan.width // 8],
         k_bytes="NBYTES + args.k_rope_desc.block_type.nbytes" if plan.rope else "NBYTES",
+        next_item=next_item(plan.dynamic, "args.counter_ptr"),
         skipped=SkippedRings("kv_ring", [RingAt(f"{s.name}_ring", "n_used - i") for s in streams]),
         sink_load=reached(placement.sink_load, operands.reach) if spec.sinks else None,
-        dead_rows=placement.dead_rows,
+        on_dead_rows=placement.dead_rows,
     )
 
 
@@ -227,6 +230,7 @@ def _dq(
 ) -> DqKernel | None:
     if plan.dq is None:
         return None
+    assert loops.forward is not None
     assert loops.dq is not None
     assert portable.dq is not None
     assert portable.dq.gradients is not None
@@ -237,10 +241,11 @@ def _dq(
     return DqKernel(
         tile=plan.dq,
         loop=loops.dq,
+        published=tiles_of_queries(loops.forward, loops.dq, kernels.packed),
         gradient=reached(gradient, inner),
         late=reached(late_of(gradients, late), inner),
         dqk=gradients.dqk if late else gradient.dqk,
-        operands=operands.dq(rings.rings, gradients.names),
+        operands=operands.dq(rings.key_rings, gradients.names),
         lse=load_of_row("lse", vectors, loops.dq.vector_guard),
         delta=load_of_row("delta", vectors, loops.dq.vector_guard),
         row_gradients=gradients.rows,

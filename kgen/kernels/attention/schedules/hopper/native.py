@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kgen.kernels.attention.schedules.hopper.plan import HALF, HopperPlan, HopperTile, plan_hopper
@@ -18,7 +18,7 @@ from kgen.kernels.attention.targets.triton.native_calls import (
     Way,
 )
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 ARCH = 90
 """The compute capability of the kernels."""
@@ -161,33 +161,29 @@ class BackwardServes(Template):
 
 
 @dataclass(frozen=True)
-class BackwardPlanned(Template):
+class BackwardPlanned(HopperBackward, Template):
     """The lines that give the kernels of the backward pass their workspace."""
 
     template: ClassVar[str] = "attention/hopper/_backward_planned.j2"
 
-    of: HopperBackward
-    vectors: Vectors
+    vectors: Vectors = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class BackwardLaunch(Template):
+class BackwardLaunch(HopperBackward, KeyTile, Template):
     """The function that launches the kernels of the backward pass."""
 
     template: ClassVar[str] = "attention/hopper/_backward_launch.j2"
 
-    of: HopperBackward
-    packed: bool
-    first: FirstStrides
+    packed: bool = field(kw_only=True)
+    first: FirstStrides = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class BackwardZeros(Template):
+class BackwardZeros(HopperBackward, Template):
     """The lines that clear the sums of dq."""
 
     template: ClassVar[str] = "attention/hopper/_backward_zeros.j2"
-
-    of: HopperBackward
 
 
 def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
@@ -219,9 +215,9 @@ def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
         when="backward_on_hopper(a, &p)",
         call="launch_on_hopper(a, p, m, v, workspace, stream)",
         serves=BackwardServes(backward.stores),
-        planned=BackwardPlanned(backward, Vectors(packed)),
-        launch=BackwardLaunch(backward, packed, of.first),
-        zeros=[BackwardZeros(backward)] if backward.fused is not None else [],
+        planned=filled(BackwardPlanned, backward, vectors=Vectors(packed)),
+        launch=filled(BackwardLaunch, backward.of_keys, backward, packed=packed, first=of.first),
+        zeros=[filled(BackwardZeros, backward)] if backward.fused is not None else [],
         dq=backward.dq is not None,
         counts=backward.dynamic,
     )

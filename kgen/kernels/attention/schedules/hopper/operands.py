@@ -15,6 +15,7 @@ from kgen.kernels.attention.schedules.hopper.records import Record, record
 from kgen.kernels.attention.schedules.hopper.rows import Rows, rows_of, vectors_of
 from kgen.kernels.attention.schedules.hopper.streams import Stream
 from kgen.targets.code import Code
+from kgen.targets.folding import Bracketed
 
 ARGS = "args"
 """The operands of a warpgroup, in its function."""
@@ -40,6 +41,11 @@ class Warpgroup:
     """The compile-time parameters."""
     own: list[str] = field(default_factory=list)
     """Operands that differ between warpgroups."""
+
+    @property
+    def defined(self) -> Bracketed:
+        """The statement that defines the class of its operands."""
+        return self.operands.defined
 
     @property
     def params(self) -> list[str]:
@@ -84,7 +90,7 @@ class KernelOperands:
     groups: Warpgroups
     producer: Warpgroup
     consumer: Warpgroup
-    dk_consumer: Warpgroup | None = None
+    dk_consumer: Warpgroup | None = field(default=None, kw_only=True)
     """The consumer of dk, if the other consumer has dv."""
 
     @property
@@ -110,6 +116,29 @@ class Lag:
     given: bool
     """True if the lag is a parameter: the producer also serves dq, which needs K and V together."""
 
+    @property
+    def words(self) -> str:
+        """Text for a docstring."""
+        return "; V follows K by LAG tiles" if self.given else ""
+
+    @property
+    def constant(self) -> list[str]:
+        """The line that defines `LAG` in the producer if it is not a parameter."""
+        return [] if self.given else [f"LAG: tl.constexpr = {self.own}"]
+
+    @property
+    def counter_wait(self) -> list[str]:
+        """The lines that wait before the producer uses the counter of tiles."""
+        if not self.given:
+            return ["gdc_wait()  # the counter may not be zero before this"]
+        return ["if LAG > 0:", "    gdc_wait()  # forward may start before the counter is zero"]
+
+    @property
+    def last_wait(self) -> list[str]:
+        """The line at the end of a producer that also serves dq."""
+        why = "dq, which overlaps the end of the dk and dv kernel, must not end first"
+        return [f"gdc_wait()  # {why}"] if self.given else []
+
 
 class Operands:
     """The parameters that several kernels share."""
@@ -125,7 +154,7 @@ class Operands:
         self.key_rings = ["kv_ring", *(["k_rope_ring"] if plan.rope else [])]
         self.consumers = plan.forward.consumers if plan.forward else 2
         self.lists = {x: _tensors(lists_of(x)) if of.forward.listed else [] for x in ("kv", "q")}
-        vectors = [p.name for p in self.rows.vectors]
+        vectors = [p.name for p in self.rows.vector_params]
         self.query_descs = ["q_desc", "do_desc", *vectors, *(f"{x}_desc" for x in rope)]
         chained = plan.forward is not None and plan.forward.chained
         self.lag = Lag("1" if chained else "0", plan.dq is not None and not plan.dq_rings_apart)
@@ -222,7 +251,7 @@ class Operands:
             for p in _descs([*self.q, *self.k, "v", "do"])
         ]
         own = _descs([*(f"d{x}" for x in self.k), "dv"])
-        params = [*streams, *self.rows.vectors, *own, *lists, *self.counter("counters")]
+        params = [*streams, *self.rows.vector_params, *own, *lists, *self.counter("counters")]
         producer = self._producer_of_keys()
         if self.plan.split_dkdv:
             return self._split(tile, params, own, producer)
@@ -256,7 +285,7 @@ class Operands:
             *producer.partitions("_dkdv_hopper_producer"),
         ]
         groups = _warpgroups(tile, [dv, dk, producer], partitions)
-        return KernelOperands(params, groups, producer, dv, dk)
+        return KernelOperands(params, groups, producer, dv, dk_consumer=dk)
 
     def fused(self) -> KernelOperands:
         """Return the operands of the kernel of dq, dk and dv."""

@@ -372,7 +372,7 @@ class KeyTile(HopperKernel):
     made: KeysLoop
 
     def _prologue(self) -> list[Statement]:
-        return [*self.made.consumer.shared_prologue, *self.made.of_head]
+        return [*self.made.shared_prologue, *self.made.of_head]
 
     def _tiles(self, producer: Machine, consumer: Machine) -> Any:
         ranges, made, block = self.ranges, self.made, self.setting.inner_block

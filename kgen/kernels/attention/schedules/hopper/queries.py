@@ -134,12 +134,17 @@ class QueriesLoop:
     """The arguments of the loop's function that describe the range."""
     asks: frozenset[str]
     """The fields of a published tile that the consumers need."""
-    masked_tiles: MaskedTiles
+    needs_mask: Code
+    """The condition that the current tile has the mask."""
+    mask_param: list[str]
+    """The parameter with this condition, if it is a compile-time constant."""
+    loops: list[QueryPart]
+    """The loops over all tiles, or over all but the first."""
     row_rest: Code | None
     sink: Code
     store_guard: Code | None
     vector_guard: Code | None
-    reach: Mapping[str, str] = field(default_factory=dict)
+    reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """The names of a call in its functions."""
 
     @property
@@ -175,6 +180,10 @@ class HiddenKeys:
     """The arguments for them."""
     of_scores: bool
     """True if hidden scores must be numbers."""
+
+    def cleared(self, tile: str, start: str, rows: str = "BLOCK_N") -> str:
+        """Return the call that clears a tile of `rows` keys."""
+        return f"_clear_hidden({', '.join([tile, start, *self.given])}, BLOCK_N={rows})"
 
 
 def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool) -> HiddenKeys:
@@ -295,7 +304,9 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
         first_start=start_of_keys(first, lo, listed),
         of_tiles=[n for n in ("kv_blocks", "kv_lo", *MASKED_TILES, "n_tiles") if n in of_tiles],
         asks=asks | of_tiles | {*passed},
-        masked_tiles=masked,
+        needs_mask=masked.tile,
+        mask_param=masked.param,
+        loops=masked.loops,
         row_rest=kernel.row_rest,
         sink=kernel.sink,
         store_guard=kernel.store_guard,

@@ -76,7 +76,8 @@ class Columns:
     of_out: list[str]
     D: str
     """The columns of a tensor, in a docstring."""
-    padded: bool
+    padding: str
+    """Text for padded columns, in a docstring."""
     guard: str | None
     """The guard of the columns; None if the head fills the tile."""
 
@@ -92,7 +93,7 @@ def columns_of(plan: HopperPlan, there: int) -> Columns:
         of_tile="n_columns" if halved else str(width),
         of_out=[str(width // 2)] if halved else [],
         D="D" if plan.rope else str(there),
-        padded=there < width,
+        padding=". TMA pads columns with zeros" if there < width else "",
         guard=f"(tl.arange(0, {width}) < {there})[None, :]" if there < width else None,
     )
 

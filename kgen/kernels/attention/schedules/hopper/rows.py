@@ -12,31 +12,19 @@ VECTORS = ("lse", "delta")
 
 
 @dataclass(frozen=True)
-class HeadRows:
-    """All coordinates of a row but itself and its column."""
-
-    q: list[str]
-    kv: list[str]
-
-
-@dataclass(frozen=True)
-class FirstRows:
-    """All coordinates of the first row of a tile but the column."""
-
-    q: str
-    kv: str
-    v: str
-
-
-@dataclass(frozen=True)
 class Rows:
     """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D], which TMA counts from their ends."""
 
-    of_head: HeadRows
-    q: str
+    before_q: list[str]
+    """The coordinates of a query before its row."""
+    before_kv: list[str]
+    q_row: str
     """The first row of a tile of queries."""
-    kv: str
-    first: FirstRows
+    kv_row: str
+    at_q: str
+    """All coordinates of the first row of a tile but the column."""
+    at_kv: str
+    at_v: str
     stored_at: str
     """The coordinates of the store of a tile of keys. At that time, the next tile is already known."""
     SQ: str
@@ -44,7 +32,7 @@ class Rows:
     SK: str
     rows_and_columns: str
     """The shape of a slot without its first dimensions."""
-    vectors: list[Param]
+    vector_params: list[Param]
     """Log-sum-exp and delta, as parameters of the kernel of dk and dv."""
 
 
@@ -55,15 +43,18 @@ def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
     if packed:
         q_row, kv_row, v_row = f"FAR - SQ + {q_row}", f"FAR - SK + {kv_row}", f"FAR - SK + {v_row}"
     return Rows(
-        of_head=HeadRows(q, kv),
-        q=q_row,
-        kv=kv_row,
-        first=FirstRows(*(", ".join(at) for at in ([*q, q_row], [*kv, kv_row], [*kv, v_row]))),
+        before_q=q,
+        before_kv=kv,
+        q_row=q_row,
+        kv_row=kv_row,
+        at_q=", ".join([*q, q_row]),
+        at_kv=", ".join([*kv, kv_row]),
+        at_v=", ".join([*kv, v_row]),
         stored_at=", ".join([*kv, "kv_row" if packed else "kv_start"]),
         SQ="SQ" if packed else "problem.SQ",
         SK="SK" if packed else "problem.SK",
         rows_and_columns="tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
-        vectors=vectors_of(packed, queries),
+        vector_params=vectors_of(packed, queries),
     )
 
 

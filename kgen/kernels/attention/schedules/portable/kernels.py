@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.loads import load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import Gradients, KernelParams, Load, LoopKernel, Param, Stream
+from kgen.kernels.attention.lowered.model import (
+    Gradients,
+    Held,
+    KernelParams,
+    Load,
+    LoopKernel,
+    Param,
+    Stream,
+    TileBody,
+)
 from kgen.kernels.attention.lowered.params import (
     delta_params,
     diagonal_params,
@@ -29,51 +39,85 @@ from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
 from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
-from kgen.targets.code import Assign, Code, assign, op, row
-from kgen.targets.template import Template
+from kgen.targets.code import Assign, Code, If, Name, Statement, assign, op, row
+from kgen.targets.template import Template, filled
+
+T = TypeVar("T")
+
+
+def in_masked_tiles(lines: Sequence[Statement]) -> list[Statement]:
+    """Return statements for the tiles that have the mask."""
+    return [If(Name("MASKED"), tuple(lines))] if lines else []
+
+
+def load_of_vector(name: str, guard: Code | None) -> Code:
+    """Return the load of a number for each query of a tile."""
+    address = row("add", f"{name}_ptr", "q_idx")
+    if guard is None:
+        return op("tl.load({0})", address)
+    return op("tl.load({0}, mask={1}, other=0.0)", address, guard)
 
 
 @dataclass(frozen=True)
-class Forward(Template):
+class _Kernel(KernelParams, Template):
+    """The fields of all kernels."""
+
+    launched: KernelParams
+    """The parameters as one value, for the launcher."""
+    head: Head
+    at: Placement
+    exact: Exact
+
+
+@dataclass(frozen=True)
+class _OfLoop(TileBody, LoopKernel, _Kernel):
+    """The fields of kernels that loop over tiles."""
+
+    kernel: LoopKernel
+    no_specialize: str
+
+    @property
+    def last_query(self) -> list[str]:
+        """The line that finds the last query of a tile, if the kernel uses it."""
+        return ["q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1"] if self.last else []
+
+
+@dataclass(frozen=True)
+class Forward(_OfLoop):
     """The forward kernel."""
 
     template: ClassVar[str] = "attention/portable/_forward.j2"
 
-    kernel: LoopKernel
-    params: KernelParams
-    head: Head
-    at: Placement
-    exact: Exact
-    no_specialize: str
-    sink: Code | None
+    sink_load: Code | None
     """The load of a head's sink; None without sinks."""
 
     @property
-    def dead_rows(self) -> str:
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to the logits of a tile that has it."""
+        return in_masked_tiles(self.logits_masked)
+
+    @property
+    def on_dead_rows(self) -> str:
         """The results of rows without a visible key, for a comment."""
-        return dead_rows(sinks=self.sink is not None)
+        return dead_rows(sinks=self.sink_load is not None)
 
     @property
     def k_stream(self) -> Stream:
         """The keys of a tile, which scores wait for."""
-        return self.kernel.operands.streams[0]
+        return self.operands.streams[0]
 
     @property
     def v_stream(self) -> Stream:
         """The values of a tile."""
-        return self.kernel.operands.streams[1]
+        return self.operands.streams[1]
 
 
 @dataclass(frozen=True)
-class Delta(Template):
+class Delta(_Kernel):
     """The kernel of delta, the first of the backward pass."""
 
     template: ClassVar[str] = "attention/portable/_delta.j2"
 
-    params: KernelParams
-    head: Head
-    at: Placement
-    exact: Exact
     loads: list[Load]
     """The columns of out and dO."""
     rounded: str
@@ -94,26 +138,16 @@ class Delta(Template):
 
 
 @dataclass(frozen=True)
-class _OfBackward(Template):
+class _OfBackward(_OfLoop):
     """The base of the kernels of dq, and of dk and dv."""
 
-    kernel: LoopKernel
-    params: KernelParams
-    head: Head
-    at: Placement
-    exact: Exact
-    no_specialize: str
+    gradients: Gradients
+    """The gradients that a tile adds to."""
 
     @property
     def stream(self) -> Stream:
         """The two tensors that the loop loads tile by tile."""
-        return self.kernel.operands.streams[0]
-
-    @property
-    def gradients(self) -> Gradients:
-        """The gradients that a tile adds to."""
-        assert self.kernel.gradients is not None
-        return self.kernel.gradients
+        return self.operands.streams[0]
 
 
 @dataclass(frozen=True)
@@ -122,6 +156,12 @@ class Dq(_OfBackward):
 
     template: ClassVar[str] = "attention/portable/_dq.j2"
 
+    @property
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to P of a tile that has it."""
+        note = "in rows that see no key, lse is -inf and p is inf"
+        return in_masked_tiles([replace(line, note=note) for line in self.p_masked])
+
 
 @dataclass(frozen=True)
 class DkDv(_OfBackward):
@@ -129,48 +169,59 @@ class DkDv(_OfBackward):
 
     template: ClassVar[str] = "attention/portable/_dkdv.j2"
 
+    @property
+    def last_key(self) -> list[str]:
+        """The line that finds the last key of a tile, if the kernel uses it."""
+        return ["kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1"] if self.last else []
+
+    @property
+    def held_once(self) -> tuple[Held, ...]:
+        """The tiles of K and V that are loaded before the loop over query heads."""
+        return () if self.held_by_head else self.operands.held
+
+    @property
+    def held_by_each_head(self) -> tuple[Held, ...]:
+        """The tiles that are loaded for each query head, because they depend on it."""
+        return self.operands.held if self.held_by_head else ()
+
+    @property
+    def mask_and_vectors(self) -> list[Statement]:
+        """The mask, and the loads of log-sum-exp and delta. Tiles with the mask have a guard."""
+        whole, guarded = (
+            [assign(x, load_of_vector(x, guard)) for x in ("lse", "delta")]
+            for guard in (None, self.vector_guard)
+        )
+        if not self.masked:
+            return [*whole]
+        return [If(Name("MASKED"), (*self.mask_lines, *guarded), tuple(whole))]
+
+    @property
+    def where_masked(self) -> list[Statement]:
+        """The statements that apply the mask to P of a tile that has it."""
+        return in_masked_tiles(self.p_masked)
+
 
 @dataclass(frozen=True)
-class Pair(Template):
+class Pair(TileBody, Recomputed, PairKernel, _Kernel):
     """A kernel for a gradient with an element for each (query, key)."""
 
     template: ClassVar[str] = "attention/portable/_pair.j2"
 
-    kernel: PairKernel
-    params: KernelParams
-    head: Head
-    at: Placement
-    exact: Exact
     no_specialize: str
 
     @property
     def address_line(self) -> Assign:
         """The line that makes the addresses of the tile's gradient."""
-        return assign(f"{self.tile.name}_tile", self.kernel.address)
-
-    @property
-    def tile(self) -> Recomputed:
-        """The tile that it computes once more."""
-        return self.kernel.tile
+        return assign(f"{self.name}_tile", self.address)
 
 
 @dataclass(frozen=True)
-class Diagonal(Template):
+class Diagonal(TileBody, Recomputed, DiagonalKernel, _Kernel):
     """A kernel for a gradient with an element for each distance."""
 
     template: ClassVar[str] = "attention/portable/_diagonal.j2"
 
-    kernel: DiagonalKernel
-    params: KernelParams
-    head: Head
-    at: Placement
-    exact: Exact
     no_specialize: str
-
-    @property
-    def tile(self) -> Recomputed:
-        """The tile that it computes once more."""
-        return self.kernel.tile
 
 
 @dataclass(frozen=True)
@@ -226,7 +277,8 @@ class _Portable:
         state = ["m_i", "l_i", *(f"acc{c.tag}" for c in self.plan.v_chunks)]
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
-        return Forward(kernel, params, self.head, self.at, self.exact, self.no_specialize, self.sink)
+        bases = (kernel.body, kernel, params)
+        return self._filled(Forward, *bases, kernel=kernel, launched=params, sink_load=self.sink)
 
     def backward(self, follower: Follower | None) -> BackwardKernels:
         plan = self.plan
@@ -243,8 +295,11 @@ class _Portable:
     def delta(self, follower: Follower | None) -> Delta:
         counters = [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
         inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
-        return Delta(
-            params=delta_params(self.lowering, counters),
+        params = delta_params(self.lowering, counters)
+        return filled(
+            Delta,
+            params,
+            launched=params,
             head=self.head,
             at=self.at,
             exact=self.exact,
@@ -258,20 +313,25 @@ class _Portable:
         own = [f"dq{c.tag}" for c in self.plan.qk_chunks]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dq_params(self.lowering, kernel)
-        return Dq(kernel, params, self.head, self.at, self.exact, self.no_specialize)
+        return self._filled(Dq, kernel.body, kernel, params, kernel=kernel, launched=params)
 
     def dkdv(self, loop: TileLoop) -> DkDv:
         own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [f"dv{c.tag}" for c in self.plan.v_chunks]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dkdv_params(self.lowering, kernel)
-        return DkDv(kernel, params, self.head, self.at, self.exact, self.no_specialize)
+        return self._filled(DkDv, kernel.body, kernel, params, kernel=kernel, launched=params)
 
     def pair(self, loop: TileLoop) -> Pair:
         kernel = pair_kernel(self.lowering, loop)
         params = pair_params(self.lowering, kernel)
-        return Pair(kernel, params, self.head, self.at, self.exact, self.no_specialize)
+        return self._filled(Pair, kernel, kernel.tile, kernel.tile.body, params, launched=params)
 
     def diagonal(self, loop: TileLoop) -> Diagonal:
         kernel = diagonal_kernel(self.lowering, loop)
         params = diagonal_params(self.lowering, kernel.tile)
-        return Diagonal(kernel, params, self.head, self.at, self.exact, self.no_specialize)
+        bases = (kernel, kernel.tile, kernel.tile.body, params)
+        return self._filled(Diagonal, *bases, launched=params)
+
+    def _filled(self, cls: type[T], *bases: object, **own: object) -> T:
+        shared = {"head": self.head, "at": self.at, "exact": self.exact}
+        return filled(cls, *bases, **shared, no_specialize=self.no_specialize, **own)

@@ -72,5 +72,5 @@ def _launches(loops: Mapping[str, Operands]) -> dict[str, PortableLaunch]:
 
 
 def _learned(tensors: Tensors, kernels: BackwardKernels) -> LearnedCalls | None:
-    pairs = [(x.tile.name, x.kernel.shared.programs) for x in kernels.pairs]
+    pairs = [(x.name, x.shared.programs) for x in kernels.pairs]
     return learned_calls(tensors.learned, pairs, [x.tile.name for x in kernels.diagonals])

@@ -15,29 +15,27 @@ from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.targets.triton.interface import Check, Interface
 from kgen.kernels.attention.targets.triton.shared import not_specialized
 from kgen.targets.arguments import Numbers, dense, number_lines
-from kgen.targets.template import Template
+from kgen.targets.template import Template, filled
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 _TYPES = {"int": "int", "float": "float"}
 
 
 @dataclass(frozen=True)
-class BlockMaskKernels(Template):
+class BlockMaskKernels(BlockMaskKernel, KernelParams, Template):
     """The kernels that list the blocks which a mask leaves."""
 
     template: ClassVar[str] = "attention/triton/_block_mask.j2"
 
-    kernel: BlockMaskKernel
-    params: KernelParams
-    """The parameters of the kernel that decides."""
     no_specialize: str
     lists: list[str]
     backward: bool
 
     @property
-    def q_last(self) -> bool:
-        """True if the kernel uses the last query of a block."""
-        return "q_last" in self.kernel.names
+    def last_query(self) -> list[str]:
+        """The line that finds the last query of a block, if the kernel uses it."""
+        line = "q_last = tl.minimum(q_start + BLOCK_SIZE, SQ) - 1"
+        return [line] if "q_last" in self.names else []
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,10 @@ def block_mask_kernels(mask: BlockMask, lowering: Lowering, backward: bool) -> B
     given += [lowering.problem[name] for name in (*sizes, *(("GQA",) if "GQA" in used else ()))]
     open_sizes = [size for b in buffers for size in lowering.open[b].values()]
     sides = ("kv", "q") if backward else ("kv",)
-    return BlockMaskKernels(
-        kernel=kernel,
-        params=KernelParams((Param("kinds_ptr", "block_kinds"),), (), tuple(given)),
+    return filled(
+        BlockMaskKernels,
+        kernel,
+        KernelParams((Param("kinds_ptr", "block_kinds"),), (), tuple(given)),
         no_specialize=not_specialized([*sizes, *open_sizes]),
         lists=[f"{name}_ptr" for side in sides for name in lists_of(side)],
         backward=backward,
@@ -135,7 +134,7 @@ def block_mask_launcher(
     checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
     return BlockMaskLauncher(
         name=own,
-        params=kernels.params,
+        params=kernels,
         backward=kernels.backward,
         lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
         list_sizes=f"{batches}, {heads}",
