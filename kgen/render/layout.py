@@ -108,7 +108,8 @@ class _Language:
             first, *others = filled(
                 [*(f"{part}," for part in parts[:-1]), parts[-1]], COLUMNS - len(indent + BLANK)
             )
-            return [f"{indent}{first}", *(f"{indent}{BLANK}{other}" for other in others)]
+            rest = [f"{indent}{BLANK}{other}" for other in others]
+            return [f"{indent}{first}", *(piece for other in rest for piece in self.broken(other))]
         if found := self._expression(line, indent, self.operators[:2] if self is PYTHON else self.operators):
             return found
         if pairs := [(start, end) for start, end in self.pairs(line) if start < COLUMNS]:
