@@ -279,7 +279,8 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert said("forward") == (DRIVER, "cuLaunchKernelEx: on paper (700)")
     paper.driver.paper_fail(0)
     paper.driver.paper_context(None)
-    assert said("forward") == (DRIVER, "no CUDA context is current in this thread")
+    words = "no CUDA context is current in this thread: call cudaSetDevice or cuCtxSetCurrent"
+    assert said("forward") == (DRIVER, words)
     paper.driver.paper_context(1)
     assert said("forward", lse=lse)[0] == 0
 

@@ -57,7 +57,9 @@ def launch_names() -> frozenset[str]:
 def imported_and_used(text: str) -> tuple[set[str], set[str]]:
     """Return the names that a file imports from `_launch.py`, and those that it uses but does not define."""
     tree = ast.parse(text)
-    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "_launch")
+    imports = (
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "_launch"
+    )
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & launch_names()
     return {alias.name for node in imports for alias in node.names}, used - defined(tree)
 
