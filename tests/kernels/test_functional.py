@@ -64,7 +64,7 @@ same(lambda f: func.vmap(func.grad(loss(f), every))(q, k, v))
 same(lambda f: func.grad(lambda q, k, v: func.vmap(f, (0, None, None))(q, k, v).square().sum(), every)(q, k[0], v[0]))
 again = lambda q: func.grad(loss(lambda q: sample(q, k[0], v[0])))(q).sum()
 refused(lambda: func.grad(again)(q[0]), NotImplementedError, "second derivatives are not supported")
-refused(lambda: func.jvp(lambda q: sample(q, k[0], v[0]), (q[0],), (q[0],)), NotImplementedError, "forward-mode derivatives")
+refused(lambda: func.jvp(lambda q: sample(q, k[0], v[0]), (q[0],), (q[0],)), NotImplementedError, "forward-mode")
 """,
     "norm": """
 tolerance = 1e-4

@@ -213,7 +213,7 @@ def pair_of(plan: AttentionPlan) -> Binding | None:
 
 
 def _whole_pairs(plan: AttentionPlan) -> bool:
-    """True if a tile of a buffer for each pair is at the positions of the tile, and all its keys exist."""
+    """True if tiles of a buffer for each pair are at the positions of tiles, and all keys exist."""
     return not (plan.spec.varlen or plan.forward.listed) and plan.kv.live == plan.kv.bound
 
 
