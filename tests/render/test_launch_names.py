@@ -80,7 +80,7 @@ def misstated(source: Source, text: str, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Yield a line for each template of a file whose own text uses other names than the template states."""
     own = defined(ast.parse(text))
     # A name in quotes or backticks is in a comment or a message.
-    pattern = re.compile(rf'(?<![\w."`])(?:{"|".join(launch_names() - own)})\b')
+    pattern = re.compile(rf'(?<![\w."`])(?:{"|".join(launch_names() - own)})\b(?!\.py)')
     for part in parts(source.text):
         used, stated = {*pattern.findall(own_text(part, monkeypatch))}, {*part.launch_functions()}
         if used != stated:

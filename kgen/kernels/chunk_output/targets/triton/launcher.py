@@ -128,7 +128,9 @@ class Launcher(Template):
     checks: list[Check]
 
     def launch_functions(self) -> Iterable[str]:
-        names = ("_arch_for", "_cast", "_dense", "_library", "_operator", "_real", "_tile")
+        names = ["_arch_for", "_cast", "_dense", "_library", "_operator", "_real", "_tile"]
+        if self.varlen:
+            names.append("_dtype")
         return (*names, *self.derivatives.launch_functions())
 
 
