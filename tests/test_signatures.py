@@ -21,7 +21,7 @@ RECORD = Path(__file__).with_name("signatures.json")
 FILES = sorted(
     path for path in (ROOT / "generated").glob("*/*.py") if path.name not in ("hopper.py", "_launch.py")
 )
-RULES = "What users rely on"
+RULES = "Stable interfaces of emitted files"
 
 
 def signatures(text: str) -> Iterator[str]:
@@ -57,7 +57,7 @@ def test_signatures_are_as_recorded() -> None:
     ]
     assert not differ, "\n".join(
         [
-            f'what users rely on has changed: read "{RULES}" in CONTRIBUTING.md, then run scripts/update',
+            f'stable interfaces have changed: read "{RULES}" in CONTRIBUTING.md, then run scripts/update',
             *differ,
         ]
     )

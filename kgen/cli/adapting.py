@@ -25,7 +25,14 @@ ADAPTERS = Path("adapters")
 @verb("adapt")
 def adapt(
     specs: Specs = None,
-    kind: Annotated[list[Kind], typer.Option("--for", help="Write adapters of this kind. Repeatable.")] = ...,  # type: ignore[assignment]
+    kind: Annotated[
+        list[Kind],
+        typer.Option(
+            "--for",
+            help="Software that calls the kernels. transformers: models of Hugging Face. "
+            "context_parallel: sequences over several GPUs. hub: the Hugging Face kernel hub. Repeatable.",
+        ),
+    ] = ...,  # type: ignore[assignment]
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
     ] = False,
@@ -36,7 +43,7 @@ def adapt(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write adapters for transformers, Hugging Face Hub and others."""
+    """Write packages (adapters) that call kernels in other software."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]

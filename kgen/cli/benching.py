@@ -23,17 +23,20 @@ def bench(
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="PEERS",
-            help="Comma-separated peers. Attention: kgen-triton, flex, flex-autotune, flex-flash, "
+            help="Implementations to compare with, comma-separated. "
+            "Default: all but flex-autotune, flex-flash and eager. "
+            "Attention: kgen-triton (without Hopper kernels), flex, flex-autotune, flex-flash, "
             "sdpa, varlen, eager. Norms: torch, compile, liger, quack, eager, copy. "
-            "Chunk output: fla, eager. Default: by kernel family.",
+            "chunk_output: fla, eager.",
         ),
     ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
             metavar="SHAPE",
-            help="Attention: BxHxS, such as 2x16x8192, or a comma-separated list. "
-            "Norms: ROWSxWIDTH. Chunk output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS.",
+            help="Size of the inputs. Several are separated by commas. "
+            "Attention: BATCHxHEADSxLENGTH, such as 2x16x8192. Norms: ROWSxWIDTH. "
+            "chunk_output: TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS.",
         ),
     ] = None,
     first_call: Annotated[
@@ -47,7 +50,7 @@ def bench(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time kernels against other implementations, interleaved in one run."""
+    """Time kernels and other implementations in turn, in one run."""
     from kgen.bench.options import BenchOptions
     from kgen.bench.running import bench_specs
     from kgen.cli.results import listener

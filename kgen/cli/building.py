@@ -26,7 +26,7 @@ Gqa = Annotated[
         min=1,
         max=MOST["gqa"],
         metavar="N",
-        help="Query heads per KV head, if the spec leaves it open. "
+        help="Query heads per KV head, for specs with `gqa: any`. "
         "For chunk_output: value heads per head of q and k. Repeatable.",
     ),
 ]
@@ -36,7 +36,7 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Sequences per decode call, rounded up to a power of two. Repeatable.",
+        help="Batch size of decoding, rounded up to a power of two. Repeatable.",
     ),
 ]
 Width = Annotated[
@@ -45,7 +45,7 @@ Width = Annotated[
         min=1,
         max=MOST["width"],
         metavar="N",
-        help="Width of a norm, if the spec leaves it open. Repeatable.",
+        help="Elements per row, for norms with `width: any`. Repeatable.",
     ),
 ]
 Heads = Annotated[
@@ -54,8 +54,7 @@ Heads = Annotated[
         min=1,
         max=MOST["heads"],
         metavar="N",
-        help="Heads of norms applied per head, if the spec leaves it open. "
-        "For chunk_output: heads of q and k. Repeatable.",
+        help="Number of heads, for norms with `heads: any`. For chunk_output: heads of q and k. Repeatable.",
     ),
 ]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
 
-AsIs = Annotated[bool, typer.Option("--as-is", help="Accept files that do not match their specs.")]
+AsIs = Annotated[bool, typer.Option("--as-is", help="Use files also if they differ from their specs.")]
 STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no spec makes it"}
 """Words for the states of a file, apart from `changed`."""
 

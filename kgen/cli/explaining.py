@@ -36,19 +36,25 @@ class As(str, Enum):
 PAGES = (As.MD, As.HTML, As.SVG)
 Length = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=1, max=2**20, metavar="LENGTH", help="Draw the visited tiles for this sequence length."),
+    typer.Option(
+        min=1, max=2**20, metavar="N", help="Draw the tiles that kernels visit at this sequence length."
+    ),
 ]
 Heads = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=1, max=64, metavar="HEADS", help="Draw the tiles of this many heads, if heads differ."),
+    typer.Option(
+        min=1, max=64, metavar="N", help="Number of heads to draw, if their masks differ. Default: 1."
+    ),
 ]
 Values = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", metavar="NAME=VALUE", help="Set a run-time parameter for the drawing. Repeatable."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Value of a run-time parameter, such as window=1024. Repeatable."
+    ),
 ]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=2, max=1024, metavar="RANKS", help="Show how to shard sequences over this many GPUs."),
+    typer.Option(min=2, max=1024, metavar="N", help="Show the work of each GPU, for sequences over N GPUs."),
 ]
 
 
@@ -68,10 +74,10 @@ def explain(
         typer.Option("-o", "--output", metavar="FILE", help="Output file. Default: stdout."),
     ] = None,
     form: Annotated[
-        As, typer.Option("--format", help="Write text, a page (md, html), only the tiles (svg), or data.")
+        As, typer.Option("--format", help="md and html are pages; svg is the drawing; json is data.")
     ] = As.TEXT,
 ) -> int:
-    """Show how a spec becomes kernels, step by step; draw its tiles."""
+    """Show how kernels compute a spec, and which tiles they visit."""
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
         message = f"expected one spec, got a folder of {1 + len(others)}"

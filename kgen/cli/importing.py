@@ -30,18 +30,20 @@ def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")],
     score: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--score", metavar="EXPR", help="Import this score_mod, or a call that returns one."),
+        typer.Option(
+            "--score", metavar="EXPR", help="The score_mod: a function, or a call that returns one."
+        ),
     ] = None,
     mask: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--mask", metavar="EXPR", help="Import this mask_mod, or a call such as `window(1024)`."
+            "--mask", metavar="EXPR", help="The mask_mod: a function, or a call such as `window(1024)`."
         ),
     ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--name", metavar="NAME", help="Name of the spec and its function. Default: from the mods."
+            "--name", metavar="NAME", help="Name of the spec and its function. Default: names of the mods."
         ),
     ] = None,
     head_dim: Annotated[

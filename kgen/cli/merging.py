@@ -20,20 +20,22 @@ app.add_typer(ledger, name="ledger")
 
 @verb("merge", ledger)
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Ledger files, such as verified.json.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Files in which `kgen verify` recorded results.")
+    ],
     into: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--into",
             metavar="FILE",
-            help="Output ledger. Default: verified.json of the rendered kernels.",
+            help="Output file. Default: verified.json of the rendered kernels.",
         ),
     ] = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Merge ledger files, such as verified.json from runs with `--shard`.
+    """Merge ledgers (verified.json), such as ledgers of runs with `--shard`.
 
-    Of two records, keep the full run, then the larger error.
+    Of two results of one file, keep the full run. Of two full runs, keep the larger error.
     """
     from kgen.verify.ledger import FILENAME
     from kgen.verify.merging import merge as merged

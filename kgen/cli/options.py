@@ -45,7 +45,9 @@ Spec = Annotated[
 ]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--target", metavar="TARGET", help="Use only this target, such as cuda. Repeatable."),
+    typer.Option(
+        "--target", metavar="TARGET", help="Use only this target: triton, cuda or cute. Repeatable."
+    ),
 ]
 
 
@@ -78,7 +80,7 @@ RecordOrNot = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option(
         "--record/--no-record",
-        help="Record the result in the ledger (verified.json). Default: for full runs on a GPU.",
+        help="Record the result in the ledger (verified.json). Default: full runs on a GPU.",
     ),
 ]
 Cases = Annotated[
@@ -90,7 +92,8 @@ Sanitizers = Annotated[
     typer.Option(
         "--sanitizer",
         metavar="TOOL",
-        help="Run one call under this compute-sanitizer tool, such as racecheck. Repeatable.",
+        help="Run one call per kernel file under this compute-sanitizer tool instead. "
+        "Tools: memcheck, racecheck, initcheck, synccheck. Repeatable.",
     ),
 ]
 BuiltPackages = Annotated[
@@ -98,13 +101,13 @@ BuiltPackages = Annotated[
     typer.Option(
         "--built",
         metavar="DIR",
-        help="Run packages of `kgen build` from this folder. Record only with `--record`.",
+        help="Verify the machine code that `kgen build` wrote to this folder. Record only with `--record`.",
     ),
 ]
-Form = Annotated[Format, typer.Option("--format", help="Format of data and diagnostics.")]
+Form = Annotated[Format, typer.Option("--format", help="Format of the output and of errors.")]
 Prove = Annotated[
     bool,
-    typer.Option("--prove/--no-prove", help="Check masks, scores and memory accesses before writing files."),
+    typer.Option("--prove/--no-prove", help="Prove the kernels of changed specs before writing them."),
 ]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
@@ -141,7 +144,7 @@ class Command(TyperCommand):
 
 Why = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--why", metavar="FILE", help="Show every record of this emitted file instead."),
+    typer.Option("--why", metavar="FILE", help="Show the recorded results of this file instead."),
 ]
 
 

@@ -23,7 +23,7 @@ def prove(
         float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit for each property to prove.")
     ] = 10.0,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 also if z3 cannot decide a property.")
+        bool, typer.Option("--strict", help="Exit 1 also if z3 cannot prove or refute a property.")
     ] = False,
     record: Annotated[
         bool, typer.Option("--record", help="Record the result in the ledger (verified.json).")
@@ -31,7 +31,11 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove tile coverage, masks, scores and index bounds with z3."""
+    """Prove that attention kernels skip no pair and stay in bounds.
+
+    Uses z3, for all tensor sizes. Kernels compute each allowed (query, key) pair once.
+    Masks and scores equal the expressions of the spec. Only Triton kernels have proofs.
+    """
     from kgen.prove.proving import prove_specs
 
     loaded, generated = load_specs(specs), generated or settings().generated

@@ -19,10 +19,10 @@ def tune(
     specs: Specs = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="SHAPE", help="Shape BATCHxHEADSxLENGTH, such as 2x16x8192."),
+        typer.Option(metavar="SHAPE", help="Size of the inputs: BATCHxHEADSxLENGTH, such as 2x16x8192."),
     ] = None,
     jobs: TimedJobs = JOBS,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per trial.")] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per tile shape.")] = 60.0,
     write: Annotated[
         bool,
         typer.Option(

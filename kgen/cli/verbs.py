@@ -155,7 +155,7 @@ def render(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Render specs into generated/; delete kernels whose spec is gone."""
+    """Write the kernels of specs; delete kernels whose spec is gone."""
     from kgen.render import checking, project, writer
 
     output = output or settings().generated
@@ -343,7 +343,7 @@ def verify(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Run kernels on hard inputs and compare with a float64 reference."""
+    """Run kernels on many inputs; compare with a float64 reference."""
     from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
     from kgen.verify.options import RunOptions, VerifyOptions
@@ -417,7 +417,10 @@ def status(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Show which emitted files are verified; exit 1 if any is not."""
+    """Show the last result of `kgen verify` for each emitted file.
+
+    Exit 1 if a file has no result since its last change. Exit 1 also if it differs from its spec.
+    """
     if why:
         from kgen.cli.why import why as say
 

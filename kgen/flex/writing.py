@@ -84,7 +84,7 @@ class Spec:
         spec["targets"] = YAML().load("{triton: {}}")
         said = [_comment(f"Imported from {self.origin}"), *map(_comment, self.notes)]
         options = f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa}"
-        assumed = f"{options} are options of the import, not of the source"
+        assumed = f"{options} come from options of `kgen import`, not from the source"
         spec.yaml_set_start_comment("\n".join([*said, assumed]))
         out = io.StringIO()
         yaml = YAML()

@@ -15,6 +15,22 @@ from kgen.verify.sanitizing import TOOLS
 
 ROOT = Path(__file__).resolve().parents[3]
 
+WORDS = {
+    "crash": "internal error",
+    "wrong": "wrong result",
+    "spelling": "another file for an equivalent spec",
+    "reference": "reference differs from FlexAttention",
+    "slow": "over the time limit",
+    "refused: zero-division": "refused, division by zero",
+    "refused: wrong-type": "refused, wrong type",
+    "killed": "found",
+    "equivalent": "no effect",
+    "slower": "same results, more loads",
+    "gpu": "run only on a GPU",
+    "lived": "not found",
+}
+"""Outcomes in the words of the page. `right` and `refused` stay."""
+
 
 def table() -> str:
     """Random specs, mutants and sanitizers, each with its result."""
@@ -28,20 +44,24 @@ def _read(path: str) -> Any:
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: -item[1]))
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return "; ".join(f"{WORDS.get(outcome, outcome)}: {count:,}" for outcome, count in ordered)
 
 
 def _random_specs() -> Iterator[tuple[str, str]]:
     seeds = _read("tests/fuzzing/seeds.json")
     before: Counter[str] = sum((Counter(counts) for counts in seeds["before"].values()), Counter())
     explained = f"; {len(EXPLAINED)} explained in `tests/fuzzing/explained.py`" * bool(EXPLAINED)
-    yield f"{seeds['tried']} random specs on the CPU", _counted(seeds["outcomes"]) + explained
-    yield f"{before.total()} random specs of earlier generators", f"{_counted(before)}; all fixed"
-    yield "random specs that FlexAttention can express", f"{seeds['flexed']} agree with the reference"
+    yield f"{seeds['tried']:,} random specs on the CPU", _counted(seeds["outcomes"]) + explained
+    yield (
+        f"{before.total():,} random specs of earlier generators",
+        f"{_counted(before)}. All errors are fixed.",
+    )
+    yield "references compared with FlexAttention", f"{seeds['flexed']} agree"
     cuda = _read("tests/fuzzing/seeds_cuda.json")
-    yield f"{cuda['tried']} random specs on a GPU", f"{_counted(cuda['outcomes'])}; all fixed"
+    yield f"{cuda['tried']:,} random specs on a GPU", f"{_counted(cuda['outcomes'])}. All errors are fixed."
     expressions = _read("tests/fuzzing/expressions.json")
-    yield f"{expressions['tried']} random expressions", _counted(expressions["outcomes"])
+    yield f"{expressions['tried']:,} random expressions", _counted(expressions["outcomes"])
 
 
 def _mutants() -> Iterator[tuple[str, str]]:
@@ -52,11 +72,11 @@ def _mutants() -> Iterator[tuple[str, str]]:
         one["on"]["device"] for row in report.values() for one in row["survivors"] if "on" in one
     )
     found, unknown = total["killed"] + on_gpu.total(), total["gpu"] - on_gpu.total()
-    share = f"{found / max(1, found + total['lived']):.1%} of those that change a result are found"
-    result = f"{_counted(total)}: {share}" + f", {unknown} not run" * bool(unknown)
-    yield f"{total.total()} mutants of {len(report)} files", result
+    share = f"{found / max(1, found + total['lived']):.1%} of the mutants that change a result"
+    result = f"{_counted(total)}. Found: {share}" + f"; {unknown} were not run" * bool(unknown)
+    yield f"{total.total():,} mutants of {len(report)} files", result
     for device, count in on_gpu.items():
-        yield f"mutants for a GPU, on {device}", f"{count} run and found"
+        yield f"mutants that run only on a GPU, on {device}", f"{count} found"
 
 
 def _sanitizers() -> Iterator[tuple[str, str]]:
