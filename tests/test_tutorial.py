@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 
 PAGE = ROOT / "docs/tutorial.md"
-FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"^```python\n(?=# (\w+\.py)\n)(.*?)^```", re.DOTALL | re.MULTILINE)
 EXCERPT = re.compile(r"^<!-- from: (\S+) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 STEP = re.compile(
     r"(?P<slow><!-- slow -->\n)?```sh\n(?P<commands>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL

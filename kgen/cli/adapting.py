@@ -29,8 +29,9 @@ def adapt(
         list[Kind],
         typer.Option(
             "--for",
-            help="Software that calls the kernels. transformers: models of Hugging Face. "
-            "context_parallel: sequences over several GPUs. hub: the Hugging Face kernel hub. Repeatable.",
+            help="Kind of adapter. transformers: for models of Hugging Face. "
+            "context_parallel: to split each sequence over several GPUs. "
+            "hub: for the Hugging Face kernel hub. Repeatable.",
         ),
     ] = ...,  # type: ignore[assignment]
     check: Annotated[
@@ -43,7 +44,7 @@ def adapt(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write packages (adapters) that call kernels in other software."""
+    """Write adapters: Python packages for other software to call kernels."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]

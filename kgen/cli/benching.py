@@ -24,9 +24,10 @@ def bench(
         typer.Option(
             metavar="PEERS",
             help="Implementations to compare with, comma-separated. "
-            "Default: all but flex-autotune, flex-flash and eager. "
-            "Attention: kgen-triton (without Hopper kernels), flex, flex-autotune, flex-flash, "
-            "sdpa, varlen, eager. Norms: torch, compile, liger, quack, eager, copy. "
+            "Default, in each family: all but flex-autotune, flex-flash and eager. "
+            "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
+            "kgen-triton is your spec without Hopper kernels; varlen is PyTorch's varlen_attn. "
+            "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
             "chunk_output: fla, eager.",
         ),
     ] = None,
@@ -50,7 +51,7 @@ def bench(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time kernels and other implementations in turn, in one run."""
+    """Time kernels against other implementations, interleaved in one run."""
     from kgen.bench.options import BenchOptions
     from kgen.bench.running import bench_specs
     from kgen.cli.results import listener

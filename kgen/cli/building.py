@@ -27,7 +27,7 @@ Gqa = Annotated[
         max=MOST["gqa"],
         metavar="N",
         help="Query heads per KV head, for specs with `gqa: any`. "
-        "For chunk_output: value heads per head of q and k. Repeatable.",
+        "For chunk_output: heads of v per head of q. Repeatable.",
     ),
 ]
 Batch = Annotated[
@@ -36,7 +36,8 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Batch size of decoding, rounded up to a power of two. Repeatable.",
+        help="Batch size, for specs with the pass `decode`. "
+        "Rounded up to a power of two. Default: 1 to 64. Repeatable.",
     ),
 ]
 Width = Annotated[
@@ -54,7 +55,8 @@ Heads = Annotated[
         min=1,
         max=MOST["heads"],
         metavar="N",
-        help="Number of heads, for norms with `heads: any`. For chunk_output: heads of q and k. Repeatable.",
+        help="Number of heads, for norms with an axis of heads (`heads: any`). "
+        "For chunk_output: heads of q and k. Repeatable.",
     ),
 ]
 
@@ -67,7 +69,8 @@ def build(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help="Build for this architecture, such as sm_90a. Repeatable. Default: sm_80 and sm_90a.",
+            help="Build for this architecture, such as sm_90a (or sm_90, the same). "
+            "Repeatable. Default: sm_80 and sm_90a.",
         ),
     ] = None,
     gqa: Gqa = None,
@@ -81,7 +84,7 @@ def build(
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Write nothing; list packages that are outdated or incomplete."),
+        typer.Option("--check", help="Write nothing; list folders that are outdated or incomplete."),
     ] = False,
     force: Annotated[
         bool,
@@ -95,7 +98,11 @@ def build(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Compile kernels to machine code that runs without a compiler."""
+    """Compile kernels to machine code that runs without a compiler.
+
+    Sizes that a spec leaves open are constants in machine code. The options `--gqa`, `--batch`,
+    `--width` and `--heads` set them.
+    """
     loaded, generated = load_specs(specs), generated or settings().generated
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
     named = {name: numbers for name, numbers in asked.items() if numbers}

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
 
-AsIs = Annotated[bool, typer.Option("--as-is", help="Use files also if they differ from their specs.")]
+AsIs = Annotated[
+    bool,
+    typer.Option(
+        "--as-is",
+        help="Use rendered files even if they differ from their specs. Default: exit 1.",
+    ),
+]
+AsIsStatus = Annotated[
+    bool,
+    typer.Option("--as-is", help="Do not exit 1 only because files differ from their specs."),
+]
 STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no spec makes it"}
 """Words for the states of a file, apart from `changed`."""
 

@@ -54,7 +54,12 @@ Values = Annotated[
 ]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=2, max=1024, metavar="N", help="Show the work of each GPU, for sequences over N GPUs."),
+    typer.Option(
+        min=2,
+        max=1024,
+        metavar="N",
+        help="Split each sequence over N GPUs; show the work of each GPU.",
+    ),
 ]
 
 

@@ -43,7 +43,9 @@ def import_(
     name: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--name", metavar="NAME", help="Name of the spec and its function. Default: names of the mods."
+            "--name",
+            metavar="NAME",
+            help="Name of the spec and its function. Default: names of the mods, joined by `_`.",
         ),
     ] = None,
     head_dim: Annotated[

@@ -33,7 +33,9 @@ def merge(
     ] = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Merge ledgers (verified.json), such as ledgers of runs with `--shard`.
+    """Merge result files into one.
+
+    For example, the files of runs with `kgen verify --shard`.
 
     Of two results of one file, keep the full run. Of two full runs, keep the larger error.
     """

@@ -35,12 +35,15 @@ def new(
     ] = None,
     kernel: Annotated[
         Optional[Kernel],  # noqa: UP045
-        typer.Option("--kernel", help=f"Kernel family. Default: {NAMES[0]}."),
+        typer.Option(
+            "--kernel",
+            help=f"Kernel family. chunk_output is a step of linear attention. Default: {NAMES[0]}.",
+        ),
     ] = None,
     output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045
     form: Form = Format.TEXT,
 ) -> int:
-    """Write a commented spec to start from, and its schema for editors."""
+    """Write a commented spec to start from, and its JSON schema."""
     from kgen.render.project import find_specs
     from kgen.render.rendering import render_variants
     from kgen.spec import schema, starting

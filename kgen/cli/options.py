@@ -13,8 +13,8 @@ from typer.core import TyperCommand
 from kgen.cli.terminal import Format
 
 JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
-SPECS_FOLDER = "`specs` in pyproject.toml, else specs/"
-GENERATED_FOLDER = "`generated` in pyproject.toml, else generated/"
+SPECS_FOLDER = "`tool.kgen.specs` in pyproject.toml, else specs/"
+GENERATED_FOLDER = "`tool.kgen.generated` in pyproject.toml, else generated/"
 
 
 def completed_spec(incomplete: str) -> list[str]:
@@ -80,12 +80,17 @@ RecordOrNot = Annotated[
     Optional[bool],  # noqa: UP045
     typer.Option(
         "--record/--no-record",
-        help="Record the result in the ledger (verified.json). Default: full runs on a GPU.",
+        help="Record the result in the ledger (verified.json). "
+        "Default: record only runs of all cases on a GPU.",
     ),
 ]
 Cases = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--case", metavar="CASE", help="Run only this case; record nothing. Repeatable."),
+    typer.Option(
+        "--case",
+        metavar="CASE",
+        help="Run only this case; record nothing. The output lists the names of cases. Repeatable.",
+    ),
 ]
 Sanitizers = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -101,7 +106,8 @@ BuiltPackages = Annotated[
     typer.Option(
         "--built",
         metavar="DIR",
-        help="Verify the machine code that `kgen build` wrote to this folder. Record only with `--record`.",
+        help="Verify the machine code that `kgen build` wrote to this folder. "
+        "Record the result only with `--record`.",
     ),
 ]
 Form = Annotated[Format, typer.Option("--format", help="Format of the output and of errors.")]

@@ -35,7 +35,7 @@ def tune(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time tile shapes on this GPU; write the fastest to tiles.json."""
+    """Time tile shapes of attention on this GPU; write tiles.json."""
     from kgen.cli.results import listener
     from kgen.tuning import TuneOptions, tune_specs
     from kgen.verify.farm.opening import hands

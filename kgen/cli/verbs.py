@@ -16,7 +16,7 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
-from kgen.cli.current import AsIs, difference, note, require_current
+from kgen.cli.current import AsIs, AsIsStatus, difference, note, require_current
 from kgen.cli.helping import InOrder
 from kgen.cli.options import (
     GENERATED_FOLDER,
@@ -142,10 +142,15 @@ def render(
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")] = False,
     single: Annotated[
-        bool, typer.Option("--single", help="Write one self-contained file NAME.py per spec.")
+        bool,
+        typer.Option(
+            "--single",
+            help="Write one self-contained file NAME.py per spec instead of a folder.",
+        ),
     ] = False,
     stdout: Annotated[
-        bool, typer.Option("--stdout", help="Write the self-contained file to stdout.")
+        bool,
+        typer.Option("--stdout", help="Print the self-contained file, and write nothing."),
     ] = False,
     target: Targets = None,
     output: Annotated[Optional[Path], output_to(GENERATED_FOLDER)] = None,  # noqa: UP045
@@ -155,7 +160,7 @@ def render(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write the kernels of specs; delete kernels whose spec is gone."""
+    """Write (render) the kernels of specs; delete kernels without a spec."""
     from kgen.render import checking, project, writer
 
     output = output or settings().generated
@@ -287,7 +292,10 @@ def compile_(
     arch: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
-            "--arch", metavar="ARCH", help="Compile for this architecture, such as sm_90. Repeatable."
+            "--arch",
+            metavar="ARCH",
+            help="Compile for this architecture, such as sm_90. "
+            "Repeatable. Default: sm_80, sm_90 and sm_100.",
         ),
     ] = None,
     target: Targets = None,
@@ -413,11 +421,11 @@ def schema(form: Form = Format.TEXT) -> int:
 def status(
     specs: Specs = None,
     why: Why = None,
-    as_is: AsIs = False,
+    as_is: AsIsStatus = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Show the last result of `kgen verify` for each emitted file.
+    """Show the last result of `kgen verify` for each rendered file.
 
     Exit 1 if a file has no result since its last change. Exit 1 also if it differs from its spec.
     """
