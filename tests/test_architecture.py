@@ -1,7 +1,7 @@
 """One direction of imports: every module imports only from its own stage and earlier ones.
 
-Shared code knows no kernel family. A family is a package of `kgen.kernels` with its own stages, and imports
-no other family.
+Shared code knows no kernel family. A family is a package of `kgen.kernels` with its own stages, and
+imports no other family.
 """
 
 from __future__ import annotations
@@ -22,8 +22,30 @@ import kgen
 from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
-    *("diagnostics", "files", "settings", "sizes", "pages", "family", "expr", "spec", "targets", "render"),
-    *("flex", "verify", "build", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
+    *(
+        "diagnostics",
+        "files",
+        "settings",
+        "sizes",
+        "pages",
+        "family",
+        "expr",
+        "spec",
+        "targets",
+        "render",
+    ),
+    *(
+        "flex",
+        "verify",
+        "build",
+        "prove",
+        "bench",
+        "reports",
+        "tuning",
+        "kernels",
+        "cli",
+        "__main__",
+    ),
 )
 AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
 """Folders whose files are emitted unchanged, so they import each other relatively."""
@@ -50,7 +72,9 @@ OF_SCHEDULES = {
     "cases": "verify",
     "prove": "prove",
 }
-"""The stages of modules in the folder of a schedule. All other modules there belong to `targets`."""
+"""The stages of modules in the folder of a schedule. All other modules there belong to
+`targets`.
+"""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
@@ -58,8 +82,14 @@ OWN_RENDERING = ("fields", "spec", "plan", "explaining", "lowered", "targets")
 
 
 def modules() -> list[str]:
-    paths = sorted(path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py"))
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths if "_data" not in path.parts]
+    paths = sorted(
+        path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")
+    )
+    return [
+        ".".join(path.parts).removesuffix(".__init__")
+        for path in paths
+        if "_data" not in path.parts
+    ]
 
 
 def stage(module: str) -> str | None:
@@ -71,8 +101,8 @@ def stage(module: str) -> str | None:
 def own(module: str) -> tuple[str | None, str | None]:
     """Return the family of a module and its stage there, or None for shared code.
 
-    A target's folder may contain the module that compiles its files. A schedule has modules of several
-    stages.
+    A target's folder may contain the module that compiles its files. A schedule has modules of
+    several stages.
     """
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
@@ -147,7 +177,9 @@ def test_direction_in_a_family(module: str) -> None:
             )
         else:
             assert other == name, f"{module} imports {imported}"
-            assert place, f"{module} imports {imported}: it is there for those who need nothing of the family"
+            assert place, (
+                f"{module} imports {imported}: it is there for those who need nothing of the family"
+            )
             assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
 
 
@@ -191,7 +223,9 @@ def test_only_the_list_knows_schedules() -> None:
 
 OF_ONE_CHIP = {
     "build/runtime/descriptors.py": "a module of Triton",
-    "build/runtime/triton.py": "the file beside `triton.py`, in a module that packages have as it is",
+    "build/runtime/triton.py": (
+        "the file beside `triton.py`, in a module that packages have as it is"
+    ),
     "expr/functions.py": "names of helpers in emitted files",
     "expr/helpers.py": "names of helpers in emitted files",
     "expr/spelling.py": "names of helpers in emitted files",
@@ -202,17 +236,25 @@ OF_ONE_CHIP = {
     "templates/attention/adapters/card.md.j2": "words for users",
     "templates/attention/c/_backward.j2": "a parameter of an emitted kernel",
     "templates/attention/c/attention.c.j2": "a member of an emitted struct",
-    "templates/attention/triton/_backward_launcher.j2": "the kernels of a chip in the backward pass",
+    "templates/attention/triton/_backward_launcher.j2": (
+        "the kernels of a chip in the backward pass"
+    ),
     "templates/attention/triton/_shared_launcher.j2": "the kernels of a chip in the backward pass",
     "templates/chunk_output/cute/chunk_output_sm90.j2": "a module of CuTe",
     "templates/norm/cuda/_chips.j2": "where accesses were timed",
 }
-"""Files outside the folders of the schedule that name Hopper, with the reason. The list only shrinks."""
+"""Files outside the folders of the schedule that name Hopper, with the reason. The list only
+shrinks.
+"""
 
 
 def test_a_chip_is_named_in_its_folder() -> None:
     root = PACKAGE.parent
-    files = [*PACKAGE.rglob("*.py"), *root.glob("templates/**/*.j2"), *root.glob("templates/**/*.h")]
+    files = [
+        *PACKAGE.rglob("*.py"),
+        *root.glob("templates/**/*.j2"),
+        *root.glob("templates/**/*.h"),
+    ]
     named = {
         path.relative_to(PACKAGE if PACKAGE in path.parents else root).as_posix()
         for path in files
@@ -263,7 +305,9 @@ def test_machinery_names_no_family(module: str) -> None:
 TARGETS = {target for name in NAMES for target in family(name).targets}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"]
+)
 def test_nothing_lists_targets(module: str) -> None:
     """Facts about a target are in its folder, so that no other table grows with the targets.
 
@@ -312,9 +356,14 @@ def test_a_family_has_what_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_of_a_family(name: str) -> None:
-    """Each target is a folder that describes its files. Triton, which runs on every chip, is first."""
+    """Each target is a folder that describes its files.
+
+    Triton, which runs on every chip, is first.
+    """
     targets = family(name).targets
-    folders = [path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")]
+    folders = [
+        path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")
+    ]
     assert sorted(targets) == sorted(folders)
     assert next(iter(targets)) == "triton"
     extras = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
@@ -322,7 +371,9 @@ def test_targets_of_a_family(name: str) -> None:
         assert isinstance(target, Target)
         assert f"\n{target.runtime.extra} = [" in extras
         assert target.runtime.compiler is None or importlib.util.find_spec(target.runtime.compiler)
-    assert [one for one, options in family(name).model.get().model_fields["targets"].default if options]
+    assert [
+        one for one, options in family(name).model.get().model_fields["targets"].default if options
+    ]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -352,7 +403,9 @@ def test_printed_text_is_not_looked_into(module: str) -> None:
 
 
 def test_a_module_is_short() -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    lengths = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")
+    }
     assert [f"{path}: {length} lines" for path, length in lengths.items() if length > 500] == []
 
 
@@ -403,7 +456,10 @@ def test_limits_of_a_function() -> None:
         "long": "@verb('f')\ndef f():\n" + "    f()\n" * 60,
     }
     found = {
-        name for name, text in texts.items() for _, one in defined(ast.parse(text)) if above_a_limit(one)
+        name
+        for name, text in texts.items()
+        for _, one in defined(ast.parse(text))
+        if above_a_limit(one)
     }
     assert found == {"many", "long"}
 
@@ -415,7 +471,9 @@ def test_a_function_is_short_and_has_few_parameters() -> None:
         for name, function in defined(tree(module))
         if above_a_limit(function)
     }
-    assert found == {f"{module}: {name}" for module, names in LONG.items() for name in names.split()}
+    assert found == {
+        f"{module}: {name}" for module, names in LONG.items() for name in names.split()
+    }
 
 
 def test_rendering_needs_no_runtime() -> None:
@@ -425,7 +483,8 @@ def test_rendering_needs_no_runtime() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")]
+    ("name", "spec"),
+    [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")],
 )
 def test_rendering_imports_one_family(name: str, spec: str) -> None:
     code = "from pathlib import Path; from kgen.render.project import render_all; "

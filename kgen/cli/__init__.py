@@ -1,4 +1,6 @@
-"""The `kgen` command. No other package prints or exits. Verbs import heavy packages when they run."""
+"""The `kgen` command. No other package prints or exits. Verbs import heavy packages when they
+run.
+"""
 
 import kgen.cli.adapting
 import kgen.cli.benching

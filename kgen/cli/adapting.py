@@ -25,7 +25,9 @@ ADAPTERS = Path("adapters")
 @verb("adapt")
 def adapt(
     specs: Specs = None,
-    kind: Annotated[list[Kind], typer.Option("--for", help="Write adapters of this kind. Repeatable.")] = ...,  # type: ignore[assignment]
+    kind: Annotated[
+        list[Kind], typer.Option("--for", help="Write adapters of this kind. Repeatable.")
+    ] = ...,  # type: ignore[assignment]
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
     ] = False,

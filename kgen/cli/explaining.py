@@ -36,19 +36,27 @@ class As(str, Enum):
 PAGES = (As.MD, As.HTML, As.SVG)
 Length = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=1, max=2**20, metavar="LENGTH", help="Draw the visited tiles for this sequence length."),
+    typer.Option(
+        min=1, max=2**20, metavar="LENGTH", help="Draw the visited tiles for this sequence length."
+    ),
 ]
 Heads = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=1, max=64, metavar="HEADS", help="Draw the tiles of this many heads, if heads differ."),
+    typer.Option(
+        min=1, max=64, metavar="HEADS", help="Draw the tiles of this many heads, if heads differ."
+    ),
 ]
 Values = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--set", metavar="NAME=VALUE", help="Set a run-time parameter for the drawing. Repeatable."),
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Set a run-time parameter for the drawing. Repeatable."
+    ),
 ]
 Ranks = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option(min=2, max=1024, metavar="RANKS", help="Show how to shard sequences over this many GPUs."),
+    typer.Option(
+        min=2, max=1024, metavar="RANKS", help="Show how to shard sequences over this many GPUs."
+    ),
 ]
 
 
@@ -68,7 +76,10 @@ def explain(
         typer.Option("-o", "--output", metavar="FILE", help="Output file. Default: stdout."),
     ] = None,
     form: Annotated[
-        As, typer.Option("--format", help="Write text, a page (md, html), only the tiles (svg), or data.")
+        As,
+        typer.Option(
+            "--format", help="Write text, a page (md, html), only the tiles (svg), or data."
+        ),
     ] = As.TEXT,
 ) -> int:
     """Show how a spec becomes kernels, step by step; draw its tiles."""
@@ -77,7 +88,10 @@ def explain(
         message = f"expected one spec, got a folder of {1 + len(others)}"
         raise KgenError(
             Diagnostic(
-                "usage", message, file=str(spec), hint=f"name one of them: `kgen explain {loaded.path}`"
+                "usage",
+                message,
+                file=str(spec),
+                hint=f"name one of them: `kgen explain {loaded.path}`",
             )
         )
     wanted = _drawing(length, heads, given, ranks)
@@ -134,7 +148,9 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
     from kgen.reports.explained import explained, facts, said
 
     drawing = wanted or (Drawing() if form in PAGES else None)
-    page = explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
+    page = (
+        explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
+    )
     if wanted is not None or form is As.SVG:
         _check_drawn(page, loaded)
     if form is As.JSON:

@@ -27,10 +27,14 @@ class Dtype(str, Enum):
 
 @verb("import")
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")
+    ],
     score: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--score", metavar="EXPR", help="Import this score_mod, or a call that returns one."),
+        typer.Option(
+            "--score", metavar="EXPR", help="Import this score_mod, or a call that returns one."
+        ),
     ] = None,
     mask: Annotated[
         Optional[str],  # noqa: UP045
@@ -41,14 +45,20 @@ def import_(
     name: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--name", metavar="NAME", help="Name of the spec and its function. Default: from the mods."
+            "--name",
+            metavar="NAME",
+            help="Name of the spec and its function. Default: from the mods.",
         ),
     ] = None,
     head_dim: Annotated[
         int, typer.Option("--head-dim", min=1, max=1024, metavar="N", help="Elements per head.")
     ] = 128,
-    gqa: Annotated[str, typer.Option("--gqa", metavar="N", help="Query heads per KV head, or `any`.")] = "1",
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Dtype of q, k, v and the output.")] = Dtype.BF16,
+    gqa: Annotated[
+        str, typer.Option("--gqa", metavar="N", help="Query heads per KV head, or `any`.")
+    ] = "1",
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Dtype of q, k, v and the output.")
+    ] = Dtype.BF16,
     output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing spec.")] = False,
     form: Form = Format.TEXT,
@@ -78,4 +88,6 @@ def _gqa(text: str) -> int | str:
     if text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31:
         return int(text[:10])
     hint = "write the number of query heads per KV head, or `any`"
-    raise KgenError(Diagnostic("usage", f"`--gqa`: expected a number or `any`, got {shown(text)}", hint=hint))
+    raise KgenError(
+        Diagnostic("usage", f"`--gqa`: expected a number or `any`, got {shown(text)}", hint=hint)
+    )

@@ -18,7 +18,9 @@ GENERATED_FOLDER = "`generated` in pyproject.toml, else generated/"
 
 
 def completed_spec(incomplete: str) -> list[str]:
-    """Return the spec names that begin with `incomplete`. If there are none, the shell completes files."""
+    """Return the spec names that begin with `incomplete`. If there are none, the shell completes
+    files.
+    """
     from kgen.diagnostics import KgenError
     from kgen.render.builtin import builtin_specs
     from kgen.settings import settings
@@ -41,11 +43,15 @@ Specs = Annotated[
 ]
 Spec = Annotated[
     Path,
-    typer.Argument(metavar="SPEC", help="A spec file or a spec name.", autocompletion=completed_spec),
+    typer.Argument(
+        metavar="SPEC", help="A spec file or a spec name.", autocompletion=completed_spec
+    ),
 ]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option("--target", metavar="TARGET", help="Use only this target, such as cuda. Repeatable."),
+    typer.Option(
+        "--target", metavar="TARGET", help="Use only this target, such as cuda. Repeatable."
+    ),
 ]
 
 
@@ -104,7 +110,9 @@ BuiltPackages = Annotated[
 Form = Annotated[Format, typer.Option("--format", help="Format of data and diagnostics.")]
 Prove = Annotated[
     bool,
-    typer.Option("--prove/--no-prove", help="Check masks, scores and memory accesses before writing files."),
+    typer.Option(
+        "--prove/--no-prove", help="Check masks, scores and memory accesses before writing files."
+    ),
 ]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
@@ -134,7 +142,10 @@ class Command(TyperCommand):
                 break
             if word == "--ray" and not (args[place + 1 :] and is_address(args[place + 1])):
                 given.append(AUTO)
-        if any(word == "" and before != "--against" for before, word in itertools.pairwise(["", *given])):
+        if any(
+            word == "" and before != "--against"
+            for before, word in itertools.pairwise(["", *given])
+        ):
             ctx.fail("expected a value, got an empty argument")
         return super().parse_args(ctx, given)
 
@@ -148,5 +159,9 @@ Why = Annotated[
 def output_to(default: str) -> Any:
     """Return the option `--output` of a verb that writes files."""
     return typer.Option(
-        "-o", "--output", metavar="DIR", show_default=False, help=f"Output folder. Default: {default}."
+        "-o",
+        "--output",
+        metavar="DIR",
+        show_default=False,
+        help=f"Output folder. Default: {default}.",
     )

@@ -26,7 +26,8 @@ def tune(
     write: Annotated[
         bool,
         typer.Option(
-            "--write/--no-write", help="Write the fastest tiles to tiles.json, which `kgen render` reads."
+            "--write/--no-write",
+            help="Write the fastest tiles to tiles.json, which `kgen render` reads.",
         ),
     ] = True,
     ray: Ray = None,
@@ -49,6 +50,9 @@ def tune(
         rows = tune_specs(loaded, generated, options, who, listener(progress))
     columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *elsewhere(rows))
     terminal.table(rows, columns, form)
-    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
+    timed, chosen = (
+        sum(row["milliseconds"] is not None for row in rows),
+        sum(row["chosen"] for row in rows),
+    )
     terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
     return 0

@@ -1,4 +1,6 @@
-"""The verbs. Each reads its arguments, calls one stage, prints the result and returns an exit code."""
+"""The verbs. Each reads its arguments, calls one stage, prints the result and returns an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -77,13 +79,20 @@ def main() -> None:
 
 
 def _parsed(form: Format) -> int:
-    """Call the verb through Typer and return the exit code. Print a usage error in the format `form`."""
+    """Call the verb through Typer and return the exit code. Print a usage error in the format
+    `form`.
+    """
     try:
         return int(app(prog_name="kgen", standalone_mode=False) or 0)
     except SystemExit as end:
-        return terminal.EXIT_PIPE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+        return (
+            terminal.EXIT_PIPE
+            if isinstance(end.__context__, BrokenPipeError)
+            else int(end.code or 0)
+        )
     except Exception as error:
-        # The module of Typer's error class depends on its version; each version has `format_message`.
+        # The module of Typer's error class depends on its version; each version has
+        # `format_message`.
         if not hasattr(error, "format_message"):
             raise
         if form is Format.TEXT:
@@ -104,14 +113,19 @@ def _version(asked: bool) -> None:
 @app.callback()
 def common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Turn declarative specs into standalone GPU kernel source."""
 
 
 def _checked(arguments: dict[str, object]) -> dict[str, object]:
-    """Return the arguments of a verb. Raise `KgenError` for a path that kgen cannot print or open."""
+    """Return the arguments of a verb. Raise `KgenError` for a path that kgen cannot print or
+    open.
+    """
     for value in arguments.values():
         for path in value if isinstance(value, list) else [value]:
             if isinstance(path, Path):
@@ -140,7 +154,9 @@ def render(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if any file differs.")
     ] = False,
-    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")
+    ] = False,
     single: Annotated[
         bool, typer.Option("--single", help="Write one self-contained file NAME.py per spec.")
     ] = False,
@@ -172,7 +188,9 @@ def render(
         rendered = proven(rendered, target, output, prove=prove, keep=not stdout)
     outputs, started = project.together(rendered)
     if stdout:
-        return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
+        return _render_to_stdout(
+            {name: text for o in outputs for name, text in o.files.items()}, form
+        )
 
     if single:
         changes = writer.compute_single_changes(outputs, output)
@@ -222,19 +240,25 @@ class _Rendered:
         if self.dry:
             left = f"{states['pruned']} orphaned, {states['edited']} edited"
             return f"{counted(self.total, 'file')} checked, {differ} differ, {left}"
-        return f"{counted(self.total, 'file')} rendered, {differ} changed, {states['pruned']} deleted"
+        return (
+            f"{counted(self.total, 'file')} rendered, {differ} changed, {states['pruned']} deleted"
+        )
 
 
 def _show_rendered(shown: _Rendered, remarks: Sequence[str], form: Format) -> int:
     patch = "".join(map(_diff, shown.drift)) if shown.diff else ""
     if form is Format.JSON:
-        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in shown.drift]
+        rows = [
+            {"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in shown.drift
+        ]
         found = {"rendered": shown.total, "changes": rows, "remarks": remarks}
         terminal.data(found | ({"diff": patch} if shown.diff else {}))
     else:
         terminal.exact(patch) if patch else None
         for change in shown.drift if shown.check or not shown.diff else []:
-            terminal.line(drift_line(change, dry=shown.dry), sys.stderr if shown.check else sys.stdout)
+            terminal.line(
+                drift_line(change, dry=shown.dry), sys.stderr if shown.check else sys.stdout
+            )
         for remark in remarks:
             terminal.line(remark, sys.stderr if shown.dry else sys.stdout)
     terminal.summary(shown.last(), form, aside=shown.diff)
@@ -264,7 +288,9 @@ def _effect(change: Change, *, forced: bool) -> str:
 def drift_line(change: Change, *, dry: bool) -> str:
     """Return a line with the state of a file, its path and the reason."""
     state = ("orphaned" if dry else "deleted") if change.state == "pruned" else change.state
-    return escaped(f"{state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else ""))
+    return escaped(
+        f"{state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else "")
+    )
 
 
 def _diff(change: Change) -> str:
@@ -287,12 +313,16 @@ def compile_(
     arch: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
-            "--arch", metavar="ARCH", help="Compile for this architecture, such as sm_90. Repeatable."
+            "--arch",
+            metavar="ARCH",
+            help="Compile for this architecture, such as sm_90. Repeatable.",
         ),
     ] = None,
     target: Targets = None,
     jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per kernel.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit per kernel.")
+    ] = 600.0,
     record: Annotated[
         bool, typer.Option("--record", help="Record the result in the ledger (verified.json).")
     ] = False,
@@ -354,7 +384,9 @@ def verify(
         message = "`--sanitizer` cannot be combined with `--case`, `--quick`, `--full` or `--built`"
         raise KgenError(
             Diagnostic(
-                "usage", message, hint="run `kgen verify` twice: once with `--sanitizer`, once without"
+                "usage",
+                message,
+                hint="run `kgen verify` twice: once with `--sanitizer`, once without",
             )
         )
     require_current(loaded, generated, as_is, form, record=bool(record))
@@ -384,7 +416,9 @@ def list_(
 
     if builtin and specs:
         raise KgenError(
-            Diagnostic("usage", "`--builtin` cannot be combined with specs", hint="leave out the specs")
+            Diagnostic(
+                "usage", "`--builtin` cannot be combined with specs", hint="leave out the specs"
+            )
         )
     rows: list[Row] = [
         {
@@ -446,7 +480,9 @@ def status(
     if form is Format.TEXT:
         for number, place in zip(numbers, places, strict=True):
             terminal.line(f"{number}: worst error on {place}")
-        for place, count in sorted(Counter(place for row in rows for place in row["earlier"]).items()):
+        for place, count in sorted(
+            Counter(place for row in rows for place in row["earlier"]).items()
+        ):
             terminal.line(f"{counted(count, 'file')}: only an earlier version ran on {place}")
     states = Counter(row["state"] for row in rows)
     last = ", ".join(f"{states[state]} {state}" for state in STATES)

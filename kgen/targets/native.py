@@ -1,6 +1,8 @@
-"""Calls of kernels from C: the templates of the C files, the names of launch arguments, and the tables of tiles.
+"""Calls of kernels from C: the templates of the C files, the names of launch arguments, and the
+tables of tiles.
 
-A family builds a `Native` from a spec. `kgen build` adds machine code, and resolves the tables for its chips.
+A family builds a `Native` from a spec. `kgen build` adds machine code, and resolves the tables for
+its chips.
 """
 
 from __future__ import annotations
@@ -60,7 +62,10 @@ HEADERS = frozenset(_HEADERS.split())
 
 @dataclass(frozen=True)
 class Tiles:
-    """A table of tiles of a kernel, with rows `(chips, fields)`. A chip takes rows with its name or no name."""
+    """A table of tiles of a kernel, with rows `(chips, fields)`.
+
+    A chip takes rows with its name or no name.
+    """
 
     name: str
     rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
@@ -193,7 +198,8 @@ def with_tables(program: Program, tables: Iterable[Table]) -> Program:
 
 
 def member(name: str, taken: Collection[str]) -> str:
-    """Return the name of an argument in a C struct: its own name, or with underscores if it would clash.
+    """Return the name of an argument in a C struct: its own name, or with underscores if it would
+    clash.
 
     Keywords, names in capitals (macros), names with `_t` (types), and `taken` names clash.
     """
@@ -222,9 +228,15 @@ def refuse(loaded: Loaded, why: str, hint: str) -> None:
 
 
 def parameters(
-    params: Mapping[str, ParamSpec], words: str, taken: Collection[str], called: Mapping[str, str] = {}
+    params: Mapping[str, ParamSpec],
+    words: str,
+    taken: Collection[str],
+    called: Mapping[str, str] = {},
 ) -> tuple[Parameter, ...]:
-    """Return the run-time parameters. `words` describe real ones; `called` maps names to those of users."""
+    """Return the run-time parameters.
+
+    `words` describe real ones; `called` maps names to those of users.
+    """
     found = []
     for name, param in params.items():
         if param.runtime:

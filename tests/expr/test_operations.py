@@ -9,7 +9,9 @@ from kgen.expr.operations import operations
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
 
-SCOPE = Scope({"score": Type.FLOAT, "q_idx": Type.INT, "kv_idx": Type.INT}, {"x": BufferType(Type.FLOAT, 1)})
+SCOPE = Scope(
+    {"score": Type.FLOAT, "q_idx": Type.INT, "kv_idx": Type.INT}, {"x": BufferType(Type.FLOAT, 1)}
+)
 
 
 @pytest.mark.parametrize(

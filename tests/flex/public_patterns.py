@@ -1,8 +1,8 @@
-"""Sources as people write them around FlexAttention: masks and scores of public models and articles, written
-anew.
+"""Sources as people write them around FlexAttention: masks and scores of public models and
+articles, written anew.
 
-`READ` has sources by name, with the functions to import. `REFUSED` also has the line and the reason of the
-error.
+`READ` has sources by name, with the functions to import. `REFUSED` also has the line and the reason
+of the error.
 """
 
 from __future__ import annotations
@@ -880,7 +880,9 @@ def sandwich(score, b, h, q_idx, kv_idx):
 # --- refused ------------------------
 
 
-def refuse(name: str, asked: dict[str, str], line: int, words: str, reason: str, source: str) -> None:
+def refuse(
+    name: str, asked: dict[str, str], line: int, words: str, reason: str, source: str
+) -> None:
     REFUSED[name] = (asked, line, words, reason, source)
 
 

@@ -1,4 +1,6 @@
-"""`torch.func` transforms: gradients, vjp and vmap of emitted functions equal those of plain PyTorch."""
+"""`torch.func` transforms: gradients, vjp and vmap of emitted functions equal those of plain
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from kgen.verify.families import problem_of
 from kgen.verify.interpreter import ENVIRONMENT
 
 SPECS = {
-    "attention": "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 16\nmask_mod: q_idx >= kv_idx\n",
+    "attention": (
+        "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 16\nmask_mod: q_idx >= kv_idx\n"
+    ),
     "norm": "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\n",
     "chunk_output": "kernel: chunk_output\nname: sample\ndtype: fp16\nhead_dim: 64\n",
-    "forward": "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\npasses: [forward]\n",
+    "forward": (
+        "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\npasses: [forward]\n"
+    ),
 }
 OPENING = """
 import sys
@@ -110,7 +116,11 @@ def test_transforms(which: str, tmp_path: Path, verdict: Any) -> None:
     for name, text in render_spec(loaded).items():
         (folder / name).write_text(text)
     verdict(problem_of(loaded), folder)
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }
     program = [sys.executable, "-c", OPENING + PROGRAMS[which]]
     run = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,6 @@
-"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the kernels."""
+"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Folder:
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Folder:
     monkeypatch.chdir(tmp_path)
     return Folder(tmp_path, capsys)
 
@@ -59,7 +63,9 @@ def test_check_and_the_cache_see_what_is_missing(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", "--check")
     assert (code, len(lines)) == (0, 1)
-    assert [one.spec_text for one in render_all(find_specs([]), Path("generated"), cached=True)] == [None]
+    assert [
+        one.spec_text for one in render_all(find_specs([]), Path("generated"), cached=True)
+    ] == [None]
     for lost in ("own_transformers/own/triton.py", "own_hub/build.toml"):
         (folder.root / "generated" / lost).unlink()
         code, lines = folder.kgen("render", "--check")
@@ -85,7 +91,8 @@ def test_what_is_listed_no_more_is_pruned(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", spec=BOTH.replace(", hub", ""))
     deleted = (
-        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
+        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, "
+        "`own_transformers`)"
     )
     assert deleted in lines
     assert code == 0
@@ -144,4 +151,7 @@ def test_the_ledger_names_the_kernels_and_not_their_copies(folder: Folder) -> No
     records = {file_hash(own): {"file": "own/triton.py", "records": {"cpu": {}}}}
     assert kept(records, present(generated)) == records
     shutil.rmtree(own.parent)
-    assert kept(records, present(generated))[file_hash(copy)]["file"] == "own_transformers/own/triton.py"
+    assert (
+        kept(records, present(generated))[file_hash(copy)]["file"]
+        == "own_transformers/own/triton.py"
+    )

@@ -25,7 +25,10 @@ from kgen.verify.toolchain import import_file
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 CHUNKS = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\n"
-NORM = "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\ntargets: {triton: {}, cuda: {}}\n"
+NORM = (
+    "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\n"
+    "targets: {triton: {}, cuda: {}}\n"
+)
 HOPPER, BLACKWELL, AMPERE = (9, 0), (10, 0), (8, 0)
 
 
@@ -56,7 +59,9 @@ def chosen(
     gradients: bool = False,
     missing: bool = False,
 ) -> str:
-    """Return the file that is called for tensors on a device of that compute capability (None: the CPU)."""
+    """Return the file that is called for tensors on a device of that compute capability (None: the
+    CPU).
+    """
     for name in [name for name in vars(module) if name.startswith("_runs_")]:
         vars(module)[name].cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -96,7 +101,9 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
     plain = norm.sources
 
     def ranked(loaded):
-        return [s if s.rank is None else type(s)(**{**vars(s), "rank": fastest}) for s in plain(loaded)]
+        return [
+            s if s.rank is None else type(s)(**{**vars(s), "rank": fastest}) for s in plain(loaded)
+        ]
 
     monkeypatch.setattr(norm, "sources", ranked)
     module = package(folder, NORM)
@@ -112,8 +119,8 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
 
 
 def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatch):
-    """Exported programs name the operators that the files register, so importing the folder imports the
-    files.
+    """Exported programs name the operators that the files register, so importing the folder imports
+    the files.
 
     A file that cannot be imported causes a warning.
     """
@@ -135,7 +142,9 @@ def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatc
 
 
 def test_keywords_reach_the_file(folder):
-    module = package(folder, CHUNKS + "decay: g[i]\nvarlen: true\ntargets: {triton: {}, cute: {}}\n")
+    module = package(
+        folder, CHUNKS + "decay: g[i]\nvarlen: true\ntargets: {triton: {}, cute: {}}\n"
+    )
     x = torch.zeros(1)
     _, args, kwargs = module.sample(x, x, x, x, x, cu_seqlens=x, scale=2.0)
     assert len(args) == 5
@@ -151,7 +160,8 @@ def test_compiled_whole_and_differentiable(folder):
     module = import_file(folder / "__init__.py", "sample")
     shapes = [(1, 64, 16, 128), (1, 64, 16, 128), (1, 64, 32, 128), (1, 1, 32, 128, 128)]
     tensors = [
-        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True) for shape in shapes
+        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for shape in shapes
     ]
     tensors.append(torch.empty(1, 64, 32, device="meta", requires_grad=True))
     o = torch.compile(module.gated_delta_output, fullgraph=True, backend="eager")(*tensors)
@@ -245,13 +255,18 @@ def test_launchers_are_short_and_the_same_in_every_folder() -> None:
     ]
     assert len({path.read_bytes() for path in launchers}) == 1
     for file, limit in LIMITS.items():
-        assert len((ROOT / "generated" / "causal_alibi" / file).read_text().splitlines()) <= limit, file
+        assert (
+            len((ROOT / "generated" / "causal_alibi" / file).read_text().splitlines()) <= limit
+        ), file
     assert max(map(len, launchers[0].read_text().splitlines())) <= 120
 
 
 CALLS = {
     "causal_alibi": "causal_alibi(x, x, x, slopes=torch.ones(1))",
-    "decode_gqa": "decode_gqa(x[:, :, :1].expand(1, 4, 1, 128), x, x, kv_lens=torch.tensor([16], dtype=torch.int32))",
+    "decode_gqa": (
+        "decode_gqa(x[:, :, :1].expand(1, 4, 1, 128), x, x, kv_lens=torch.tensor([16], "
+        "dtype=torch.int32))"
+    ),
     "rms_norm": "rms_norm(x, torch.ones(128, dtype=x.dtype))",
 }
 
@@ -263,7 +278,12 @@ def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(text)
     nodes = [*ast.walk(ast.parse(text))]
     assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    roots = {alias.name.partition(".")[0] for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    roots = {
+        alias.name.partition(".")[0]
+        for n in nodes
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    }
     roots |= {(n.module or "").partition(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
     assert roots <= {*sys.stdlib_module_names, "torch", "triton"}
     script = [
@@ -274,7 +294,9 @@ def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
     ]
     env = {"PATH": "/usr/bin:/bin", "TRITON_INTERPRET": "1", "HOME": str(tmp_path)}
     command = [sys.executable, "-c", "\n".join(script)]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -284,7 +306,9 @@ def test_where_no_file_does_without_others():
     assert caught.value.diagnostics[0].code == "no-single-file"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name
+)
 def test_cuda_files_import_without_a_gpu(path: Path) -> None:
     """Import registers the operators, so a wrong argument of the registration fails here."""
     assert import_file(path, f"imported_{path.parent.name}")

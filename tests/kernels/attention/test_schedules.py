@@ -1,4 +1,6 @@
-"""Schedules of attention: each implements the interface, and a call uses the first schedule that fits."""
+"""Schedules of attention: each implements the interface, and a call uses the first schedule that
+fits.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ TYPES = {
 
 
 def test_every_folder_is_listed() -> None:
-    folders = {path.parent.name for path in ROOT.glob("kgen/kernels/attention/schedules/*/__init__.py")}
+    folders = {
+        path.parent.name for path in ROOT.glob("kgen/kernels/attention/schedules/*/__init__.py")
+    }
     assert folders == {*NAMES}
     assert [schedule.name for schedule in SCHEDULES] == [*NAMES]
     assert all(any(ROOT.glob(f"templates/attention/{name}/*.j2")) for name in NAMES)
@@ -50,7 +54,9 @@ FEW, CHIP = Branch("_few", "SQ <= 64"), Branch("on_chip", "_on_chip(q)", laid_ou
 
 def test_a_branch_that_takes_layouts_is_asked_behind_them() -> None:
     ways = ways_of([(FEW, ""), (CHIP, "_chip().")], "_layouts(q, out)")
-    assert [(way.when, way.function, way.layouts) for way in ways.first] == [("SQ <= 64", "_few", [])]
+    assert [(way.when, way.function, way.layouts) for way in ways.first] == [
+        ("SQ <= 64", "_few", [])
+    ]
     assert [(way.when, way.function, way.layouts) for way in ways.laid_out] == [
         ("_on_chip(q)", "_chip().on_chip", ["layouts"])
     ]

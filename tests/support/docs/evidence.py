@@ -1,4 +1,6 @@
-"""Tables of the documentation: the results of random specs, mutants and sanitizers, from checked-in reports."""
+"""Tables of the documentation: the results of random specs, mutants and sanitizers, from checked-in
+reports.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def _read(path: str) -> Any:
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return ", ".join(
+        f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: -item[1])
+    )
 
 
 def _random_specs() -> Iterator[tuple[str, str]]:
@@ -37,7 +41,10 @@ def _random_specs() -> Iterator[tuple[str, str]]:
     explained = f"; {len(EXPLAINED)} explained in `tests/fuzzing/explained.py`" * bool(EXPLAINED)
     yield f"{seeds['tried']} random specs on the CPU", _counted(seeds["outcomes"]) + explained
     yield f"{before.total()} random specs of earlier generators", f"{_counted(before)}; all fixed"
-    yield "random specs that FlexAttention can express", f"{seeds['flexed']} agree with the reference"
+    yield (
+        "random specs that FlexAttention can express",
+        f"{seeds['flexed']} agree with the reference",
+    )
     cuda = _read("tests/fuzzing/seeds_cuda.json")
     yield f"{cuda['tried']} random specs on a GPU", f"{_counted(cuda['outcomes'])}; all fixed"
     expressions = _read("tests/fuzzing/expressions.json")

@@ -18,7 +18,10 @@ from kgen.spec.common import REALS
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared tensor. `shape` has numbers and the names `B HQ HKV SQ SK any`; `dtype` may be `any`."""
+    """A declared tensor.
+
+    `shape` has numbers and the names `B HQ HKV SQ SK any`; `dtype` may be `any`.
+    """
 
     name: str
     shape: tuple[int | str, ...]
@@ -93,12 +96,16 @@ class Problem:
     @property
     def tied_lengths(self) -> bool:
         """True if the emitted launcher requires SQ == SK."""
-        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+        return ties_lengths(
+            self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end
+        )
 
     @property
     def reads_sk(self) -> bool:
         """True if the spec reads the number of keys."""
-        return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
+        return any("SK" in b.shape for b in self.buffers) or any(
+            "SK" in variables(t) for t in self.trees
+        )
 
     @property
     def exact_scores(self) -> bool:

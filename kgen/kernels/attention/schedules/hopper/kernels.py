@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from kgen.kernels.attention.lowered.model import Gradients, RowGradient
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
-from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag, Operands, PublishedTile
+from kgen.kernels.attention.schedules.hopper.operands import (
+    KernelOperands,
+    Lag,
+    Operands,
+    PublishedTile,
+)
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
@@ -21,7 +26,9 @@ from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, te
 
 @dataclass(frozen=True)
 class ColumnsOfKeys:
-    """Columns of Q and K within the width of V, or the rope columns, whose products have separate sums."""
+    """Columns of Q and K within the width of V, or the rope columns, whose products have separate
+    sums.
+    """
 
     suffix: str
     """The end of the names of their tiles."""
@@ -55,7 +62,9 @@ class Common:
     dynamic: bool
     """True where programs take tiles from a counter."""
     problem: Record
-    """The arguments of the problem that kernels pass to functions, except compile-time constants."""
+    """The arguments of the problem that kernels pass to functions, except compile-time
+    constants.
+    """
     problem_params: list[str]
     no_specialize: str
     width: int
@@ -78,7 +87,9 @@ class Common:
     def sums(self) -> list[ColumnsOfKeys]:
         """The columns of Q and K in tiles."""
         own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
-        rope = ColumnsOfKeys("_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys")
+        rope = ColumnsOfKeys(
+            "_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys"
+        )
         return [own, rope] if self.rope else [own]
 
     @property
@@ -239,7 +250,9 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
         rings=rings,
         held=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
         carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
-        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
+        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")])
+        if apart
+        else SkippedRings("kv_ring"),
         sums=", ".join(own),
         products=", ".join(f"{x}_async" for x in own),
         younger=2 if rope else 1,
@@ -251,7 +264,9 @@ def stored_in_place(x: str, gradients: Gradients, operands: Operands) -> list[St
     """Return the store of dq, which uses the slot of the tile of Q or of its rope columns."""
     name, scaled = f"d{x}", reached(gradients.scaled(f"d{x}"), operands.reach)
     at = "(2 * i + CONSUMER) % 2"
-    form = f"_store_tile(args.{name}_desc, [{operands.rows.first.q}, 0], {x}_ring.slots, {at}, {{0}})"
+    form = (
+        f"_store_tile(args.{name}_desc, [{operands.rows.first.q}, 0], {x}_ring.slots, {at}, {{0}})"
+    )
     return [Run(op(form, scaled))]
 
 
@@ -261,7 +276,10 @@ def stored_keys(x: str, slots: str, scaled: Code, rows: Rows) -> Statement:
 
 
 def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> Record:
-    """Return the slots of K and V. With `paged`, a tile of that many columns consists of several pages."""
+    """Return the slots of K and V.
+
+    With `paged`, a tile of that many columns consists of several pages.
+    """
     names, slots = [k[0], "v", *k[1:]], {"v": values}
 
     def made(x: str) -> str:
@@ -280,7 +298,9 @@ def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
 
 @dataclass(frozen=True)
 class StreamedQueries:
-    """The tensors that are loaded for each tile of queries, in one ring: Q, dO, log-sum-exp and delta."""
+    """The tensors that are loaded for each tile of queries, in one ring: Q, dO, log-sum-exp and
+    delta.
+    """
 
     slots: Record
     """The slots of the ring, by tensor."""

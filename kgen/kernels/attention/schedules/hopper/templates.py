@@ -1,4 +1,6 @@
-"""Templates of the Hopper kernels: one for each kernel, the parts that they share, and their launch."""
+"""Templates of the Hopper kernels: one for each kernel, the parts that they share, and their
+launch.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class GluonNames(Template):
 
 @dataclass(frozen=True)
 class Rescaling:
-    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of its two rows."""
+    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of
+    its two rows.
+    """
 
     elements: int
 
@@ -94,7 +98,9 @@ class SharedParts(Template):
 
 @dataclass(frozen=True)
 class ChainedTiles(Template):
-    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next tile."""
+    """The loop of two consumers of forward: P @ V of a tile runs during the softmax of the next
+    tile.
+    """
 
     template: ClassVar[str] = "attention/hopper/_forward_chained.j2"
     language: ClassVar[str] = GLUON
@@ -338,7 +344,9 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
 
 def _forward(common: Common, forward: ForwardKernel) -> Forward:
     chained = forward.tile.chained
-    return Forward(common, forward, ChainedTiles(common, forward) if chained else TilesOfThree(forward))
+    return Forward(
+        common, forward, ChainedTiles(common, forward) if chained else TilesOfThree(forward)
+    )
 
 
 def _backward(hopper: Kernels, dkdv: DkdvKernel) -> Backward:
@@ -384,8 +392,9 @@ def _programs(plan: HopperPlan, kernels: Lowering) -> Programs:
 def _one_kernel(plan: HopperPlan, kernels: Lowering) -> OneKernel:
     """Return the condition for one backward kernel, when it is faster than two.
 
-    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in length, two kernels
-    are better with few tiles: dq fills the multiprocessors that the kernel of dk and dv leaves idle.
+    Its zeros and sums cost the same for every query, even if it sees few keys. If tiles differ in
+    length, two kernels are better with few tiles: dq fills the multiprocessors that the kernel of
+    dk and dv leaves idle.
     """
     enough, grouped = f"SK >= {plan.least_keys}", kernels.plan.grouped
     if not plan.dynamic:

@@ -8,7 +8,14 @@ from typing import ClassVar
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.loads import load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import Gradients, KernelParams, Load, LoopKernel, Param, Stream
+from kgen.kernels.attention.lowered.model import (
+    Gradients,
+    KernelParams,
+    Load,
+    LoopKernel,
+    Param,
+    Stream,
+)
 from kgen.kernels.attention.lowered.params import (
     delta_params,
     diagonal_params,
@@ -28,7 +35,13 @@ from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
+from kgen.kernels.attention.targets.triton.shared import (
+    Head,
+    dead_rows,
+    head_of,
+    not_specialized,
+    sink_load,
+)
 from kgen.targets.code import Assign, Code, assign, op, row
 from kgen.targets.template import Template
 
@@ -219,14 +232,18 @@ class _Portable:
         self.lowering, self.plan = lowering, lowering.plan
         self.at, self.exact = at, Exact(self.plan.exact)
         self.head = head_of(self.plan, lowering.tf32)
-        self.no_specialize = not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime])
+        self.no_specialize = not_specialized(
+            [*lowering.sizes, *lowering.open_sizes, *lowering.runtime]
+        )
         self.sink = sink_load() if self.plan.spec.sinks else None
 
     def forward(self) -> Forward:
         state = ["m_i", "l_i", *(f"acc{c.tag}" for c in self.plan.v_chunks)]
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
-        return Forward(kernel, params, self.head, self.at, self.exact, self.no_specialize, self.sink)
+        return Forward(
+            kernel, params, self.head, self.at, self.exact, self.no_specialize, self.sink
+        )
 
     def backward(self, follower: Follower | None) -> BackwardKernels:
         plan = self.plan
@@ -241,7 +258,9 @@ class _Portable:
         )
 
     def delta(self, follower: Follower | None) -> Delta:
-        counters = [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
+        counters = (
+            [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
+        )
         inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
         return Delta(
             params=delta_params(self.lowering, counters),
@@ -261,7 +280,9 @@ class _Portable:
         return Dq(kernel, params, self.head, self.at, self.exact, self.no_specialize)
 
     def dkdv(self, loop: TileLoop) -> DkDv:
-        own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [f"dv{c.tag}" for c in self.plan.v_chunks]
+        own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [
+            f"dv{c.tag}" for c in self.plan.v_chunks
+        ]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dkdv_params(self.lowering, kernel)
         return DkDv(kernel, params, self.head, self.at, self.exact, self.no_specialize)

@@ -30,11 +30,15 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         together=parts,
         alone=parts,
         helpers=frozenset(planned.lowering.helpers) if many_queries else frozenset(),
-        forward_tables=(table_of("_FORWARD_TILES", planned.plan.tiles.forward),) if many_queries else (),
+        forward_tables=(table_of("_FORWARD_TILES", planned.plan.tiles.forward),)
+        if many_queries
+        else (),
         tables=tuple(_tables(planned.plan)),
         needs=Needs(by_tma=many_queries, many_queries=many_queries),
         launches=launches_of(kernels, planned.at),
-        choice=Choice(kind="portable", words='"portable: " and the reason: the kernels for every chip'),
+        choice=Choice(
+            kind="portable", words='"portable: " and the reason: the kernels for every chip'
+        ),
     )
 
 

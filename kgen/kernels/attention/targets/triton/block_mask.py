@@ -83,7 +83,9 @@ class BlockMaskLauncher(Template):
     @property
     def emptied(self) -> Bracketed:
         """The line that allocates the lists."""
-        return Bracketed(f"{', '.join(self.lists)} = _empty_lists(", ("B", "HQ", "SQ", "SK", "device"), ")")
+        return Bracketed(
+            f"{', '.join(self.lists)} = _empty_lists(", ("B", "HQ", "SQ", "SK", "device"), ")"
+        )
 
     @property
     def op_type(self) -> str:
@@ -130,7 +132,11 @@ def block_mask_launcher(
         name=own,
         params=kernels.params,
         backward=kernels.backward,
-        lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
+        lists=[
+            name
+            for side in (("kv", "q") if kernels.backward else ("kv",))
+            for name in lists_of(side)
+        ],
         list_sizes=f"{batches}, {heads}",
         planes=" * ".join(n for n in (batches, heads) if n != "1") or "1",
         given=[*buffers, *SIZES, *scalars],

@@ -1,4 +1,6 @@
-"""The choice of kernels: the branches of the forward pass, and the function that names the kernels of a call."""
+"""The choice of kernels: the branches of the forward pass, and the function that names the kernels
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Ways:
 
 
 def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
-    """The branches of a file, each with the module that has its function; `layouts` makes those of a call's tensors."""
+    """The branches of a file, each with the module that has its function; `layouts` makes those of
+    a call's tensors.
+    """
     rest = next((branch for branch, _ in branches if branch.takes_rest), None)
     first, laid_out, last = [], [], None
     for branch, prefix in branches:
@@ -73,7 +77,9 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
     answers = {name: _answer(name, choices) for name in names}
     given = {kind for answer in answers.values() for kind in answer.given}
     shown = [
-        choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
+        choice
+        for choice in sorted(choices, key=lambda choice: bool(choice.few))
+        if choice.kind in given
     ]
     ends = [";"] * (len(shown) - 1) + ["."]
     return WhichKernels(

@@ -15,7 +15,11 @@ from kgen.kernels.attention.targets.triton.block_mask import (
 )
 from kgen.kernels.attention.targets.triton.choice import Ways, WhichKernels, ways_of
 from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
+from kgen.kernels.attention.targets.triton.gradient_sums import (
+    GradientSums,
+    gradient_sums,
+    learned_of,
+)
 from kgen.kernels.attention.targets.triton.interface import Check, Operator
 from kgen.kernels.attention.targets.triton.launches import (
     BackwardLaunches,
@@ -49,7 +53,9 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of all launchers."""
+    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of
+    all launchers.
+    """
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
 
@@ -205,7 +211,9 @@ class Function(Template):
 class Launcher:
     """Makes the parts of one plan's launcher."""
 
-    def __init__(self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None) -> None:
+    def __init__(
+        self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None
+    ) -> None:
         self.interface, self.op, self.made = planned.interface, planned.op, made
         self.plan, self.spec, self.at = planned.plan, planned.plan.spec, planned.at
         self.name, self.exact = self.spec.name, Exact(self.plan.exact)
@@ -221,7 +229,9 @@ class Launcher:
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
         self.sinks = ["sinks"] if self.spec.sinks else []
         of_gradients = ["q", "k", "v", *learned_of(self.plan)]
-        self.needs_gradient = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)])
+        self.needs_gradient = " or ".join(
+            ["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)]
+        )
         self.derivatives = _derivatives(self.plan, of_gradients)
         mask = self.plan.block_mask
         self.mask = (
@@ -255,7 +265,9 @@ class Launcher:
             found.append(self.mask)
         found.append(self._forward(parts))
         if self.launches.backward is not None:
-            prefix = next((part.prefix for part, of in zip(parts, self.made, strict=True) if of.chip), "")
+            prefix = next(
+                (part.prefix for part, of in zip(parts, self.made, strict=True) if of.chip), ""
+            )
             found += self._backward(replace(self.chip, beside=prefix), self.launches.backward)
         return [*found, self.function(), which]
 
@@ -336,7 +348,9 @@ class Launcher:
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
             dense_check=dense(self.name, beside),
-            operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
+            operand_casts=cast_lines(
+                dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")
+            ),
             buffer_casts=own.casts(spec.buffers),
             paged=spec.paged_kv is not None,
             checked_sizes=own.checked_sizes(),
@@ -361,5 +375,7 @@ def _derivatives(plan: AttentionPlan, learned: list[str]) -> Derivatives:
     learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
     words: Mapping[str, str] = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
     if plan.backward:
-        words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
+        words = {
+            n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned
+        }
     return derivatives_of(real, words, derived=plan.backward, called=plan.called)

@@ -34,10 +34,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch of the forward pass: a function that writes out and lse, and the condition for its calls.
+    """A branch of the forward pass: a function that writes out and lse, and the condition for its
+    calls.
 
-    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators. Then
-    follow out, lse, and a bool that is true if the function must store lse.
+    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators.
+    Then follow out, lse, and a bool that is true if the function must store lse.
     """
 
     function: str

@@ -1,4 +1,6 @@
-"""The launcher of chunk_output in Triton, from argument checks to gradients: a dataclass for each template."""
+"""The launcher of chunk_output in Triton, from argument checks to gradients: a dataclass for each
+template.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launch
         bf16=spec.dtype == "bf16",
         varlen=spec.varlen,
         operands=operands,
-        new_o=f"_new(q, NT, (B, T, HV, {said.V}))" if spec.varlen else f"q.new_empty(B, T, HV, {said.V})",
+        new_o=f"_new(q, NT, (B, T, HV, {said.V}))"
+        if spec.varlen
+        else f"q.new_empty(B, T, HV, {said.V})",
         gradients=_gradients(plan, operands) if plan.backward else None,
         derivatives=derivatives,
         dense_check=dense(spec.name, operands.tensors),
@@ -156,7 +160,10 @@ def docstring(plan: ChunkOutputPlan) -> Docstring:
     """Return the part of the function's docstring on arguments and results."""
     spec = plan.spec
     gate = TORCH_DTYPES[spec.gate_dtype]
-    words = {"g": f"g: [B, T, HV] {gate}, summed up inside each chunk.", "g_gamma": f"g_gamma: [HV] {gate}."}
+    words = {
+        "g": f"g: [B, T, HV] {gate}, summed up inside each chunk.",
+        "g_gamma": f"g_gamma: [HV] {gate}.",
+    }
     padding = ["padded to whole chunks; what is in the padding does not matter"]
     learned = "q, k, v, h and g" if plan.slope is not None else "q, k, v, h"
     return Docstring(
@@ -255,7 +262,9 @@ def _heads(spec: ChunkOutputSpec) -> Check:
             f"HV != {heads.group} * H",
             f"expects {heads.group} value heads for each head of q, got {{HV}} and {{H}}",
         )
-    return Check("H == 0 or HV % H", "the {HV} value heads are not a multiple of the {H} heads of q")
+    return Check(
+        "H == 0 or HV % H", "the {HV} value heads are not a multiple of the {H} heads of q"
+    )
 
 
 def _shapes(plan: ChunkOutputPlan) -> list[Check]:
@@ -275,7 +284,9 @@ def _shapes(plan: ChunkOutputPlan) -> list[Check]:
 
 
 def _strides(plan: ChunkOutputPlan) -> list[Check]:
-    """Return the checks that strides are small: kernels multiply positions by strides in 32 bits."""
+    """Return the checks that strides are small: kernels multiply positions by strides in 32
+    bits.
+    """
     tokens = ["q", "k", "v"]
     elements = ["*(x.stride(3) for x in (q, k, v, h))", "h.stride(4)"]
     if "g" in plan.gates:
@@ -296,5 +307,6 @@ def _chunks(spec: ChunkOutputSpec) -> Check:
     if spec.varlen:
         return Check("B != 1", "packed sequences are one row, B = 1, got {B}")
     return Check(
-        f"NT != -(-T // {BT})", f"{{T}} tokens are {{-(-T // {BT})}} chunks of {BT}, h has {{NT}} states"
+        f"NT != -(-T // {BT})",
+        f"{{T}} tokens are {{-(-T // {BT})}} chunks of {BT}, h has {{NT}} states",
     )

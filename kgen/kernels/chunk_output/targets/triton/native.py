@@ -1,4 +1,6 @@
-"""Calls of chunk_output from C: the files in `templates/chunk_output/c`, and the names of launch arguments."""
+"""Calls of chunk_output from C: the files in `templates/chunk_output/c`, and the names of launch
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,8 @@ class ChunkOutputProgram(Program):
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """Return the files that call the kernels of a spec.
 
-    `sizes` are the sizes that the spec leaves open and the package has machine code for. All chips have the same
-    kernels.
+    `sizes` are the sizes that the spec leaves open and the package has machine code for. All chips
+    have the same kernels.
     """
     plan = plan_chunk_output(loaded)
     name, license, arguments = prefix_of(loaded), plan.spec.license.in_comment(), arguments_of(plan)
@@ -107,7 +109,9 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
     )
 
 
-def _header(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments) -> ChunkOutputHeader:
+def _header(
+    name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
+) -> ChunkOutputHeader:
     spec, packing, gradients = plan.spec, arguments.packing, arguments.gradients
     packed = (packing.cu_seqlens, packing.chunk_indices) if packing else ()
     of_row = f"the ceil(T / {spec.chunk_size}) chunks of a row"
@@ -127,7 +131,9 @@ def _header(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
     )
 
 
-def _program(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments) -> ChunkOutputProgram:
+def _program(
+    name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
+) -> ChunkOutputProgram:
     spec, gradients = plan.spec, arguments.gradients
     K, V = spec.head_dim.qk, spec.head_dim.v
     launched = ("T", "H", "HV", "NT", "N") if spec.varlen else ("T", "H", "HV", "NT")
@@ -167,7 +173,9 @@ def _tiles(plan: ChunkOutputPlan) -> list[Tiles]:
 def _rows(table: Mapping[int, Tile]) -> list[tuple[Collection[int], Mapping[str, int | bool]]]:
     """Return the rows of a table. `maxnreg` None becomes 0."""
     rows = tables.rows({chip: [tile] for chip, tile in table.items()})
-    return [(chips, {name: value or 0 for name, value in asdict(tile).items()}) for chips, tile in rows]
+    return [
+        (chips, {name: value or 0 for name, value in asdict(tile).items()}) for chips, tile in rows
+    ]
 
 
 # --- checks of the numbers of heads and chunks and of strides, as in the emitted function ---
@@ -189,7 +197,9 @@ def _chunks(spec: ChunkOutputSpec) -> list[Check]:
     if spec.varlen:
         few = "cu_seqlens must be [N + 1] for N sequences, got [%lld]"
         return [
-            Check("p->B != 1", "packed sequences are one row, B = 1, got %lld", ("(long long)p->B",)),
+            Check(
+                "p->B != 1", "packed sequences are one row, B = 1, got %lld", ("(long long)p->B",)
+            ),
             Check("p->N < 1", few, ("(long long)p->N + 1",)),
         ]
     chunks = f"kgen_cdiv(p->T, {spec.chunk_size})"

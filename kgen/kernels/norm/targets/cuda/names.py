@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from kgen.expr.functions import TABLE
 from kgen.targets.code import CUDA
 
-# Names are compared in lower case, so constants are in lower case too. The list has words and macros of C++ that
-# Python does not have.
+# Names are compared in lower case, so constants are in lower case too. The list has words and
+# macros of C++ that Python does not have.
 TAKEN = frozenset(
     """
     t v i n p s to from left most share place first round turn step begin live rank vector vectors
@@ -63,14 +63,19 @@ def slots(name: str) -> str:
 
 
 def made_of(name: str) -> frozenset[str]:
-    """Return all names that a file derives from a tensor, its gradient or a number, in lower case."""
+    """Return all names that a file derives from a tensor, its gradient or a number, in lower
+    case.
+    """
     own = (name, f"d{name}")
     named = {form.format(n) for form in FORMS for n in own}
     return frozenset(named | {f"read_{name}", *(slots(n).lower() for n in own)})
 
 
 def given_way(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
-    """Return the name in kernels for each name of a spec. `taken` are other names that depend on the spec."""
+    """Return the name in kernels for each name of a spec.
+
+    `taken` are other names that depend on the spec.
+    """
     there, found = TAKEN | CALLED | set(taken), dict[str, str]()
     for name in names:
         found[name] = name

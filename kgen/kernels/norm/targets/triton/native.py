@@ -123,7 +123,8 @@ class NormProgram(Program):
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """Return the C files of a spec.
 
-    `sizes` has the sizes with machine code that the spec leaves open. All chips have the same kernels.
+    `sizes` has the sizes with machine code that the spec leaves open. All chips have the same
+    kernels.
     """
     plan = plan_norm(loaded)
     arguments = arguments_of(plan)
@@ -162,7 +163,9 @@ def _header(
     loaded: Loaded, plan: NormPlan, arguments: Arguments, params: tuple[Parameter, ...]
 ) -> NormHeader:
     spec = plan.spec
-    shape, rows = ("[N, D]", "N rows") if spec.heads is None else ("[N, H, D]", "N positions of H heads")
+    shape, rows = (
+        ("[N, D]", "N rows") if spec.heads is None else ("[N, H, D]", "N positions of H heads")
+    )
     dtypes = [WORDS[spec.dtypes[name]] for name in ("input", "output")]
     return NormHeader(
         name=prefix_of(loaded),
@@ -227,6 +230,8 @@ def _checks(plan: NormPlan) -> Iterator[Check]:
     yield Check(wrong, f"{words}, got %lld", ("(long long)p->width",))
     yield Check("p->rows < 0", "sizes may not be negative")
     if isinstance(heads, int):
-        yield Check(f"p->heads != {heads}", f"x must have {heads} heads, got %lld", ("(long long)p->heads",))
+        yield Check(
+            f"p->heads != {heads}", f"x must have {heads} heads, got %lld", ("(long long)p->heads",)
+        )
     elif heads is not None:
         yield Check("p->heads < 0", "got %lld heads", ("(long long)p->heads",))
