@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def json_schema() -> dict[str, Any]:
     models = {family.name: family.model.get() for family in families()}
     schema = TypeAdapter(_union([*models.values()])).json_schema()
     _describe(schema["$defs"], SpecModel)
+    _join_lines(schema["$defs"])
     for family in families():
         for name in family.varies:
             _list(schema["$defs"][family.model.get().__name__]["properties"], name)
@@ -96,6 +98,14 @@ def _describe(made: dict[str, Any], model: type[SpecModel]) -> None:
         for properties in (made[name]["properties"] for name in there):
             for name, text in described.items():
                 properties[name] = dict(sorted({"description": text, **properties[name]}.items()))
+
+
+def _join_lines(made: dict[str, Any]) -> None:
+    """Make each paragraph of a description one line. Indented lines stay as they are."""
+    for model in made.values():
+        for one in (model, *model.get("properties", {}).values()):
+            if "description" in one:
+                one["description"] = re.sub(r"(?<=\S)\n(?=\S)", " ", one["description"])
 
 
 def _docstrings(model: type) -> Iterator[tuple[str, str]]:
