@@ -67,7 +67,8 @@ PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
 _INIT = '"""Machine code of {name}: see manifest.json. None of its files has the function."""\n'
-_LAUNCHER = '''"""The names of sources/{stem}.py, with machine code for its kernels: see manifest.json."""
+_LAUNCHER = '''\
+"""The names of sources/{stem}.py, with machine code for its kernels: see manifest.json."""
 
 from pathlib import Path
 
@@ -125,8 +126,9 @@ def build_specs(
         ok, error: True and None, or False and the first error.
 
     Raises:
-        KgenError: a spec is not rendered or out of date. It has no file to build, or no calls from C. Two specs share
-            a name. An architecture is unknown. `out` has other files, or cannot be written.
+        KgenError: a spec is not rendered or out of date. It has no file to build, or no calls from
+            C. Two specs share a name. An architecture is unknown. `out` has other files, or cannot
+            be written.
         MissingError: torch, triton or the tools of a target are not installed.
     """
     options = replace(options, archs=spelled(options.archs))

@@ -5,9 +5,11 @@
 `score + s * (kv_idx - q_idx)`. The result is equal for every input, except for the order of
 roundings. Comparisons of integers are assumed not to wrap, as the language states.
 
-    masks       `not` on leaves only; integer comparisons have positions on one side; conditions in one order;
-                places within one block, `q_idx % n >= kv_idx % n` with `q_idx // n == kv_idx // n`, as positions
-    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` inside `abs`, which a causal mask removes
+    masks       `not` on leaves only; integer comparisons have positions on one side; conditions in
+                one order; places within one block, `q_idx % n >= kv_idx % n` with
+                `q_idx // n == kv_idx // n`, as positions
+    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` inside `abs`, which a causal mask
+                removes
     quotients   `x >> 6`, `x // 8 // 8` and `x - x % 64` by `x // 64`
     sums        multiples of one factor by distances are one term; terms with the score come first
 """

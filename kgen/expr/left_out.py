@@ -2,7 +2,8 @@
 
     where(m, x, -inf)                 x under m
     where(c, where(m, x, -inf), y)    where(c, x, y) under `m or not c`
-    x + where(m, y, -inf)             x + y under m, and `min` in the same way; for `-` only the left side
+    x + where(m, y, -inf)             x + y under m, and `min` in the same way;
+                                      for `-` only the left side
     -inf                              no pair is visible
 
 A condition that depends on the score stays in the score, because only the loop knows it. So do

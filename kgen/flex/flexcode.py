@@ -269,7 +269,8 @@ def _tensor(node: Node) -> str:
     """Print a node as a tensor argument: a real number or a truth value."""
     if not _is_host(node):
         return _printed(node)
-    return f"torch.tensor({_printed(node) if node.type is not Type.INT else f'float({_printed(node)})'})"
+    number = _printed(node) if node.type is not Type.INT else f"float({_printed(node)})"
+    return f"torch.tensor({number})"
 
 
 def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:

@@ -22,7 +22,8 @@ SERIES = 8
 """Colours of series, in order. More series repeat them."""
 
 STYLE = """\
-:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff;
+:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; \
+--paper: #ffffff;
   --skipped: #edf0f4; --masked: #f0a830; --full: #2f6fb7;
   --c0: #2f6fb7; --c1: #e08a1e; --c2: #3d9a5b; --c3: #c8504f;
   --c4: #8465b5; --c5: #8a6a52; --c6: #cf6fa8; --c7: #6f7a86; }
@@ -31,15 +32,19 @@ STYLE = """\
     --skipped: #252c36; --masked: #d9962c; --full: #4f94dd;
     --c0: #4f94dd; --c1: #e79b3c; --c2: #58b878; --c3: #e0716f;
     --c4: #a48ad3; --c5: #b08f74; --c6: #df8dbe; --c7: #93a0ae; } }
-svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--ink); }
+svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; \
+fill: var(--ink); }
 svg .soft { fill: var(--soft); }
 svg .strong { font-weight: 600; }
 svg .paper { fill: var(--paper); }
 svg .rule { stroke: var(--line); stroke-width: 1; }
 svg .cut { stroke: var(--paper); stroke-width: 0.75; }
-svg .skipped { fill: var(--skipped); } svg .masked { fill: var(--masked); } svg .full { fill: var(--full); }
-svg .c0 { fill: var(--c0); } svg .c1 { fill: var(--c1); } svg .c2 { fill: var(--c2); } svg .c3 { fill: var(--c3); }
-svg .c4 { fill: var(--c4); } svg .c5 { fill: var(--c5); } svg .c6 { fill: var(--c6); } svg .c7 { fill: var(--c7); }
+svg .skipped { fill: var(--skipped); } svg .masked { fill: var(--masked); } \
+svg .full { fill: var(--full); }
+svg .c0 { fill: var(--c0); } svg .c1 { fill: var(--c1); } svg .c2 { fill: var(--c2); } \
+svg .c3 { fill: var(--c3); }
+svg .c4 { fill: var(--c4); } svg .c5 { fill: var(--c5); } svg .c6 { fill: var(--c6); } \
+svg .c7 { fill: var(--c7); }
 """
 
 

@@ -48,13 +48,15 @@ unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin s
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Keywords of C and C++ that Python does not have, and macros of their headers."""
 _HEADERS = """
-aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian envz err errno error
-execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt glob grp gshadow iconv ifaddrs inttypes
-iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime langinfo lastlog libgen libintl limits link locale malloc
-math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll printf proc_service pthread pty pwd
-re_comp regex regexp resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdalign stdarg stdatomic
-stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall sysexits syslog tar termio termios
-tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp
+aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian
+envz err errno error execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt
+glob grp gshadow iconv ifaddrs inttypes iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime
+langinfo lastlog libgen libintl limits link locale malloc math mcheck memory mntent monetary mqueue
+netdb nl_types nss obstack paths poll printf proc_service pthread pty pwd re_comp regex regexp
+resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdalign stdarg stdatomic
+stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall sysexits syslog tar
+termio termios tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx
+values wait wchar wctype wordexp
 """
 HEADERS = frozenset(_HEADERS.split())
 """Names that an emitted header cannot have: headers of the system and of a package."""

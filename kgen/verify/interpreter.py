@@ -77,8 +77,8 @@ def _widen(interpreter: Any) -> None:
         wide = names(self.fn)
         args = [
             _Wide(x) if name in wide and type(x) is int else x
-            for name, x in zip(self.arg_names, args)
-        ]  # noqa: B905
+            for name, x in zip(self.arg_names, args)  # noqa: B905
+        ]
         return args, {
             k: _Wide(x) if k in wide and type(x) is int else x for k, x in keywords.items()
         }

@@ -5,14 +5,15 @@ and layout. So a record is valid only for the code that ran. Each hash has recor
 
 | place | record |
 |---|---|
-| `NVIDIA H200, torch 2.11.0, triton 3.6.0` | errors of a run; Triton's interpreter is the device `interpreter` |
+| `NVIDIA H200, torch 2.11.0, triton 3.6.0` | errors of a run, in Triton's interpreter too |
 | `compiled sm_90` | the file compiled for that architecture |
 | `racecheck NVIDIA H200` | this tool of compute-sanitizer found no error |
-| `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` | errors of machine code from `kgen build` |
+| `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` | errors of a built package |
 | `proof` | obligations that are proved and unknown |
 
-Machines without a GPU use the records of machines with one. Records of an earlier program of a file
-stay until the present program has run at the same place.
+Triton's interpreter is the device `interpreter`, and `kgen build` makes the packages. Machines
+without a GPU use the records of machines with one. Records of an earlier program of a file stay
+until the present program has run at the same place.
 """
 
 from __future__ import annotations

@@ -118,12 +118,18 @@ except ValueError as error:
     print(error)
 from contextlib import ExitStack
 from unittest import mock
-runtime, launcher, launched = sys.modules["small._runtime.triton"], sys.modules[small.__module__], []
+runtime, launcher = sys.modules["small._runtime.triton"], sys.modules[small.__module__]
+launched = []
 def launch(config, cubin, parameters, extra):
     launched.append(cubin.row["kernel"])
     return 0
 driver = mock.Mock(cuLaunchKernelEx=launch)
-instead = {"_driver": lambda: driver, "_function": lambda d, c: c, "_stream": lambda d: 0, "_arch": lambda a: 80}
+instead = {
+    "_driver": lambda: driver,
+    "_function": lambda d, c: c,
+    "_stream": lambda d: 0,
+    "_arch": lambda a: 80,
+}
 with ExitStack() as stack:
     for name, value in instead.items():
         stack.enter_context(mock.patch.object(runtime, name, value))

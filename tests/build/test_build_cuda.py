@@ -80,8 +80,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(built: Path, verb: str, *more: object) -> list[str]:
     """Return the arguments of a command."""
     return [
-        verb, str(built / "small_norm.yaml"), "--generated", str(built / "generated"), *map(str, more)
-    ]  # fmt: skip
+        verb,
+        str(built / "small_norm.yaml"),
+        *("--generated", str(built / "generated")),
+        *map(str, more),
+    ]
 
 
 # --- what is compiled ------------------------
@@ -159,10 +162,11 @@ for weight in x[0], x[0, 1:]:
         print(error)
 loaded = sys.modules[sys.modules["small_norm.cuda"].small_norm.__module__]
 name = "small_norm_kernels::forward_kernel<8, 16, 8, 1, 8, 1, 1>"
-row = next(r for r in __import__("json").load(open(sys.argv[1] + "/small_norm/manifest.json"))["kernels"]
-           if r["kernel"] == name)
+rows = __import__("json").load(open(sys.argv[1] + "/small_norm/manifest.json"))["kernels"]
+row = next(r for r in rows if r["kernel"] == name)
 code = loaded._compiled(name, "sm_80")
-print(code.code == open(f"{sys.argv[1]}/small_norm/{row['file']}", "rb").read(), *code.symbol_mapping)
+same = code.code == open(f"{sys.argv[1]}/small_norm/{row['file']}", "rb").read()
+print(same, *code.symbol_mapping)
 try:
     loaded._compiled(name, "sm_90")
 except RuntimeError as error:
@@ -282,8 +286,8 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             yield {"start": [group, name]}
             lacks = {"unbuilt": True} if name in jobs else {}
             yield {
-                "pass": group, "case": name, "ok": "wrong" not in jobs and not lacks, "error": 1e-3, "message": "",
-                "outputs": {"out": [1e-3, 0.5]}, **lacks,
+                "pass": group, "case": name, "ok": "wrong" not in jobs and not lacks,
+                "error": 1e-3, "message": "", "outputs": {"out": [1e-3, 0.5]}, **lacks,
             }  # fmt: skip
 
     monkeypatch.setattr("kgen.verify.verifying.messages", messages)

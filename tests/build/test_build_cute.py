@@ -164,7 +164,10 @@ def test_a_package_is_not_stale_where_its_compiler_is_not(
     [
         ({"host": "aarch64"}, "no machine code for sm_90a on"),
         ({"arch": "sm_100a"}, "no machine code for sm_90a on"),
-        ({"compilers": {"nvidia-cutlass-dsl": "4.8.0"}}, "machine code of nvidia-cutlass-dsl 4.8.0, installed is"),
+        (
+            {"compilers": {"nvidia-cutlass-dsl": "4.8.0"}},
+            "machine code of nvidia-cutlass-dsl 4.8.0, installed is",
+        ),
     ],
 )  # fmt: skip
 def test_machine_code_of_another_place_is_not_loaded(

@@ -57,7 +57,8 @@ buffers:
   columns: {shape: [8], dtype: fp32, grad: true}
   blend: {shape: [], dtype: any, grad: true}
 score_mod: |
-  once = score * gain[h] + gain[h // 2] * bias[h, q_idx, kv_idx] + near[h, min(abs(q_idx - kv_idx), 15)]
+  far = near[h, min(abs(q_idx - kv_idx), 15)]
+  once = score * gain[h] + gain[h // 2] * bias[h, q_idx, kv_idx] + far
   once + table[doc[q_idx], h] + (1 + blend) * columns[kv_idx % 8]
 mask_mod: q_idx >= kv_idx
 """
@@ -92,7 +93,9 @@ lengths: {q: any, kv: any}
 buffers:
   image: {shape: [B, SQ], dtype: uint8}
   allowed: {shape: [HQ, 4, 4], dtype: bool}
-mask_mod: q_idx >= kv_idx and allowed[h, q_idx // 64, kv_idx // 64] or image[b, q_idx] == image[b, kv_idx] + 1
+mask_mod: |
+  near = allowed[h, q_idx // 64, kv_idx // 64]
+  q_idx >= kv_idx and near or image[b, q_idx] == image[b, kv_idx] + 1
 passes: [forward, backward]
 """
 """A mask that needs a block mask."""

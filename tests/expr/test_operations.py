@@ -22,7 +22,8 @@ SCOPE = Scope(
         ("tanh(score / 3) + tanh(score / 3)", {"divide": 1, "tanh": 1, "add, subtract": 1}),
         ("where(q_idx >= kv_idx and not q_idx == 3, score, -score)",
          {"compare": 2, "and, or, not": 2, "choose": 1, "add, subtract": 1}),
-        ("score + x[q_idx // 2 + kv_idx]", {"add, subtract": 2, "a // b": 1, "read of a buffer": 1}),
+        ("score + x[q_idx // 2 + kv_idx]",
+         {"add, subtract": 2, "a // b": 1, "read of a buffer": 1}),
         ("score * float(q_idx % 4)", {"multiply": 1, "a % b": 1}),
     ],
 )  # fmt: skip

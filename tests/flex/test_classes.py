@@ -84,7 +84,8 @@ class Call:
         return q - k < self.n + len(self.seen)
 
 def kinds(b, h, q, k):
-    return (k % 8 == Kind.IMAGE) | (q % 2 == Kind.TEXT.value) | (h == Bits.AB) | (k - q == Mode.FAR.value)
+    far = k - q == Mode.FAR.value
+    return (k % 8 == Kind.IMAGE) | (q % 2 == Kind.TEXT.value) | (h == Bits.AB) | far
 
 def sizes(b, h, q, k):
     near, far = Attn.sizes

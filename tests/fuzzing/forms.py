@@ -6,7 +6,7 @@ texts.
 | `canonical` (`kgen.expr.canonical`) | equals the score where the mask is true, -inf elsewhere |
 | `alternatives` (`kgen.expr.alternatives`) | one alternative holds exactly where the mask is true |
 | `ranges` (`kgen.expr.tile_ranges`) | the mask is false outside a span, and true in its full part |
-| `softmax` (`kgen.expr.softmax_form`) | `multiplier * core + bias` plus `row_rest` equals the score |
+| `softmax` (`kgen.expr.softmax_form`) | `multiplier * core + bias + row_rest` equals the score |
 | `distance` (`kgen.expr.distance`) | conditions over `q_idx - kv_idx` equal the originals |
 | `periods` (`kgen.kernels.attention.plan.block_mask`) | conditions repeat with their period |
 """

@@ -118,8 +118,10 @@ def test_where_some_targets_are_asked_for_they_stay(folder: Folder) -> None:
         (f"{BOTH}varlen: true\n", [("its sequences are packed", 6, 12)]),
         (BOTH.replace("[", "\n  - ").replace(", ", "\n  - ").replace("]\n", "\npasses: [decode]\n"),
          [("it has no pass `forward`", 7, 5)]),
-        (f"{SPEC}passes: [forward]\npaged_kv: {{page_size: 16}}\nadapters: [context_parallel, hub]\n",
-         [("its keys are in pages", 8, 12), ("`--for hub` does not support specs of caches", 8, 30)]),
+        (f"{SPEC}passes: [forward]\npaged_kv: {{page_size: 16}}\n"
+         "adapters: [context_parallel, hub]\n",
+         [("its keys are in pages", 8, 12),
+          ("`--for hub` does not support specs of caches", 8, 30)]),
     ],
 )  # fmt: skip
 def test_one_that_does_not_fit_is_said_where_it_is_listed(

@@ -92,7 +92,7 @@ def test_how_lines_are_broken() -> None:
             mask=live[None, :] & (queries[:, None] >= keys[None, :]) & (queries[:, None] - keys[None, :] < WINDOW),
             other=0,
         ) != 0
-    """
+    """  # noqa: E501
     assert folded([assign("value", row("ne", READ, 0))], TRITON, 110) == textwrap.dedent(
         mask
     ).strip().split("\n")

@@ -134,7 +134,8 @@ def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
 
 def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
-    edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
+    edit(path, ("(cols[None, :] - rows[:, None])",
+                "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
     heard: list[Event] = []
     verdict(problem_of(causal_alibi()), tmp_path)

@@ -131,7 +131,7 @@ class ChunkOutputSpec(SpecModel):
     A chunk has BT tokens. With c(i) the value of `decay` at position i and b the base of the gate:
 
         o[i] = scale * (b**c(i) * q[i] @ state  +  sum over j <= i of b**(c(i) - c(j)) * (q[i] . k[j]) * v[j])
-    """
+    """  # noqa: E501
 
     kernel: Literal["chunk_output"]
     """The family of kernels."""

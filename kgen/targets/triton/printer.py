@@ -49,7 +49,7 @@ SEARCH = dedent('''
             first_b += tl.sum((at_b < b).to(tl.int32)) * step
             step = tl.cdiv(step - 1, 256)
         return first_a, first_b
-''').strip()
+''').strip()  # noqa: E501
 """The text of the function that searches a sorted buffer in a kernel."""
 
 

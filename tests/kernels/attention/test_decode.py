@@ -134,7 +134,8 @@ random.seed(0)
 for _ in range(200):
     B = random.randint(1, 40)
     slots = B * random.randint(2, 9)
-    lens = torch.tensor([random.choice([0, 1, 64, 65, random.randint(0, 9000)]) for _ in range(B)], dtype=torch.int32)
+    lens = [random.choice([0, 1, 64, 65, random.randint(0, 9000)]) for _ in range(B)]
+    lens = torch.tensor(lens, dtype=torch.int32)
     out = torch.full((B,), -1, dtype=torch.int32)
     shares[(1,)](out, lens, B, slots, 9000, BATCHES=triton.next_power_of_2(B), BLOCK_N=64)
     tiles = (lens + 63) // 64

@@ -13,7 +13,8 @@ FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
 HEAD = """\
-The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, S {SQ}.
+The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, \
+S {SQ}.
 The packed specs have {tokens} tokens in total. A column with a peer shows how many times faster the
 emitted kernel is.
 
@@ -197,11 +198,9 @@ def norms(file: str, name: str = "norm.json") -> str:
 
     The best peer stands next to it, with its share and its time divided by the time of the file.
     """
+    columns = (f"{norm} {pass_} | best peer" for norm in ("rms", "layer") for pass_ in PASSES)
     lines = [
-        (
-            "| width | "
-            f"{' | '.join(f'{norm} {pass_} | best peer' for norm in ('rms', 'layer') for pass_ in PASSES)} |"
-        ),
+        f"| width | {' | '.join(columns)} |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     by_norm = {report["spec"]: _rows(report, "pass", "width", "graph") for report in _reports(name)}

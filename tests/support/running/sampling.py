@@ -23,31 +23,36 @@ SAMPLES: Mapping[str, frozenset[str]] = {
         "kernels/attention/adapt/test_transformers.py::test_a_model_is_what_it_is_in_eager": (
             "llama, gemma3, gpt_oss"
         ),
-        "kernels/attention/test_hopper.py::test_verified": "sliding_window, llama3_gqa, "
-        "decode_gqa, "
-        "varlen_causal, "
-        "mla_prefill, learned_slopes",
-        "kernels/attention/test_hopper.py::test_races_are_found": "keys freed before they are "
-        "read, "
-        "values freed before both halves have met p, dS multiplied before products see it, "
-        "dk stored where dv still leaves from, queries freed before dk is there, pairs read before "
-        "they are there, "
-        "results sent before TMA sees them, barriers that TMA arrives at before it sees them",
-        "kernels/attention/test_kernels.py::test_verified_in_the_interpreter": "causal_alibi, "
-        "document_causal, "
-        "decode_gqa, constants, decode_ends, sunk, steps",
-        "kernels/attention/test_block_mask.py::test_verified_in_the_interpreter": "causal_images-block-mask-lists, "
-        "block_sparse-block-mask-lists, causal_images-block-mask-reuse, "
-        "causal_images-blocks-in-runs",
+        "kernels/attention/test_hopper.py::test_verified": (
+            "sliding_window, llama3_gqa, decode_gqa, varlen_causal, mla_prefill, learned_slopes"
+        ),
+        "kernels/attention/test_hopper.py::test_races_are_found": (
+            "keys freed before they are read, values freed before both halves have met p, "
+            "dS multiplied before products see it, dk stored where dv still leaves from, "
+            "queries freed before dk is there, pairs read before they are there, "
+            "results sent before TMA sees them, barriers that TMA arrives at before it sees them"
+        ),
+        "kernels/attention/test_kernels.py::test_verified_in_the_interpreter": (
+            "causal_alibi, document_causal, decode_gqa, constants, decode_ends, sunk, steps"
+        ),
+        "kernels/attention/test_block_mask.py::test_verified_in_the_interpreter": (
+            "causal_images-block-mask-lists, block_sparse-block-mask-lists, "
+            "causal_images-block-mask-reuse, causal_images-blocks-in-runs"
+        ),
         "kernels/attention/test_loads.py::test_verified": "varlen_causal",
         "kernels/attention/test_machine_code.py::test_a_slot_is_freed_after_its_loads": "",
         "kernels/attention/test_machine_code.py::test_operands_in_registers_stay": "",
-        "kernels/attention/test_machine_code.py::test_what_is_stored_is_not_where_a_barrier_is": "gpt_oss",
+        "kernels/attention/test_machine_code.py::test_what_is_stored_is_not_where_a_barrier_is": (
+            "gpt_oss"
+        ),
         "kernels/attention/test_tuning.py::test_the_worker_compiles": "varlen_alibi",
-        "kernels/chunk_output/test_chunk_output.py::test_what_is_expected_can_be_stored": "gated_delta_output_fla, "
-        "chunk_mixed, retention_output, chunk_least",
+        "kernels/chunk_output/test_chunk_output.py::test_what_is_expected_can_be_stored": (
+            "gated_delta_output_fla, chunk_mixed, retention_output, chunk_least"
+        ),
         "kernels/chunk_output/test_cute.py::test_kernels_compile_without_a_gpu": "gated, packed",
-        "kernels/chunk_output/test_kernels_chunk_output.py::test_verified_in_the_interpreter": "chunk_least",
+        "kernels/chunk_output/test_kernels_chunk_output.py::test_verified_in_the_interpreter": (
+            "chunk_least"
+        ),
         "kernels/norm/test_kernels_norm.py::test_verified_in_the_interpreter": (
             "norm_integers, norm_modified"
         ),

@@ -1,7 +1,8 @@
 """Specs that a model needs in addition to its own, as YAML that can be read, rendered and verified.
 
-cached        for caches and padded sequences: query i has position q_start[b] + i, key j has kv_start[b] + j, and
-              only the keys kv_first[b] <= j < kv_end[b] are valid; the window is the argument `sliding_window`
+cached        for caches and padded sequences: query i has position q_start[b] + i, key j has
+              kv_start[b] + j, and only the keys kv_first[b] <= j < kv_end[b] are valid; the window
+              is the argument `sliding_window`
 everywhere    without the window, for layers of a model that have none
 causal        for a spec without a mask: only keys up to each query
 """

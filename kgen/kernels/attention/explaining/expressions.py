@@ -78,7 +78,8 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
     form = plan.form
     yield Prose(
         words(
-            "Kernels use 2^x instead of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e).\n",
+            "Kernels use 2^x instead of e^x: e^x is ", Code("2^(LOG2E * x)"),
+            ", with LOG2E = log2(e).\n",
             "qk is the product of a query and a key, and ", Code("score = scale * qk"), ".\n",
             "For each (query, key) the loop computes",
         )

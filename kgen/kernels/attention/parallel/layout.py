@@ -173,7 +173,8 @@ def local(
     The function returns a DTensor if q, k and v are DTensors.
 
     Raises:
-        ValueError: DTensors are not sharded along positions over one mesh dimension, or the plan does not fit them.
+        ValueError: DTensors are not sharded along positions over one mesh dimension, or the plan
+            does not fit them.
         TypeError: `plan` is not a `Layout`.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard

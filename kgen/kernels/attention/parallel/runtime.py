@@ -332,7 +332,8 @@ def called(
     must share.
 
     Raises:
-        Disagreement: on all ranks, if they differ in a value that they must share, or if a rank is gone.
+        Disagreement: on all ranks, if they differ in a value that they must share, or if a rank is
+            gone.
         ValueError: the plan is for another function or other sizes, or a tensor has a wrong shape.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)

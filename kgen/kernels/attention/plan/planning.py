@@ -7,9 +7,12 @@ one.
 
     forward   outer q_idx, inner kv_idx     out, lse
     dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
-    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
-    pair      one tile of both              gradient of a buffer with an element for each (query, key)
-    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance q_idx - kv_idx
+    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key
+                                            alone
+    pair      one tile of both              gradient of a buffer with an element for each
+                                            (query, key)
+    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance
+                                            q_idx - kv_idx
 
 The loops follow FlashAttention-2 (Dao 2023, Algorithms 1 and 2). See `TileLoop` for the
 differences.

@@ -4,9 +4,10 @@ Kernels use rows: query `i` of a call is `q_idx = i`, and there are SK keys. Thi
 other conventions into the expressions. Later steps (tile ranges, guards, gradients) need no case
 for them.
 
-    align: end                   q_idx is row + SK - SQ: the last query has the position of the last key
-    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] instead
-                                 of SK above
+    align: end                   q_idx is row + SK - SQ: the last query has the position of the last
+                                 key
+    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and
+                                 kv_lens[b] instead of SK above
     gqa: 1                       HKV is HQ, in expressions and in shapes of buffers
 """
 

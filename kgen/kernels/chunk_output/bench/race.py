@@ -68,8 +68,9 @@ def _pass_rows(
         for name in job.peers_of(backward):
             try:
                 run, got, seconds = first(
-                    lambda: prepare(name, workload, functions, backward), job.device
-                )  # noqa: B023
+                    lambda: prepare(name, workload, functions, backward),  # noqa: B023
+                    job.device,
+                )
                 want = got if want is None else want
                 if (apart := distance(got, want[: len(got)])) > AGREE:
                     raise ArithmeticError(

@@ -33,7 +33,7 @@ class Shape:
     | `cluster` | blocks that share a row |
     | `stages` | stages of the ring in shared memory; with 0, rows are in registers |
     | `blocks` | the least number of blocks that fit on a multiprocessor |
-    | `turns` | about the most sets of `rows` rows that a persistent block processes; 0 for no limit |
+    | `turns` | most sets of `rows` rows of a persistent block, approximately; 0 for no limit |
     | `single` | True for rows that are not whole accesses: threads own single elements |
     | `shared` | bytes of shared memory of the ring |
 

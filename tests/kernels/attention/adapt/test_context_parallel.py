@@ -313,22 +313,40 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
 PLANTED = {
     "queries-from-0": ("runtime.py", '"q_start": pair.q[0]', '"q_start": 0'),
     "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
-    "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
+    "a-key-less": (
+        "planning.py",
+        "q_rank, kv_rank, hull, keys)",
+        "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))",
+    ),
     "weights-swapped": (
-        "merging.py", "tl.exp2((lse - most).to(tl.float32)) / some", "tl.exp2((most - lse).to(tl.float32)) / some"
+        "merging.py",
+        "tl.exp2((lse - most).to(tl.float32)) / some",
+        "tl.exp2((most - lse).to(tl.float32)) / some",
     ),
     "gradients-left-out": (
-        "key_gradients.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"
+        "key_gradients.py",
+        "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)",
+        "pass",
     ),
-    "as-it-is-not": ("key_gradients.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
+    "as-it-is-not": (
+        "key_gradients.py",
+        "return alone.movedim(axis, 0)",
+        "return alone.movedim(axis, 0) * 2",
+    ),
     "another-place": (
-        "key_gradients.py", "found[other, interval, i] = end, dtype", "found[other, interval, i] = 0, dtype"
+        "key_gradients.py",
+        "found[other, interval, i] = end, dtype",
+        "found[other, interval, i] = 0, dtype",
     ),
     "another's-buffer": ("exchange.py", "_whole(keys, peers, other)", "_whole(keys, peers, rank)"),
     "values-for-keys": ("exchange.py", "zip((k, v), there", "zip((v, k), there"),
     "keys-for-values": ("exchange.py", "k, v = there = [", "v, k = there = ["),
-    "own-gradients": ("key_gradients.py", "self.peers.view(other, offset", "self.peers.view(self.rank, offset"),
-}  # fmt: skip
+    "own-gradients": (
+        "key_gradients.py",
+        "self.peers.view(other, offset",
+        "self.peers.view(self.rank, offset",
+    ),
+}
 """Mistakes planted in the code around the kernels."""
 PEERS = {"another-place", "another's-buffer"}
 GATHERED = {"as-it-is-not", *PEERS}

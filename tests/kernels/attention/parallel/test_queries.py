@@ -106,8 +106,9 @@ def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.Monke
     wanted = torch.autograd.grad([out, lse / math.log(2)], [q, k, v, sinks], [dout, dlse])
     module = Module(shares)
     kernels = Kernels(
-        lambda q, v: module, "part", views=(), tensors=(), numbers=("q_start", "kv_start"), learned=(),
-        places=("q_start", "kv_start"), packed=False, listed=False, keys=lambda: (), queries=None, reads=(), sinks=True,
+        lambda q, v: module, "part", views=(), tensors=(), numbers=("q_start", "kv_start"),
+        learned=(), places=("q_start", "kv_start"), packed=False, listed=False, keys=lambda: (),
+        queries=None, reads=(), sinks=True,
     )  # fmt: skip
     one = Sharding((((0, 40),),))
     pairs = [Pair(0, 0, (lo, 40), (lo, hi)) for lo, hi in KEYS]

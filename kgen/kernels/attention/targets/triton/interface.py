@@ -155,7 +155,8 @@ class Interface:
                 name == KV_LENS
             )
             role += self._used_by(name) * (name != KV_LENS)
-            promised = f"{', ascending' * b.sorted}{f', within {b.within} of zero' * (b.within is not None)}"
+            promised = ", ascending" * b.sorted
+            promised += f", within {b.within} of zero" * (b.within is not None)
             words.append(f"{self.called(name)}: {shape}{promised}{role}.")
         return words + [
             f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars

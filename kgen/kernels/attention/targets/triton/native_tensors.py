@@ -14,8 +14,8 @@ from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.targets.native import WORDS, Parameter, Tensor, member, parameters
 
 _OWN = """
-q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
-kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
+block_table kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
 """
 OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""

@@ -32,8 +32,8 @@ HINT = "make tensors contiguous, or name heads to `kgen build`, as `--heads` or 
 FAR_TOKENS = 24
 """The limit of strides of tokens: kernels multiply positions by strides in 32 bits."""
 _NAMES = """
-o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT scale H HV
-BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
+o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT
+scale H HV BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
 """
 """The names of launch arguments, apart from the inputs."""
 

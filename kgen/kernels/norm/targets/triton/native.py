@@ -30,7 +30,8 @@ from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
 CONSTANTS = """
-eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES num_warps maxnreg launch_cooperative_grid
+eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES num_warps maxnreg
+launch_cooperative_grid
 """
 """Names of launch arguments that are not tensors, sizes or parameters of a spec."""
 
