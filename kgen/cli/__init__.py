@@ -10,6 +10,7 @@ import kgen.cli.importing
 import kgen.cli.merging
 import kgen.cli.new
 import kgen.cli.prove
+import kgen.cli.rendering
 import kgen.cli.reporting
 import kgen.cli.tuning  # noqa: F401  each module registers its verb
 from kgen.cli.verbs import app, main
