@@ -9,10 +9,11 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from kgen.flex import ascending
+from kgen.flex import ascending, shapes
 from kgen.flex.composed import TRUTH
 from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.reader import Reader
+from kgen.flex.shapes import Extents
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
@@ -31,8 +32,6 @@ from kgen.flex.values import (
     measured,
     plain,
 )
-
-Extents = tuple[int | None, ...]
 
 _FILLED = frozenset(("zeros", "ones", "empty", "full", "rand", "randn", "randint"))
 _LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"))
@@ -265,7 +264,7 @@ def made(ev: Reader, name: str, args: list[Any], keywords: Mapping[str, Any], pl
         return Tensor(
             place,
             None,
-            _counted(name, args, keywords),
+            shapes.of_constructor(name, args, keywords),
             known or ("int64" if whole else "fp32"),
             grad,
             origin(place),
@@ -288,7 +287,7 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
         return owned(value, place, grad=True) if grad else value
     if isinstance(value, Unknown):
         return Tensor(place, None, None, known, grad, origin(place), open=True)
-    shape, leaves = _extents(value)
+    shape, leaves = shapes.of_lists(value)
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = (
@@ -311,19 +310,6 @@ def _flat(value: Any) -> list[Any]:
     if not isinstance(value, list | tuple | range):
         return [value]
     return [leaf for item in value for leaf in _flat(item)]
-
-
-def _extents(value: Any) -> tuple[Extents | None, list[Any]]:
-    """Return the shape of nested lists and some of the leaves."""
-    shape: list[int | None] = []
-    while isinstance(value, list | tuple | range):
-        shape.append(len(value))
-        if not value:
-            return tuple(shape), []
-        if not isinstance(value[0], list | tuple | range):
-            return tuple(shape), list(value)
-        value = value[0]
-    return None, []
 
 
 def _like(
@@ -372,18 +358,6 @@ def _filled(
     return Tensor(place, None, shape, known or "fp32", grad, origin(place))
 
 
-def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Extents:
-    if name in ("linspace", "logspace"):
-        steps = keywords.get("steps", args[2] if len(args) > 2 else None)
-        return (steps if type(steps) is int else None,)
-    if not args or not all(isinstance(a, int | float) for a in args):
-        return (None, None) if name == "eye" else (None,)
-    if name == "eye":
-        return (int(args[0]), int(args[-1]))
-    start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    return (max(math.ceil((stop - start) / step), 0) if step else None,)
-
-
 # --- tensors that are computed before the mods ------------------------
 
 
@@ -395,7 +369,9 @@ def computed(
     if any(a.shape is None for a in found):
         shape: Extents | None = None
     else:
-        shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
+        shape = (
+            found[0].shape if len(found) == 1 else shapes.broadcast([a.shape or () for a in found])
+        )
     made = Tensor(
         place,
         None,
@@ -435,17 +411,6 @@ def _promoted(fn: str, args: Sequence[Any]) -> str | None:
     return dtype
 
 
-def _broadcast(shapes: Sequence[Extents]) -> Extents | None:
-    rank = max(map(len, shapes))
-    result: list[int | None] = []
-    for axis in range(-rank, 0):
-        extents = {s[axis] for s in shapes if len(s) >= -axis} - {1}
-        if len(extents) > 1:
-            return None
-        result.append(extents.pop() if extents else 1)
-    return tuple(result)
-
-
 def method(
     ev: Reader, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
@@ -466,7 +431,7 @@ def method(
         return _changed(owner, place, grad=False, origin=owner.origin)
     if name in ("view", "reshape"):
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        return _changed(owner, place, shape=_reshaped(owner.shape, sizes))
+        return _changed(owner, place, shape=shapes.reshaped(owner.shape, sizes))
     if (
         name == "unsqueeze"
         and owner.shape is not None
@@ -478,11 +443,11 @@ def method(
     if name == "unsqueeze" and owner.shape is None:
         return _changed(owner, place)
     if name in ("flatten", "ravel") and not args:
-        return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
+        return _changed(owner, place, shape=shapes.reshaped(owner.shape, (-1,)))
     if name == "t":
         return attribute(owner, "T", place)
-    if name in _MOVED:
-        return _changed(owner, place, shape=_moved(name, owner.shape, args))
+    if name in shapes.MOVED:
+        return _changed(owner, place, shape=shapes.moved(name, owner.shape, args))
     if name in ("tril", "triu", "cumsum", "flip"):
         return made(ev, name, [owner, *args], keywords, place)
     if name in ("item", "tolist"):
@@ -496,56 +461,6 @@ def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
     """Return a tensor derived from another one here, without a name."""
     known = {"name": None, "place": place, "origin": origin(place), "facts": None}
     return dataclasses.replace(owner, **{**known, **fields})
-
-
-_MOVED = frozenset(
-    {
-        *(
-            "squeeze",
-            "transpose",
-            "swapaxes",
-            "permute",
-            "expand",
-            "repeat",
-            "repeat_interleave",
-            "tile",
-        ),
-        *("narrow", "index_select", "gather", "select", "movedim", "broadcast_to", "unflatten"),
-    }
-)
-"""Methods whose result has elements of the tensor, and therefore its dtype."""
-
-
-def _moved(name: str, shape: Extents | None, args: Sequence[Any]) -> Extents | None:
-    """Return the shape of the result, or None if it is unknown."""
-    rank = 0 if shape is None else len(shape)
-    if shape is None or not args or not all(type(n) is int and -rank <= n < rank for n in args):
-        return None
-    axes = [n % rank for n in args]
-    if name == "squeeze" and len(axes) == 1 and shape[axes[0]] is not None:
-        return shape if shape[axes[0]] != 1 else (*shape[: axes[0]], *shape[axes[0] + 1 :])
-    if name == "permute" and len(axes) == rank:
-        return tuple(shape[axis] for axis in axes)
-    if name in ("transpose", "swapaxes") and len(axes) == 2:
-        swapped = list(range(rank))
-        swapped[axes[0]], swapped[axes[1]] = axes[1], axes[0]
-        return tuple(shape[axis] for axis in swapped)
-    return None
-
-
-def _reshaped(shape: Extents | None, sizes: Sequence[Any]) -> Extents:
-    total = None if shape is None or None in shape else math.prod(n for n in shape if n is not None)
-    known = math.prod(n for n in sizes if type(n) is int and n > 0)
-    return tuple(
-        None
-        if type(n) is not int
-        else n
-        if n >= 0
-        else None
-        if total is None or not known
-        else total // known
-        for n in sizes
-    )
 
 
 def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
