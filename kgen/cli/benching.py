@@ -68,17 +68,8 @@ def bench(
         rows = bench_specs(loaded, generated, options, who, listener(progress))
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
-    columns = (
-        "spec",
-        *shapes,
-        "pass",
-        "peer",
-        "milliseconds",
-        *rates,
-        "ratio",
-        "error",
-        *elsewhere(rows),
-    )
+    measured = ("milliseconds", *rates, "ratio", "error")
+    columns = ("spec", *shapes, "pass", "peer", *measured, *elsewhere(rows))
     terminal.table(rows, columns, form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)

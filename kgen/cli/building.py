@@ -70,10 +70,8 @@ def build(
         typer.Option(
             "--arch",
             metavar="ARCH",
-            help=(
-                "Build for this architecture, such as sm_90a. Repeatable. Default: sm_80 and "
-                "sm_90a."
-            ),
+            help="Build for this architecture, such as sm_90a. Repeatable. "
+            "Default: sm_80 and sm_90a.",
         ),
     ] = None,
     gqa: Gqa = None,

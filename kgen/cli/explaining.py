@@ -86,25 +86,14 @@ def explain(
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
         message = f"expected one spec, got a folder of {1 + len(others)}"
-        raise KgenError(
-            Diagnostic(
-                "usage",
-                message,
-                file=str(spec),
-                hint=f"name one of them: `kgen explain {loaded.path}`",
-            )
-        )
+        hint = f"name one of them: `kgen explain {loaded.path}`"
+        raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
     wanted = _drawing(length, heads, given, ranks)
     if flex:
         if form in PAGES or wanted is not None:
             message = "`--flex` cannot be combined with a drawing or a page"
-            raise KgenError(
-                Diagnostic(
-                    "usage",
-                    message,
-                    hint="leave out the options that draw, and use `--format text` or `json`",
-                )
-            )
+            hint = "leave out the options that draw, and use `--format text` or `json`"
+            raise KgenError(Diagnostic("usage", message, hint=hint))
         from kgen.flex.flexcode import flex_code
 
         text = flex_code(loaded)

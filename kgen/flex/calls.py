@@ -96,13 +96,9 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
     if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
-        # Comparisons and calls use its mask.
         mask = args[0] if args else keywords["mask_mod"]
         if is_callable(mask):
-            called = instances.caller(mask, place) if isinstance(mask, Instance) else mask
-            if effects.runs_changes(ev, called):
-                effects.escaped(ev, [mask], place)
-            return mask
+            return _block_mask(ev, mask, place)
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
@@ -121,17 +117,22 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
         if last in RANDOM:
             place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
         if package == "math" and any(isinstance(a, Term | Part) for a in args):
-            place.refuse(
-                "other-package",
-                f"`{path}` takes numbers, not tensors",
-                f"write `torch.{last}(...)`",
-            )
+            message = f"`{path}` takes numbers, not tensors"
+            place.refuse("other-package", message, f"write `torch.{last}(...)`")
         message = f"`{path}` is a function of another package"
         place.refuse(
             "other-package", message, "write the computation with torch, or import a mod without it"
         )
     effects.escaped(ev, [*args, *keywords.values()], place)
     return Unknown(place, f"the result of `{path}`")
+
+
+def _block_mask(ev: Reader, mask: Any, place: Place) -> Any:
+    """Return the mask of `create_block_mask`, which comparisons and calls use."""
+    called = instances.caller(mask, place) if isinstance(mask, Instance) else mask
+    if effects.runs_changes(ev, called):
+        effects.escaped(ev, [mask], place)
+    return mask
 
 
 def _of_types(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:

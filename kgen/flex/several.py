@@ -16,6 +16,7 @@ Extents = tuple[int | None, ...]
 _PAIRED = frozenset(
     {"max", "min", "sort", "topk", "median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"}
 )
+_OF_LISTS = frozenset(("stack", "cat", "concat", "concatenate"))
 _FROM_OUTSIDE = frozenset({"load", "from_numpy", "frombuffer", "from_dlpack", "from_file"})
 
 
@@ -96,11 +97,7 @@ def several(
         return Tensor(place, None, None, None, origin=tensors.origin(place), open=True, roots=roots)
     if name == "meshgrid":
         return _meshgrid(args, keywords, place)
-    if (
-        name in ("stack", "cat", "concat", "concatenate")
-        and args
-        and isinstance(args[0], list | tuple)
-    ):
+    if name in _OF_LISTS and args and isinstance(args[0], list | tuple):
         return _joined(name, args[0], keywords.get("dim", args[1] if len(args) > 1 else 0), place)
     first = args[0] if args else None
     if name in ("tril_indices", "triu_indices"):

@@ -275,16 +275,10 @@ def _compare(
     found = []
     for name, value in got.items():
         if name == "out":
-            found.append(
-                compare.check(
-                    name,
-                    value,
-                    truth.out,
-                    yardstick.out,
-                    allowed,
-                    compare.Traits(empty=dead, dtype=dtype),
-                )
-            )
+            found.append(compare.check(
+                name, value, truth.out, yardstick.out, allowed,
+                compare.Traits(empty=dead, dtype=dtype),
+            ))  # fmt: skip
         elif name == "lse":
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]

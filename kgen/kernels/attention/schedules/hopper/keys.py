@@ -174,12 +174,7 @@ def keys_loop(
     assert tile is not None
     assert gradients is not None
     if plan.rest_slope is not None:
-        # By the number of columns of a tile.
-        slope = kernels.printer(of).own(plan.rest_slope)
-        lse_lines: list[Statement] = [
-            assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))
-        ]
-        kernel = replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
+        kernel = _sloped(kernel, kernels.printer(of).own(plan.rest_slope))
     shared = [of_half(line, "kv") for line in kernel.shared_prologue]
     if uses_of([gradients.factor]) & {"SQ", "SK"}:
         # When dk is stored, the sizes of packed sequences are already the sizes of the next tile.
@@ -222,6 +217,14 @@ def keys_loop(
         stored_dk=gradients.scaled("dk"),
         stored_dk_rope=gradients.scaled("dk_rope"),
     )
+
+
+def _sloped(kernel: LoopKernel, slope: Code) -> LoopKernel:
+    """Add a slope to the log-sum-exp, by the number of columns of a tile."""
+    lse_lines: list[Statement] = [
+        assign("lse", op("_linear(lse, {0}, offs_m)", slope, fn="linear"))
+    ]
+    return replace(kernel, body=replace(kernel.body, lse_lines=lse_lines))
 
 
 def _prologue(
