@@ -56,11 +56,15 @@ out = module.{name}(q, k, v, **buffers, **runtime)
 """
 _ENDS = {
     "forward": _TAIL,
-    "forward and backward": "out.backward(torch.ones_like(out))\nprint(float(q.grad.float().abs().sum()))\n",
+    "forward and backward": (
+        "out.backward(torch.ones_like(out))\nprint(float(q.grad.float().abs().sum()))\n"
+    ),
 }
 
 
-def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int) -> Iterator[dict[str, Any]]:
+def first_calls(
+    spec: str, problem: Any, package: Path, file: Path, rounds: int
+) -> Iterator[dict[str, Any]]:
     """Yield the seconds of first calls, minus a process that makes none."""
     workload = draw_workload(problem, 2, 16, 8192, "cuda")
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +75,10 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int)
         for what, end in _ENDS.items():
             calls = {
                 "torch": (f"{_HEAD}\nout = q * 2\n", file),
-                "built": (_HEAD.replace("import torch", _BLOCKED + "import torch") + _BUILT, package),
+                "built": (
+                    _HEAD.replace("import torch", _BLOCKED + "import torch") + _BUILT,
+                    package,
+                ),
                 "source": (_HEAD + _BUILT, file.parent),
                 "flex": (flex_script(workload).removesuffix(_TAIL), file),
             }
@@ -89,7 +96,9 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int)
                     times[name].append(seconds)
             medians = {name: statistics.median(took) for name, took in times.items()}
             rest = {
-                f"{name}_s": round(t - medians["torch"], 3) for name, t in medians.items() if name != "torch"
+                f"{name}_s": round(t - medians["torch"], 3)
+                for name, t in medians.items()
+                if name != "torch"
             }
             yield {
                 "spec": spec,
@@ -101,7 +110,9 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int)
             }
 
 
-def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+def steady(
+    spec: str, problem: Any, package: Path, targets: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
     """Yield the GPU milliseconds of each file of a package, package and source in turns.
 
     `targets` restrict the files.
@@ -111,12 +122,16 @@ def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None
     shape = bench.shape.get().Shape.parse(SHAPES[problem.kernel])
     manifest = manifest_of(package.parent, spec)
     stems = (Path(name).stem for name in {*manifest["sources"]} & {*manifest["compiled"]})
-    for stem in sorted(stem for stem in stems if targets is None or stem.partition("_")[0] in targets):
+    for stem in sorted(
+        stem for stem in stems if targets is None or stem.partition("_")[0] in targets
+    ):
         places = {"source": ROOT / "generated" / spec, "built": package}
         modules = {
-            side: import_file(place / f"{stem}.py", f"{side}_{spec}_{stem}") for side, place in places.items()
+            side: import_file(place / f"{stem}.py", f"{side}_{spec}_{stem}")
+            for side, place in places.items()
         }
-        if not hasattr(modules["source"], problem.name):  # a file with one kernel, which other files launch
+        # a file with one kernel, which other files launch
+        if not hasattr(modules["source"], problem.name):
             continue
         functions = {side: getattr(module, problem.name) for side, module in modules.items()}
         job = BenchJob(problem, {}, tuple(functions), shape, "cuda", rounds=CALLS)
@@ -149,8 +164,16 @@ def bare_operator() -> Callable[..., Any]:
     operators = {}
     for name, returned, made in (
         ("out", "Tensor", lambda q, k, v: torch.empty_like(q)),
-        ("out_and_lse", "(Tensor, Tensor)", lambda q, k, v: (torch.empty_like(q), q.new_empty(q.shape[:-1]))),
-        ("backward", "(Tensor, Tensor, Tensor)", lambda q, k, v: tuple(map(torch.empty_like, (q, k, v)))),
+        (
+            "out_and_lse",
+            "(Tensor, Tensor)",
+            lambda q, k, v: (torch.empty_like(q), q.new_empty(q.shape[:-1])),
+        ),
+        (
+            "backward",
+            "(Tensor, Tensor, Tensor)",
+            lambda q, k, v: tuple(map(torch.empty_like, (q, k, v))),
+        ),
     ):
         _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v) -> {returned}")
         _LIBRARY.impl(name, made, "CompositeExplicitAutograd")
@@ -162,7 +185,9 @@ def bare_operator() -> Callable[..., Any]:
     def backward(ctx: Any, *gradients: Any) -> Any:
         return operators["backward"](*ctx.saved_tensors[:3])
 
-    torch.library.register_autograd(operators["out_and_lse"], backward, setup_context=save, lib=_LIBRARY)
+    torch.library.register_autograd(
+        operators["out_and_lse"], backward, setup_context=save, lib=_LIBRARY
+    )
 
     def bare(q: Any, k: Any, v: Any, **_: Any) -> Any:
         if torch.is_grad_enabled() and q.requires_grad:
@@ -186,7 +211,9 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
         return run
 
     def both(function: Any) -> Callable[[], Any]:
-        return lambda: torch.autograd.grad(function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout)
+        return lambda: torch.autograd.grad(
+            function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout
+        )
 
     def kept(function: Any) -> Callable[[], Any]:
         return lambda: function(q, k, v, **w.buffers, **w.runtime)
@@ -202,7 +229,9 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
 
     def torch_own(q: Any, k: Any, v: Any, **_: Any) -> Any:
         grouped = q.shape[1] != k.shape[1]
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=grouped
+        )
 
     with_gradients = {
         "forward, with gradients wanted": kept,
@@ -211,7 +240,11 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
     }
     passes = {"forward": forward, **(with_gradients if "backward" in problem.passes else {})}
     for what, made in passes.items():
-        sides = {**functions, "operator": bare_operator(), "scaled_dot_product_attention": torch_own}
+        sides = {
+            **functions,
+            "operator": bare_operator(),
+            "scaled_dot_product_attention": torch_own,
+        }
         samples: dict[str, list[float]] = {side: [] for side in sides}
         for turn in range(-1, 15):
             for side, function in sides.items():
@@ -235,10 +268,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("built", type=Path, metavar="BUILT", help="Folder of packages of `kgen build`.")
+    parser.add_argument(
+        "built", type=Path, metavar="BUILT", help="Folder of packages of `kgen build`."
+    )
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="Names of stock specs.")
-    parser.add_argument("--only", choices=("first call", "later calls", "CPU"), help="Measure only this.")
-    parser.add_argument("--target", action="append", help="Restrict later calls to this target. Repeatable.")
+    parser.add_argument(
+        "--only", choices=("first call", "later calls", "CPU"), help="Measure only this."
+    )
+    parser.add_argument(
+        "--target", action="append", help="Restrict later calls to this target. Repeatable."
+    )
     parser.add_argument("--rounds", type=int, default=3, help="Number of processes per first call.")
     asked = parser.parse_args()
     facts: dict[str, Any] = {**describe("cuda"), "versions": versions()}
@@ -247,7 +286,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file_of_rows = folder / "built.json"
     if asked.only and file_of_rows.exists():
-        rows += [row for row in json.loads(file_of_rows.read_text())["rows"] if row["what"] != asked.only]
+        rows += [
+            row for row in json.loads(file_of_rows.read_text())["rows"] if row["what"] != asked.only
+        ]
     for number, spec in enumerate(asked.specs):
         problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
         file, package = ROOT / "generated" / spec / "triton.py", asked.built.resolve() / spec
@@ -255,7 +296,9 @@ def main() -> None:
         if problem.kernel == "attention":
             functions = {
                 "source": getattr(import_file(file, f"source_{spec}"), problem.name),
-                "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
+                "built": getattr(
+                    import_file(package / "__init__.py", f"built_{spec}"), problem.name
+                ),
             }
             parts["CPU"] = on_the_cpu(spec, problem, functions)
             if number == 0:

@@ -79,14 +79,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"Runs. Default: all of {', '.join(RUNS)}.")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help=f"Runs. Default: all of {', '.join(RUNS)}."
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="Default: cuda.")
     parser.add_argument("--calls", type=int, default=10, help="Turns per contender. Default: 10.")
-    parser.add_argument("--trace", type=Path, metavar="FOLDER", help="Write a trace per rank to this folder.")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks", help="Folder of results. Default: benchmarks/."
+        "--trace", type=Path, metavar="FOLDER", help="Write a trace per rank to this folder."
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="Draw this context_parallel.json and exit.")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "benchmarks",
+        help="Folder of results. Default: benchmarks/.",
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="Draw this context_parallel.json and exit."
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.runs if name not in RUNS]:
         parser.error(f"unknown run {', '.join(unknown)}")
@@ -185,7 +194,9 @@ def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
     from kgen.spec.load import load_variants, loads_variants
 
     path = ROOT / "specs" / f"{spec}.yaml"
-    variants = load_variants(path) if path.exists() else loads_variants(WINDOW_4096, Path(f"{spec}.yaml"))
+    variants = (
+        load_variants(path) if path.exists() else loads_variants(WINDOW_4096, Path(f"{spec}.yaml"))
+    )
     if dist.get_rank() == 0:
         for folder, files in {**adapter(variants).folders, **render_variants(variants)}.items():
             (adapters / folder).mkdir(parents=True, exist_ok=True)
@@ -193,7 +204,11 @@ def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
                 (adapters / folder / name).write_text(text)
     dist.barrier()
     importlib.invalidate_caches()
-    one = importlib.import_module(spec) if not path.exists() else importlib.import_module(f"generated.{spec}")
+    one = (
+        importlib.import_module(spec)
+        if not path.exists()
+        else importlib.import_module(f"generated.{spec}")
+    )
     several = importlib.import_module(f"{spec}_context_parallel")
     return variants[0].spec, getattr(one, spec), several
 
@@ -227,11 +242,15 @@ def _run(
     given: dict[str, Any] = {"sinks": torch.zeros(heads, device=device)} if model.sinks else {}
     if spec == "document_causal":
         given["doc"] = torch.arange(length, dtype=torch.int32, device=device) // (length // 8)
-    plan = getattr(several, f"{spec}_plan")(length, **{n: x for n, x in given.items() if n == "doc"})
+    plan = getattr(several, f"{spec}_plan")(
+        length, **{n: x for n, x in given.items() if n == "doc"}
+    )
     parts = [plan.shard(x, dim=2).contiguous() for x in (q, k, v)]
     dparts = plan.shard(dout, dim=2).contiguous()
 
-    def both(call: Callable[..., Any], tensors: list[Any], gradient: Any, **more: Any) -> Callable[[], Any]:
+    def both(
+        call: Callable[..., Any], tensors: list[Any], gradient: Any, **more: Any
+    ) -> Callable[[], Any]:
         leaves = [x.detach().requires_grad_() for x in tensors]
         return lambda: torch.autograd.grad(call(*leaves, **given, **more), leaves, gradient)
 
@@ -251,14 +270,17 @@ def _run(
 
         # PyTorch distributes the calls of scaled_dot_product_attention inside this context.
         within.enter_context(
-            context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local})
+            context_parallel(
+                mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local}
+            )
         )
         contenders["context_parallel"] = torch_own
     failed = {}
     for contender in [*contenders][2:]:
         try:
             contenders[contender]()
-        except Exception as error:  # PyTorch's own refuses some versions and backends, on all ranks alike
+        # PyTorch's own refuses some versions and backends, on all ranks alike
+        except Exception as error:
             failed[contender] = f"{type(error).__name__}: {error}"[:300]
             del contenders[contender]
     one, over_ranks = contenders["one"](), contenders["ranks"]()
@@ -280,7 +302,9 @@ def _run(
     alone: dict[str, list[float]] = {n: [] for n in contenders}
     ahead: dict[str, list[float]] = {n: [] for n in contenders}
     for contender, call in contenders.items():
-        alone[contender] += [timed_alone(call, device) for _ in range(5)][2:] if device == "cuda" else []
+        alone[contender] += (
+            [timed_alone(call, device) for _ in range(5)][2:] if device == "cuda" else []
+        )
     for turn in range(options.calls if device == "cuda" else 1):
         for contender in [*contenders][turn % 2 :] + [*contenders][: turn % 2]:
             call = contenders[contender]
@@ -388,7 +412,11 @@ def timed_alone(call: Callable[[], Any], device: str) -> float:
 
 
 def timed(
-    call: Callable[[], Any], before: Callable[[], Any], took: float, before_took: float, at_once: int = 0
+    call: Callable[[], Any],
+    before: Callable[[], Any],
+    took: float,
+    before_took: float,
+    at_once: int = 0,
 ) -> float:
     """Return the milliseconds per call, on the slowest rank, of several calls in a row.
 

@@ -43,7 +43,9 @@ def rows(built: Path) -> Iterator[dict[str, Any]]:
 def table(found: list[dict[str, Any]]) -> str:
     """Return a Markdown table with one line per package."""
     archs = sorted({row["arch"] for row in found})
-    heads = [f"{arch}: {what}" for arch in archs for what in ("kernels", "KiB", "registers", "spilling")]
+    heads = [
+        f"{arch}: {what}" for arch in archs for what in ("kernels", "KiB", "registers", "spilling")
+    ]
     lines = [f"| spec | {' | '.join(heads)} |", "|" + "---|" * (1 + len(heads))]
     for spec in dict.fromkeys(row["spec"] for row in found):
         of = {row["arch"]: row for row in found if row["spec"] == spec}
@@ -53,8 +55,15 @@ def table(found: list[dict[str, Any]]) -> str:
             if row is None or not row["kernels"]:
                 cells += [""] * 4
                 continue
-            spilling = f"{row['spilling']} (up to {row['most_spilled']} bytes)" if row["spilling"] else ""
-            cells += [str(row["kernels"]), str(row["bytes"] // 1024), str(row["registers"]), spilling]
+            spilling = (
+                f"{row['spilling']} (up to {row['most_spilled']} bytes)" if row["spilling"] else ""
+            )
+            cells += [
+                str(row["kernels"]),
+                str(row["bytes"] // 1024),
+                str(row["registers"]),
+                spilling,
+            ]
         lines.append(f"| {' | '.join(cells)} |")
     for arch in archs:
         total = [row for row in found if row["arch"] == arch]
@@ -68,7 +77,9 @@ def table(found: list[dict[str, Any]]) -> str:
 def main() -> None:
     report, found = ROOT / "benchmarks/machine_code.json", list(rows(Path(sys.argv[1])))
     built = {row["spec"] for row in found}
-    found += [row for row in json.loads(report.read_text(encoding="utf-8")) if row["spec"] not in built]
+    found += [
+        row for row in json.loads(report.read_text(encoding="utf-8")) if row["spec"] not in built
+    ]
     found.sort(key=lambda row: (row["spec"], row["arch"]))
     report.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     before, _, _ = PAGE.read_text(encoding="utf-8").partition(MARK)

@@ -124,7 +124,9 @@ def register(spec: str, folder: Path) -> None:
     importlib.import_module(f"{spec}_transformers")
 
 
-def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[str, Callable[[], Any]]:
+def passes(
+    model: Any, sizes: tuple[int, int, int, int], device: str
+) -> dict[str, Callable[[], Any]]:
     """Return the timed functions by name."""
     import torch
 
@@ -231,11 +233,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("models", nargs="*", default=list(MODELS), help=f"Default: {', '.join(MODELS)}.")
+    parser.add_argument(
+        "models", nargs="*", default=list(MODELS), help=f"Default: {', '.join(MODELS)}."
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="Default: cuda.")
     parser.add_argument("--passes", nargs="+", help="Prefixes of pass names. Default: all.")
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks", help="Folder of results. Default: benchmarks/."
+        "--output",
+        type=Path,
+        default=ROOT / "benchmarks",
+        help="Folder of results. Default: benchmarks/.",
     )
     asked = parser.parse_args()
     if asked.device == "cpu":
@@ -262,7 +269,12 @@ def write(output: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     now = {(row["model"], row["pass"]) for row in rows}
-    shape = {"batch": BATCH, "length": LENGTH, "prompt": PROMPT, "layers": COMMON["num_hidden_layers"]}
+    shape = {
+        "batch": BATCH,
+        "length": LENGTH,
+        "prompt": PROMPT,
+        "layers": COMMON["num_hidden_layers"],
+    }
     kept = [row for row in before if (row["model"], row["pass"]) not in now]
     path.write_text(json.dumps({**facts, "shape": shape, "rows": kept + rows}, indent=1) + "\n")
 

@@ -45,7 +45,9 @@ def raced(spec: str, folders: dict[str, Path], flush: torch.Tensor) -> Iterator[
     """Yield a row per setting and pass of `spec`."""
     problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
     files = {name: folder / spec / "triton.py" for name, folder in folders.items()}
-    functions = {name: getattr(import_file(path, f"{name}_{spec}"), spec) for name, path in files.items()}
+    functions = {
+        name: getattr(import_file(path, f"{name}_{spec}"), spec) for name, path in files.items()
+    }
     for length, deterministic in SETTINGS:
         for name in ("forward", "backward"):
             if name not in problem.passes or (deterministic and name == "forward"):

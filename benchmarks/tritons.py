@@ -95,7 +95,8 @@ def serve() -> None:
                 result = found[0].run()
                 # Tritons are compared on a fixed sample of the results.
                 sample = [
-                    x.detach().flatten()[:: max(1, x.numel() // 4096)].double() for x in _tensors(result)
+                    x.detach().flatten()[:: max(1, x.numel() // 4096)].double()
+                    for x in _tensors(result)
                 ]
                 answer[name] = {"flops": flops * factor, "sample": torch.cat(sample).tolist()}
             print(json.dumps(answer), file=lines, flush=True)
@@ -113,7 +114,10 @@ def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
     """Return the report of every spec under every Triton."""
     workers = [Worker(triton) for triton in tritons]
     facts = [worker.answer() for worker in workers]
-    names = [" ".join([one["triton"], *of.split(",")[1:]]) for one, of in zip(facts, tritons, strict=True)]
+    names = [
+        " ".join([one["triton"], *of.split(",")[1:]])
+        for one, of in zip(facts, tritons, strict=True)
+    ]
     print(f"{'spec':18}{'pass':10}" + "".join(f"{name:>22}" for name in names), flush=True)
     rows = []
     for spec in specs:
@@ -132,7 +136,9 @@ def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
             row: dict[str, Any] = {"spec": spec, "pass": pass_, "tritons": {}}
             for name, own, middle, prepared in zip(names, samples, medians, ready, strict=True):
                 got = prepared[pass_]["sample"]
-                apart = sum((a - b) ** 2 for a, b in zip(got, want, strict=True)) / sum(b * b for b in want)
+                apart = sum((a - b) ** 2 for a, b in zip(got, want, strict=True)) / sum(
+                    b * b for b in want
+                )
                 low, _, high = statistics.quantiles(own, n=4, method="inclusive")
                 row["tritons"][name] = {
                     "milliseconds": round(middle, 5),
@@ -143,7 +149,8 @@ def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
                 }
             rows.append(row)
             cells = [
-                f"{t['tflops']:.0f} ({t['ratio']:.3f}, {t['distance']:.0e})" for t in row["tritons"].values()
+                f"{t['tflops']:.0f} ({t['ratio']:.3f}, {t['distance']:.0e})"
+                for t in row["tritons"].values()
             ]
             print(f"{spec:18}{pass_:10}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
     for worker in workers:
@@ -174,7 +181,9 @@ def main() -> None:
         serve()
         return
     report = race(options.specs, options.triton)
-    folder = options.output / re.sub(r"[^a-z0-9]+", "-", report["facts"][0]["device"].lower()).strip("-")
+    folder = options.output / re.sub(
+        r"[^a-z0-9]+", "-", report["facts"][0]["device"].lower()
+    ).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tritons.json").write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
 

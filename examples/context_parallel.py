@@ -1,11 +1,12 @@
-"""Train a small transformer with windowed attention and sinks. Each sequence is sharded over all ranks.
+"""Train a small transformer with windowed attention and sinks. Each sequence is sharded over all
+ranks.
 
     kgen adapt gpt_oss --for context_parallel
     torchrun --nproc-per-node 2 examples/context_parallel.py
 
 Compare the losses with the losses of one rank: `--nproc-per-node 1`. On a machine without GPUs,
-TRITON_INTERPRET=1 runs the script on the CPU. FSDP2 shards the parameters over the same ranks. The backward pass
-recomputes the activations.
+TRITON_INTERPRET=1 runs the script on the CPU. FSDP2 shards the parameters over the same ranks. The
+backward pass recomputes the activations.
 """
 
 import argparse
@@ -50,7 +51,8 @@ class Layer(nn.Module):
         qkv = self.qkv(self.norm(x)).view(batch, rows, -1, HEAD).transpose(1, 2)
         q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
         q, k = (rotated(part, *rotation).bfloat16() for part in (q, k))
-        # FSDP sums the gradients of parameters, so the kernel must not sum the gradient of the sinks.
+        # FSDP sums the gradients of parameters, so the kernel must not sum the gradient of the
+        # sinks.
         out = gpt_oss(q, k, v.bfloat16(), sinks=self.sinks, plan=plan, reduce_gradients=False)
         x = x + self.out(out.transpose(1, 2).reshape(batch, rows, -1).to(x.dtype))
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
@@ -91,14 +93,15 @@ def main():
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    text = torch.randint(0, WORDS, (2, options.length + 1), generator=torch.Generator().manual_seed(1)).to(
-        device
-    )
+    text = torch.randint(
+        0, WORDS, (2, options.length + 1), generator=torch.Generator().manual_seed(1)
+    ).to(device)
     plan = gpt_oss_plan(options.length, heads=HEADS, kv_heads=KV_HEADS, ranks=mesh)
     tokens, targets = plan.shard(text[:, :-1], dim=1), plan.shard(text[:, 1:], dim=1)
     for step in range(options.steps):
         logits = model(tokens, plan)
-        # The mean over all tokens. FSDP averages gradients over ranks, so the loss is multiplied by `ranks`.
+        # The mean over all tokens. FSDP averages gradients over ranks, so the loss is multiplied by
+        # `ranks`.
         loss = (
             F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
             / targets.shape[0]

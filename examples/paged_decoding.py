@@ -1,11 +1,12 @@
-"""Decode with a paged cache. Each step appends a key and a value per sequence and attends to all of them.
+"""Decode with a paged cache. Each step appends a key and a value per sequence and attends to all of
+them.
 
     kgen render decode_paged
     python examples/paged_decoding.py
 
-On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. Sequences have different lengths, and
-their pages are in random order. For each step the script prints the largest difference to attention over contiguous
-keys.
+On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. Sequences have different
+lengths, and their pages are in random order. For each step the script prints the largest difference
+to attention over contiguous keys.
 """
 
 import argparse
@@ -41,7 +42,9 @@ class PagedCache:
         self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
 
     def append(self, k, v, sequences):
-        """Append one token to each of the listed sequences. k and v are [sequences, KV_HEADS, HEAD]."""
+        """Append one token to each of the listed sequences. k and v are [sequences, KV_HEADS,
+        HEAD].
+        """
         places = self.lengths[sequences].long()
         pages = self.block_table[sequences, places // PAGE].long()
         self.k[pages, places % PAGE] = k
@@ -49,7 +52,9 @@ class PagedCache:
         self.lengths[sequences] += 1
 
     def attend(self, q):
-        """Return attention of the last token of each sequence, [sequences, heads, 1, HEAD], to all its tokens."""
+        """Return attention of the last token of each sequence, [sequences, heads, 1, HEAD], to all
+        its tokens.
+        """
         return decode_paged(q, self.k, self.v, block_table=self.block_table, kv_lens=self.lengths)
 
     def dense(self, sequence):
@@ -78,6 +83,8 @@ for step in range(options.steps):
     worst = 0.0
     for i in range(sequences):
         k, v = cache.dense(i)
-        wanted = F.scaled_dot_product_attention(q[i : i + 1].float(), k.float(), v.float(), enable_gqa=True)
+        wanted = F.scaled_dot_product_attention(
+            q[i : i + 1].float(), k.float(), v.float(), enable_gqa=True
+        )
         worst = max(worst, (out[i : i + 1].float() - wanted).abs().max().item())
     print(f"step {step}: {cache.lengths.tolist()} tokens, largest difference {worst:.4f}")

@@ -3,8 +3,8 @@
     kgen render rms_norm causal_d64
     python examples/train_layer.py
 
-On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. The layer learns to predict the
-previous token. The script prints the loss of each step.
+On a machine without a GPU, TRITON_INTERPRET=1 runs the script on the CPU. The layer learns to
+predict the previous token. The script prints the loss of each step.
 """
 
 import argparse
@@ -56,7 +56,8 @@ class Layer(nn.Module):
     def forward(self, tokens):
         batch, length = tokens.shape
         x = self.words(tokens) + self.places.weight[:length]
-        # [batch, length, 3 * width] -> three views [batch, heads, length, head]; the kernels accept any strides.
+        # [batch, length, 3 * width] -> three views [batch, heads, length, head]; the kernels accept
+        # any strides.
         q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, HEADS, HEAD).permute(2, 0, 3, 1, 4)
         out = causal_d64(q, k, v)
         x = x + self.out(out.transpose(1, 2).reshape(batch, length, WIDTH))

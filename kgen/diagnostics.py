@@ -1,7 +1,7 @@
 """Diagnostics: one clear error with file, line, column, caret and a hint.
 
-Every error that a user can cause is a `KgenError` with one or more `Diagnostic`s. Its text is the output of the
-command. Exit codes:
+Every error that a user can cause is a `KgenError` with one or more `Diagnostic`s. Its text is the
+output of the command. Exit codes:
 
 - 1: files differ, or a result is wrong
 - 2: a wrong spec or command line
@@ -27,7 +27,8 @@ EXIT_BUG = 70
 class Diagnostic:
     """One mistake, its place, and a hint how to correct it.
 
-    `line` and `column` begin at 1. `source` is the text of the line. The carets underline `length` characters.
+    `line` and `column` begin at 1. `source` is the text of the line. The carets underline `length`
+    characters.
     """
 
     code: str
@@ -46,7 +47,9 @@ class KgenError(Exception):
     exit_code = EXIT_USAGE
 
     def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]) -> None:
-        self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        self.diagnostics = (
+            (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        )
         super().__init__(self.diagnostics)
 
     def __str__(self) -> str:
@@ -111,8 +114,12 @@ def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
 
     Escape all text that comes from a file.
     """
-    red, blue, bold, plain = ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m") if color else ("", "", "", "")
-    head = f"{red}error[{escaped(diagnostic.code)}]{plain}{bold}: {escaped(diagnostic.message)}{plain}"
+    red, blue, bold, plain = (
+        ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m") if color else ("", "", "", "")
+    )
+    head = (
+        f"{red}error[{escaped(diagnostic.code)}]{plain}{bold}: {escaped(diagnostic.message)}{plain}"
+    )
     lines = [head]
     margin = " " * len(str(diagnostic.line or 0))
     if diagnostic.file is not None:
@@ -139,7 +146,9 @@ _WIDTH = 120
 
 
 def _window(diagnostic: Diagnostic) -> tuple[str, str, str]:
-    """Return the source line as (before, underlined, after), escaped and shortened to about 120 columns."""
+    """Return the source line as (before, underlined, after), escaped and shortened to about 120
+    columns.
+    """
     source = diagnostic.source or ""
     start = max((diagnostic.column or 1) - 1, 0)
     end = min(start + max(diagnostic.length, 1), len(source))

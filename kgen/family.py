@@ -1,7 +1,8 @@
-"""Kernel families, the values of `kernel:` in a spec, with the parts that each stage needs, imported on first use.
+"""Kernel families, the values of `kernel:` in a spec, with the parts that each stage needs,
+imported on first use.
 
-A family is a package in `kgen/kernels` that defines `FAMILY`, a `Family`. A target is a package in the family's
-folder `targets` that defines `TARGET`, a `Target`.
+A family is a package in `kgen/kernels` that defines `FAMILY`, a `Family`. A target is a package in
+the family's folder `targets` that defines `TARGET`, a `Target`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Lazy:
 
 @dataclass(frozen=True)
 class Chip:
-    """Kernels for one chip, in a `file` next to the emitted one. An `interpreter` runs them on the CPU.
+    """Kernels for one chip, in a `file` next to the emitted one. An `interpreter` runs them on the
+    CPU.
 
     `cases` is a module; `kgen.verify.families` documents its members.
     """
@@ -52,14 +54,17 @@ class Chip:
     module: str
     """The function of the emitted file that returns the module of `file`, or None."""
     choice: str
-    """The function of the emitted file that returns True if these kernels can run on the tensors of a call."""
+    """The function of the emitted file that returns True if these kernels can run on the tensors of
+    a call.
+    """
     interpreter: str
     cases: Lazy
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The parts of a family that verify its files. `kgen.verify.families` documents `problem` and `cases`.
+    """The parts of a family that verify its files. `kgen.verify.families` documents `problem` and
+    `cases`.
 
     `problem` turns a spec into the data for worker processes, without torch. `cases` is a module.
     """
@@ -74,8 +79,9 @@ class Verification:
 class Bench:
     """The parts of a family that time its files against peers.
 
-    `shape` is a module without torch: `Shape` parses a size; `PEERS` and `DEFAULT_PEERS` are names. `race` takes a
-    `BenchJob` and the functions to time, and returns rows. `plot` draws the reports of several specs into a file.
+    `shape` is a module without torch: `Shape` parses a size; `PEERS` and `DEFAULT_PEERS` are names.
+    `race` takes a `BenchJob` and the functions to time, and returns rows. `plot` draws the reports
+    of several specs into a file.
     """
 
     shape: Lazy
@@ -90,13 +96,17 @@ class Runtime:
     imports: tuple[str, ...]
     """The packages that the files import, apart from the standard library."""
     tools: tuple[str, ...] = ()
-    """The packages that compile the files. The ledger records results under the versions of these packages."""
+    """The packages that compile the files. The ledger records results under the versions of these
+    packages.
+    """
     needs: str | None = None
     """The package that compiling or running the files needs, apart from torch and triton."""
     extra: str = "verify"
     """The extra of kgen's package that installs `needs`."""
     compiler: str | None = None
-    """The module that compiles a file without a GPU (`python -m`); None if there is nothing to compile."""
+    """The module that compiles a file without a GPU (`python -m`); None if there is nothing to
+    compile.
+    """
     on_cpu: bool = False
     """True if the files run without a GPU."""
 
@@ -105,12 +115,13 @@ class Runtime:
 class Target:
     """One target of a family, in the folder of that name.
 
-    `sources` turns a spec into files (`kgen.targets.Source`). `emits` names these files for people. `options` is the
-    model of the target's options in a spec. If the files compute only one part of the kernel, `part` names it, and
-    `Family.parts` has its verification. `forward_only` files have no gradients, even if the spec lists backward.
-    `obligations` states the proof obligations of the files (`kgen.prove`). `kgen render` proves the subset `pairs`
-    before it writes the files. `points` compares plan and spec at sample points, without z3. `native` describes the
-    calls of the kernels from C (`kgen.targets.native`).
+    `sources` turns a spec into files (`kgen.targets.Source`). `emits` names these files for people.
+    `options` is the model of the target's options in a spec. If the files compute only one part of
+    the kernel, `part` names it, and `Family.parts` has its verification. `forward_only` files have
+    no gradients, even if the spec lists backward. `obligations` states the proof obligations of the
+    files (`kgen.prove`). `kgen render` proves the subset `pairs` before it writes the files.
+    `points` compares plan and spec at sample points, without z3. `native` describes the calls of
+    the kernels from C (`kgen.targets.native`).
     """
 
     runtime: Runtime
@@ -127,10 +138,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Varying:
-    """A field that may list several values. Each value has its own folder, and one function dispatches between them.
+    """A field that may list several values. Each value has its own folder, and one function
+    dispatches between them.
 
-    `told` is a Python expression over the arguments of the emitted function, and `literal` its value for a checked
-    spec. `word` is the spec's part of the folder's name, and `words` names the field for people.
+    `told` is a Python expression over the arguments of the emitted function, and `literal` its
+    value for a checked spec. `word` is the spec's part of the folder's name, and `words` names the
+    field for people.
     """
 
     told: str
@@ -140,7 +153,8 @@ class Varying:
 
 
 def dtype_of(argument: str) -> Varying:
-    """Dispatch on the dtype of an argument. In a spec with several dtypes, it is the dtype of the input.
+    """Dispatch on the dtype of an argument. In a spec with several dtypes, it is the dtype of the
+    input.
 
     `_wanted.j2` defines `_wanted`. `_DTYPES` lists the dtypes of all variants.
     """
@@ -165,9 +179,10 @@ HEAD_DIM = Varying(
 class Family:
     """All parts of a kernel family.
 
-    `model` parses its specs. It has the methods `expressions()` and `check()`, and the fields `kernel`, `name`,
-    `summary`, `license`, `passes` and `targets`. `explain` builds the page of `kgen explain`. `verification` and
-    `bench` are optional, so that a new family can render first. `tune` times tiles if the family has a table of tiles.
+    `model` parses its specs. It has the methods `expressions()` and `check()`, and the fields
+    `kernel`, `name`, `summary`, `license`, `passes` and `targets`. `explain` builds the page of
+    `kgen explain`. `verification` and `bench` are optional, so that a new family can render first.
+    `tune` times tiles if the family has a table of tiles.
     """
 
     name: str
@@ -180,9 +195,13 @@ class Family:
     varies: Mapping[str, Varying] = field(default_factory=dict)
     """The fields that may hold a list, by name."""
     names_give_way: bool = False
-    """True if files rename the user's buffers and params that clash with names of the kernels (`Loaded.called`)."""
+    """True if files rename the user's buffers and params that clash with names of the kernels
+    (`Loaded.called`).
+    """
     adapters: Mapping[str, Lazy] = field(default_factory=dict)
-    """Functions by adapter kind that build an `Adapter` (`kgen.render.adapters`) from the variants of a spec."""
+    """Functions by adapter kind that build an `Adapter` (`kgen.render.adapters`) from the variants
+    of a spec.
+    """
 
     promises: Lazy | None = None
     """Names the buffers that kernels could search if the spec declared them sorted."""
@@ -218,7 +237,9 @@ def chips() -> tuple[Chip, ...]:
 def targets_of(name: str) -> Mapping[str, Target]:
     """Return the targets of a family by name."""
     folders = _packages(KERNELS / name / "targets")
-    found = {target: import_module(f"kgen.kernels.{name}.targets.{target}").TARGET for target in folders}
+    found = {
+        target: import_module(f"kgen.kernels.{name}.targets.{target}").TARGET for target in folders
+    }
     return dict(sorted(found.items(), key=lambda item: (not item[1].runtime.on_cpu, item[0])))
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 MAX_RECORD = 64_000_000
-"""Maximum bytes of a record of kgen or of an emitted file. Real files have less than one million."""
+"""Maximum bytes of a record of kgen or of an emitted file. Real files have less than one
+million.
+"""
 MAX_DEPTH = 64
 
 
@@ -25,7 +27,10 @@ class NotJsonError(KgenError):
 
 
 def read(path: Path, limit: int = MAX_RECORD) -> bytes:
-    """Return at most `limit` + 1 bytes. Raise `OSError`, also for a pipe or device, which could block."""
+    """Return at most `limit` + 1 bytes.
+
+    Raise `OSError`, also for a pipe or device, which could block.
+    """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if stat.S_ISDIR(mode):
@@ -36,7 +41,10 @@ def read(path: Path, limit: int = MAX_RECORD) -> bytes:
 
 
 def read_json(path: Path, code: str, hint: str) -> Any:
-    """Return a JSON record of kgen. Raise `OSError`, `NotJsonError`, or `KgenError` for hostile content."""
+    """Return a JSON record of kgen.
+
+    Raise `OSError`, `NotJsonError`, or `KgenError` for hostile content.
+    """
 
     def wrong(message: str, line: int = 1, column: int = 1) -> Diagnostic:
         return Diagnostic(code, message, str(path), line, column, hint=hint)
@@ -48,20 +56,27 @@ def read_json(path: Path, code: str, hint: str) -> Any:
         text = content.decode()
     except UnicodeDecodeError as error:
         place = position(content, error.start)
-        raise NotJsonError(wrong(f"byte 0x{content[error.start]:02x} is not UTF-8", *place)) from None
+        raise NotJsonError(
+            wrong(f"byte 0x{content[error.start]:02x} is not UTF-8", *place)
+        ) from None
     if (deep := _too_deep(text)) is not None:
         place = position(text.encode(), len(text[:deep].encode()))
         raise KgenError(wrong(f"the file nests more than {MAX_DEPTH} levels deep", *place))
     try:
         return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
-        raise NotJsonError(wrong(f"this is not JSON: {error.msg}", error.lineno, error.colno)) from None
+        raise NotJsonError(
+            wrong(f"this is not JSON: {error.msg}", error.lineno, error.colno)
+        ) from None
     except ValueError as error:  # such as a number with thousands of digits
         raise NotJsonError(wrong(f"this is not JSON: {error}")) from None
 
 
 def read_as(model: type[BaseModel], path: Path, code: str, hint: str) -> Any:
-    """Return a JSON record of kgen that `model` validates. Raise `NotJsonError` if it does not, and as `read_json`."""
+    """Return a JSON record of kgen that `model` validates.
+
+    Raise `NotJsonError` if it does not, and as `read_json`.
+    """
     from pydantic import ValidationError
 
     said = read_json(path, code, hint)
@@ -78,11 +93,16 @@ def read_as(model: type[BaseModel], path: Path, code: str, hint: str) -> Any:
 def position(content: bytes, index: int) -> tuple[int, int]:
     """Return the line and column, from 1, of a byte in UTF-8 text."""
     line = content.count(b"\n", 0, index) + 1
-    return line, len(content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")) + 1
+    return line, len(
+        content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")
+    ) + 1
 
 
 def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
-    """Write a file and its parent folders. Raise `KgenError` with `hint` if it exists, unless `force` is set."""
+    """Write a file and its parent folders.
+
+    Raise `KgenError` with `hint` if it exists, unless `force` is set.
+    """
     if not force and os.path.lexists(path):
         raise KgenError(Diagnostic("exists", "the file exists", path.as_posix(), 1, 1, hint=hint))
     try:
@@ -92,7 +112,12 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
         message = f"cannot write the file: {error.strerror or error}"
         raise KgenError(
             Diagnostic(
-                "cannot-write", message, path.as_posix(), 1, 1, hint="check the folder and its permissions"
+                "cannot-write",
+                message,
+                path.as_posix(),
+                1,
+                1,
+                hint="check the folder and its permissions",
             )
         ) from None
 
@@ -122,7 +147,9 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _too_deep(text: str) -> int | None:
-    """Return the index where JSON nests deeper than `MAX_DEPTH`, because Python's reader would overflow its stack."""
+    """Return the index where JSON nests deeper than `MAX_DEPTH`, because Python's reader would
+    overflow its stack.
+    """
     depth = 0
     for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.DOTALL):
         depth += (found[0] in "[{") - (found[0] in "]}")

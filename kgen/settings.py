@@ -4,8 +4,8 @@
     specs = "kernels/specs"
     generated = "kernels/generated"
 
-kgen searches from the working directory upwards and takes the first file with this table. Folders are relative to the
-file.
+kgen searches from the working directory upwards and takes the first file with this table. Folders
+are relative to the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ NAMES = tuple(field.name for field in fields(Settings))
 
 
 def settings(start: Path = Path()) -> Settings:
-    """Return the settings of the project that contains `start`. Raise `KgenError` for a wrong file."""
+    """Return the settings of the project that contains `start`.
+
+    Raise `KgenError` for a wrong file.
+    """
     for folder in (inside := Path(os.path.abspath(start)), *inside.parents):
         path = Path(os.path.relpath(folder / FILE, inside))
         try:
@@ -51,7 +54,12 @@ def settings(start: Path = Path()) -> Settings:
             message = f"cannot read the file: {error.strerror or error}"
             raise KgenError(
                 Diagnostic(
-                    "bad-settings", message, str(path), 1, 1, hint="check the file and its permissions"
+                    "bad-settings",
+                    message,
+                    str(path),
+                    1,
+                    1,
+                    hint="check the file and its permissions",
                 )
             ) from None
         if (table := _table(content, path)) is not None:
@@ -79,18 +87,25 @@ def _table(content: bytes, path: Path) -> Settings | None:
 
     if not isinstance(table, dict):
         raise KgenError(
-            wrong("kgen", "`tool.kgen`: expected a table", 'write `[tool.kgen]`, then `specs = "specs"`')
+            wrong(
+                "kgen",
+                "`tool.kgen`: expected a table",
+                'write `[tool.kgen]`, then `specs = "specs"`',
+            )
         )
     found = []
     for key, value in table.items():
         if key not in NAMES:
             hint = (
-                did_you_mean(key, NAMES) or f"the settings are {' and '.join(f'`{name}`' for name in NAMES)}"
+                did_you_mean(key, NAMES)
+                or f"the settings are {' and '.join(f'`{name}`' for name in NAMES)}"
             )
             found.append(wrong(key, f"`tool.kgen` has no setting {shown(key)}", hint))
         elif not isinstance(value, str) or not value or "\0" in value:
             hint = f'write the name of a folder, such as `{key} = "{key}"`'
-            found.append(wrong(key, f"`{key}`: expected the name of a folder, got {shown(value)}", hint))
+            found.append(
+                wrong(key, f"`{key}`: expected the name of a folder, got {shown(value)}", hint)
+            )
     if found:
         raise KgenError(found)
     folders = {name: table.get(name, getattr(Settings, name)) for name in NAMES}
@@ -119,7 +134,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         source = text.split("\n")[line - 1]
         message = f"this is not TOML: {str(error).partition(' (at ')[0]}"
         where = (str(path), line, column, 1, source)
-        raise KgenError(Diagnostic("bad-settings", message, *where, hint="correct the syntax")) from None
+        raise KgenError(
+            Diagnostic("bad-settings", message, *where, hint="correct the syntax")
+        ) from None
 
 
 def _where(text: str, error: Exception) -> tuple[int, int]:

@@ -48,7 +48,9 @@ class Project:
         """Return the content and modification time of every file under generated/."""
         base = self.root / "generated"
         files = [path for path in sorted(base.rglob("*")) if path.is_file()]
-        return {p.relative_to(base).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files}
+        return {
+            p.relative_to(base).as_posix(): (p.read_bytes(), p.stat().st_mtime_ns) for p in files
+        }
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(ROOT), str(STANDIN.parent)])

@@ -1,7 +1,7 @@
 """One direction of imports: every module imports only from its own stage and earlier ones.
 
-Shared code knows no kernel family. A family is a package of `kgen.kernels` with its own stages, and imports
-no other family.
+Shared code knows no kernel family. A family is a package of `kgen.kernels` with its own stages, and
+imports no other family.
 """
 
 from __future__ import annotations
@@ -23,8 +23,30 @@ import kgen
 from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
-    *("diagnostics", "files", "settings", "sizes", "pages", "family", "expr", "spec", "targets", "render"),
-    *("flex", "verify", "build", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
+    *(
+        "diagnostics",
+        "files",
+        "settings",
+        "sizes",
+        "pages",
+        "family",
+        "expr",
+        "spec",
+        "targets",
+        "render",
+    ),
+    *(
+        "flex",
+        "verify",
+        "build",
+        "prove",
+        "bench",
+        "reports",
+        "tuning",
+        "kernels",
+        "cli",
+        "__main__",
+    ),
 )
 AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
 """Folders whose files are emitted unchanged, so they import each other relatively."""
@@ -51,7 +73,9 @@ OF_SCHEDULES = {
     "cases": "verify",
     "prove": "prove",
 }
-"""The stages of modules in the folder of a schedule. All other modules there belong to `targets`."""
+"""The stages of modules in the folder of a schedule. All other modules there belong to
+`targets`.
+"""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
@@ -59,8 +83,14 @@ OWN_RENDERING = ("fields", "spec", "plan", "explaining", "lowered", "targets")
 
 
 def modules() -> list[str]:
-    paths = sorted(path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py"))
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths if "_data" not in path.parts]
+    paths = sorted(
+        path.relative_to(PACKAGE.parent).with_suffix("") for path in PACKAGE.rglob("*.py")
+    )
+    return [
+        ".".join(path.parts).removesuffix(".__init__")
+        for path in paths
+        if "_data" not in path.parts
+    ]
 
 
 def stage(module: str) -> str | None:
@@ -72,8 +102,8 @@ def stage(module: str) -> str | None:
 def own(module: str) -> tuple[str | None, str | None]:
     """Return the family of a module and its stage there, or None for shared code.
 
-    A target's folder may contain the module that compiles its files. A schedule has modules of several
-    stages.
+    A target's folder may contain the module that compiles its files. A schedule has modules of
+    several stages.
     """
     match [*module.split("."), None, None]:
         case _, "kernels", name, "targets", _, "compile", *_:
@@ -148,7 +178,9 @@ def test_direction_in_a_family(module: str) -> None:
             )
         else:
             assert other == name, f"{module} imports {imported}"
-            assert place, f"{module} imports {imported}: it is there for those who need nothing of the family"
+            assert place, (
+                f"{module} imports {imported}: it is there for those who need nothing of the family"
+            )
             assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
 
 
@@ -197,7 +229,9 @@ LIST_OF_SCHEDULES = "kernels/attention/schedules/__init__.py"
 
 
 def names_hopper(path: Path) -> bool:
-    """True if a file names Hopper, other than in a name of a library or in the list of schedules."""
+    """True if a file names Hopper, other than in a name of a library or in the list of
+    schedules.
+    """
     text = NAMES_OF_LIBRARIES.sub("", path.read_text(encoding="utf-8"))
     if path == PACKAGE / LIST_OF_SCHEDULES:
         text = text.replace('\n    "hopper",\n', "\n", 1)
@@ -206,7 +240,11 @@ def names_hopper(path: Path) -> bool:
 
 def test_a_chip_is_named_in_its_folder() -> None:
     root = PACKAGE.parent
-    files = [*PACKAGE.rglob("*.py"), *root.glob("templates/**/*.j2"), *root.glob("templates/**/*.h")]
+    files = [
+        *PACKAGE.rglob("*.py"),
+        *root.glob("templates/**/*.j2"),
+        *root.glob("templates/**/*.h"),
+    ]
     outside = [path for path in files if "hopper" not in path.parts and "_data" not in path.parts]
     assert len(outside) > 400
     assert [path.relative_to(root).as_posix() for path in outside if names_hopper(path)] == []
@@ -218,7 +256,8 @@ def test_a_name_of_a_chip_is_found(tmp_path: Path) -> None:
         file.write_text(text)
         assert names_hopper(file), text
     file.write_text(
-        "from triton.experimental.gluon.nvidia.hopper import x\nimport cutlass.utils.hopper_helpers as y\n"
+        "from triton.experimental.gluon.nvidia.hopper import x\n"
+        "import cutlass.utils.hopper_helpers as y\n"
     )
     assert not names_hopper(file)
 
@@ -264,7 +303,9 @@ def test_machinery_names_no_family(module: str) -> None:
 TARGETS = {target for name in NAMES for target in family(name).targets}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"])
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"]
+)
 def test_nothing_lists_targets(module: str) -> None:
     """Facts about a target are in its folder, so that no other table grows with the targets.
 
@@ -313,9 +354,14 @@ def test_a_family_has_what_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_of_a_family(name: str) -> None:
-    """Each target is a folder that describes its files. Triton, which runs on every chip, is first."""
+    """Each target is a folder that describes its files.
+
+    Triton, which runs on every chip, is first.
+    """
     targets = family(name).targets
-    folders = [path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")]
+    folders = [
+        path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")
+    ]
     assert sorted(targets) == sorted(folders)
     assert next(iter(targets)) == "triton"
     extras = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
@@ -323,7 +369,9 @@ def test_targets_of_a_family(name: str) -> None:
         assert isinstance(target, Target)
         assert f"\n{target.runtime.extra} = [" in extras
         assert target.runtime.compiler is None or importlib.util.find_spec(target.runtime.compiler)
-    assert [one for one, options in family(name).model.get().model_fields["targets"].default if options]
+    assert [
+        one for one, options in family(name).model.get().model_fields["targets"].default if options
+    ]
 
 
 def loaded_by(code: str) -> set[str]:
@@ -353,7 +401,9 @@ def test_printed_text_is_not_looked_into(module: str) -> None:
 
 
 def test_a_module_is_short() -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    lengths = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")
+    }
     assert [f"{path}: {length} lines" for path, length in lengths.items() if length > 500] == []
 
 
@@ -400,7 +450,10 @@ def test_limits_of_a_function() -> None:
         "long": "@verb('f')\ndef f():\n" + "    f()\n" * 60,
     }
     found = {
-        name for name, text in texts.items() for _, one in defined(ast.parse(text)) if above_a_limit(one)
+        name
+        for name, text in texts.items()
+        for _, one in defined(ast.parse(text))
+        if above_a_limit(one)
     }
     assert found == {"many", "long"}
 
@@ -422,7 +475,8 @@ def test_rendering_needs_no_runtime() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")]
+    ("name", "spec"),
+    [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")],
 )
 def test_rendering_imports_one_family(name: str, spec: str) -> None:
     code = "from pathlib import Path; from kgen.render.project import render_all; "

@@ -122,7 +122,10 @@ ENV = {
         ("int(a / 2)", [-3, 0, 0, 0, 1, 2]),
         ("(a ^ 3) + (a << 1) + (a >> 1) + (~a & 6)", [-18, -7, 9, 10, 10, 20]),
         ("a * 2 ** 2", [-28, -4, 0, 4, 8, 20]),
-        ("1000000 * (1000000 + a)", [-734379968, -728379968, -727379968, -726379968, -725379968, -722379968]),
+        (
+            "1000000 * (1000000 + a)",
+            [-734379968, -728379968, -727379968, -726379968, -725379968, -722379968],
+        ),
         ("abs(x) < 0.5", [False, True, True, True, True, False]),
         ("floor(x) + ceil(x) + sign(x)", [-4.0, -2.0, 0.0, 2.0, 2.0, np.inf]),
     ],
@@ -147,8 +150,9 @@ def test_the_value_of_a_text(text: str, values: list[Any]) -> None:
     ],
 )
 def test_where_a_text_means_something(text: str, means: list[int]) -> None:
-    """`ok` is false where a kernel may compute anything, or where rounding decides. Operands that are not
-    evaluated do not count."""
+    """`ok` is false where a kernel may compute anything, or where rounding decides. Operands that
+    are not evaluated do not count.
+    """
     assert np.broadcast_to(text_value(text, ENV).ok, 6).tolist() == [bool(one) for one in means]
 
 
@@ -157,7 +161,9 @@ def test_the_record_begins_anew_with_another_generator(tmp_path: Path) -> None:
     record = comparing.Record.read(path)
     record.enter([comparing.Compared(0, "right"), comparing.Compared(1, "ranges", "wrong")], path)
     record.enter([comparing.Compared(7, "right")], path)
-    assert comparing.Record.read(path) == comparing.Record(2, {"right": 1, "ranges": 1}, {"1": "wrong"})
+    assert comparing.Record.read(path) == comparing.Record(
+        2, {"right": 1, "ranges": 1}, {"1": "wrong"}
+    )
     with mock.patch.object(comparing, "generator", return_value="other"):
         assert comparing.Record.read(path) == comparing.Record()
 
@@ -175,12 +181,27 @@ def _from_the_key(node: Node, _: Any) -> Node:
 
 PLANTED: dict[str, tuple[str, Any, str, Any]] = {
     "a fact of its own": ("canonical", canonical, "_has_abs", lambda node: False),
-    "a strict bound": ("canonical", canonical, "_below", lambda a, b: call("lt", a.tree(), b.tree())),
+    "a strict bound": (
+        "canonical",
+        canonical,
+        "_below",
+        lambda a, b: call("lt", a.tree(), b.tree()),
+    ),
     "an opposite": ("canonical", canonical, "NEGATED", NEGATED | {"lt": "gt"}),
     "an alternative less": ("alternatives", alternatives, "_needed", lambda found: found[:1]),
-    "a bound of another row": ("ranges", tile_ranges, "_undivided", lambda b, d, upper: call("mul", b, d)),
+    "a bound of another row": (
+        "ranges",
+        tile_ranges,
+        "_undivided",
+        lambda b, d, upper: call("mul", b, d),
+    ),
     "a bound one too low": ("ranges", tile_ranges, "_ONE", Const(0, Type.INT)),
-    "a row that is not dropped": ("softmax", softmax_form, "_separated", lambda bias, algebra: 0 * bias),
+    "a row that is not dropped": (
+        "softmax",
+        softmax_form,
+        "_separated",
+        lambda bias, algebra: 0 * bias,
+    ),
     "a distance from the key": ("distance", distance, "substitute", _from_the_key),
     "a period": ("periods", block_mask, "lcm", min),
 }
@@ -201,5 +222,7 @@ def test_what_is_planted_is_found(name: str) -> None:
 
 def _seeds(form: str) -> range:
     return (
-        range(SAMPLE) if form in ("canonical", "alternatives") else range(0, 4 * SAMPLE, comparing.THOROUGH)
+        range(SAMPLE)
+        if form in ("canonical", "alternatives")
+        else range(0, 4 * SAMPLE, comparing.THOROUGH)
     )

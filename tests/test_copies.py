@@ -1,5 +1,6 @@
-"""Two copies of an emitted file in a process: each has its own operators, with names that do not depend on
-the folder."""
+"""Two copies of an emitted file in a process: each has its own operators, with names that do not
+depend on the folder.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +45,8 @@ def test_copies_of_what_is_for_several_ranks(tmp_path: Path) -> None:
 
 def have_operators_of_their_own(here: Path, there: Path) -> None:
     """Check two different namespaces `kgen_<hash>`. A number is added if a namespace exists."""
-    first, second = (import_file(file, f"copy_{i}")._LIBRARY.ns for i, file in enumerate((here, there)))
+    first, second = (
+        import_file(file, f"copy_{i}")._LIBRARY.ns for i, file in enumerate((here, there))
+    )
     assert first != second
     assert first.split("_")[:2] == second.split("_")[:2]

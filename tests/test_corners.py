@@ -1,4 +1,5 @@
-"""The corner specs of `tests/specs`: a change that means to leave kernels alone leaves their text alone.
+"""The corner specs of `tests/specs`: a change that means to leave kernels alone leaves their text
+alone.
 
 `scripts/update` writes `corners.json` anew, the hash of each emitted body.
 """
@@ -33,8 +34,12 @@ def test_text_is_as_recorded(path: Path) -> None:
     assert found == recorded, (
         "emitted text has changed: read it (kgen render --stdout), then run scripts/update"
     )
-    assert [found for name, text in files.items() if name.endswith(".py") for found in unread(text)] == []
+    assert [
+        found for name, text in files.items() if name.endswith(".py") for found in unread(text)
+    ] == []
 
 
 def test_nothing_else_is_recorded() -> None:
-    assert {name.partition("/")[0] for name in json.loads(GOLDEN.read_text())} == {p.stem for p in CORNERS}
+    assert {name.partition("/")[0] for name in json.loads(GOLDEN.read_text())} == {
+        p.stem for p in CORNERS
+    }

@@ -1,4 +1,5 @@
-"""Arguments that emitted functions refuse: derivatives that do not exist, and numbers beyond float32.
+"""Arguments that emitted functions refuse: derivatives that do not exist, and numbers beyond
+float32.
 
 Tensors are fake, without memory, so autograd works as on a GPU and no kernel runs.
 """
@@ -23,8 +24,22 @@ from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = (
-    *("causal", "causal_alibi", "relative_bias", "softcap_fast", "gpt_oss", "block_sparse", "full_d64_fp16"),
-    *("varlen_alibi", "decode_gqa", "decode_paged", "gated_delta_output_varlen", "retention_output"),
+    *(
+        "causal",
+        "causal_alibi",
+        "relative_bias",
+        "softcap_fast",
+        "gpt_oss",
+        "block_sparse",
+        "full_d64_fp16",
+    ),
+    *(
+        "varlen_alibi",
+        "decode_gqa",
+        "decode_paged",
+        "gated_delta_output_varlen",
+        "retention_output",
+    ),
     *("layer_norm", "fused_add_rms_norm", "gated_rms_norm", "rms_norm_fp8"),
 )
 FILES = {
@@ -56,7 +71,9 @@ def test_what_does_not_exist_raises(which: str) -> None:
     names |= {n for n, x in example.kwargs.items() if isinstance(x, int | float)}
     must_refuse(
         {
-            f"{name} is {what}": partial(emitted.function, *example.args, **{**example.kwargs, name: x})
+            f"{name} is {what}": partial(
+                emitted.function, *example.args, **{**example.kwargs, name: x}
+            )
             for name in names
             for what, x in NOT_NUMBERS.items()
         }
@@ -65,7 +82,9 @@ def test_what_does_not_exist_raises(which: str) -> None:
 
 @pytest.mark.parametrize("which", FILES)
 def test_tensors_that_kernels_cannot_read(which: str) -> None:
-    """A sparse or nested tensor raises an error that names the argument, for every tensor argument."""
+    """A sparse or nested tensor raises an error that names the argument, for every tensor
+    argument.
+    """
     if which.split("/")[1].startswith("cute"):
         pytest.importorskip("cutlass")
     emitted = subject(which)
@@ -100,7 +119,11 @@ mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window and kv_idx % (window - 2
             RuntimeError,
             "slopes requires grad, .*set `grad: true` in the spec, or pass slopes.detach",
         ),
-        ({"edges": True}, RuntimeError, r"edges requires grad, .*no derivative .* pass edges.detach\(\)"),
+        (
+            {"edges": True},
+            RuntimeError,
+            r"edges requires grad, .*no derivative .* pass edges.detach\(\)",
+        ),
         ({"cap": 1e39}, ValueError, "cap must be finite and must not underflow in float32"),
         ({"cap": 1e-60}, ValueError, "cap must be finite and must not underflow in float32"),
         ({"cap": "8"}, TypeError, "cap must be a number, got str"),
@@ -109,7 +132,11 @@ mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window and kv_idx % (window - 2
         ({"window": True}, TypeError, "window must be an integer, got bool"),
         ({"window": 2**40}, ValueError, "window must be an int32"),
         ({"cap": 0.0}, ValueError, "cap is a divisor in the spec and must not be 0"),
-        ({"cap": 4.0, "window": 2}, ValueError, r"window - 2 is a divisor in the spec and must not be 0"),
+        (
+            {"cap": 4.0, "window": 2},
+            ValueError,
+            r"window - 2 is a divisor in the spec and must not be 0",
+        ),
         ({"scale": 2.0**127.5}, ValueError, r"scale must be positive and at most 2\*\*127"),
         ({"cap": np.float32(8), "window": np.int64(8)}, None, ""),
     ],

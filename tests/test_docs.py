@@ -1,5 +1,5 @@
-"""README and docs agree with the code: tables and excerpts are generated, links resolve, and lists are
-complete.
+"""README and docs agree with the code: tables and excerpts are generated, links resolve, and lists
+are complete.
 
 KGEN_UPDATE_GOLDEN=1 writes the generated parts anew, between `<!-- name -->` and `<!-- end -->`.
 """
@@ -40,7 +40,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"<!-- "
+    r"(spec|loop|stage|specs|functions|summary|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
     r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
@@ -79,7 +80,9 @@ def function_table() -> str:
         grouped.setdefault((takes, gives, derivative), []).append(syntax)
     rows = ["| syntax | operands | result | derivative |", "|---|---|---|---|"]
     for cells, members in grouped.items():
-        rows.append("| " + " | ".join(c.replace("|", "\\|") for c in (", ".join(members), *cells)) + " |")
+        rows.append(
+            "| " + " | ".join(c.replace("|", "\\|") for c in (", ".join(members), *cells)) + " |"
+        )
     return "\n".join(rows) + "\n"
 
 
@@ -122,13 +125,19 @@ def signature(name: str) -> tuple[str, str]:
 
 
 def proof_table() -> str:
-    """Return the proofs in the ledger: a row for each file with unknown obligations, and one for all others."""
+    """Return the proofs in the ledger: a row for each file with unknown obligations, and one for
+    all others.
+    """
     rows = [
         "| file | kernels and tile shapes | proved | unknown | no encoding for |",
         "|---|---|---|---|---|",
     ]
-    files = json.loads((ROOT / "generated/verified.json").read_text(encoding="utf-8"))["files"].values()
-    found = {entry["file"]: entry["records"]["proof"] for entry in files if "proof" in entry["records"]}
+    files = json.loads((ROOT / "generated/verified.json").read_text(encoding="utf-8"))[
+        "files"
+    ].values()
+    found = {
+        entry["file"]: entry["records"]["proof"] for entry in files if "proof" in entry["records"]
+    }
     whole = [proof for proof in found.values() if not proof["unknown"]]
     kernels, proved = (
         sum(count) for count in zip(*((len(p["kernels"]), p["proved"]) for p in whole), strict=True)
@@ -211,7 +220,9 @@ def test_commands_that_are_shown_are_there() -> None:
                 # In a group of verbs, check the options of the verb after it.
                 own = getattr(verbs[verb], "commands", {})
                 command = own.get((rest.split() or [""])[0], verbs[verb])
-                there = {"--help"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+                there = {"--help"} | {
+                    o for p in command.params for o in (*p.opts, *p.secondary_opts)
+                }
                 assert {word for word in rest.split() if word.startswith("-")} <= there, (
                     page.name,
                     verb,
@@ -233,7 +244,9 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def prose(page: Path) -> str:
     """Return a page without its code blocks."""
-    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def anchors(page: Path) -> set[str]:
@@ -294,7 +307,9 @@ def test_every_page_of_the_log_is_in_its_index() -> None:
 
 def test_the_log_is_newest_first() -> None:
     for page in LOG.glob("*.md"):
-        days = re.findall(r"^\*(\d{4}-\d\d-\d\d)\.\*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        days = re.findall(
+            r"^\*(\d{4}-\d\d-\d\d)\.\*$", page.read_text(encoding="utf-8"), re.MULTILINE
+        )
         assert days == sorted(days, reverse=True), page.name
         assert days or page.name == "README.md", page.name
 
@@ -311,7 +326,9 @@ def test_names_of_the_kernels_for_hopper_are_emitted() -> None:
 def test_targets_are_those_of_the_families(page: str) -> None:
     """If a target computes one part of a kernel, the page names the part."""
     words = {"attention": "attention", "norm": "norms", "chunk_output": "output"}
-    (row,) = re.findall(r"^\| targets \| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    (row,) = re.findall(
+        r"^\| targets \| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE
+    )
     said = dict(zip(("triton", "cuda", "cute"), row.split(";"), strict=True))
     assert said.pop("triton") == "Triton for all"
     for target, clause in said.items():
@@ -329,21 +346,29 @@ def test_every_stage_is_shown() -> None:
 def test_every_verb_is_listed() -> None:
     verbs = {command.name for command in app.registered_commands}
     verbs |= {group.name for group in app.registered_groups}
-    listed = set(re.findall(r"^\| `kgen (\w+)` \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| `kgen (\w+)` \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
     assert listed == verbs
 
 
 def test_exit_codes_are_listed() -> None:
     listed = {
         int(code)
-        for code in re.findall(r"^\| (\d+) \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for code in re.findall(
+            r"^\| (\d+) \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
     }
     assert listed == {0, EXIT_WRONG, EXIT_USAGE, EXIT_MISSING, EXIT_BUG, EXIT_INTERRUPTED}
 
 
-@pytest.mark.parametrize("model", [AttentionSpec, Buffer, ParamSpec], ids=lambda model: model.__name__)
+@pytest.mark.parametrize(
+    "model", [AttentionSpec, Buffer, ParamSpec], ids=lambda model: model.__name__
+)
 def test_every_field_is_described(model: type[AttentionSpec | Buffer | ParamSpec]) -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*)", LANGUAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| (.*)", LANGUAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
     assert set(model.model_fields) <= set(rows)
 
 
@@ -356,7 +381,9 @@ def test_names_and_limits_of_the_language() -> None:
 
 def test_first_example_renders(tmp_path: Path) -> None:
     example = re.search(
-        r"^```yaml\n(kernel: .*?)^```", LANGUAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        r"^```yaml\n(kernel: .*?)^```",
+        LANGUAGE.read_text(encoding="utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
     )
     assert example is not None
     path = tmp_path / "example.yaml"

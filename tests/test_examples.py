@@ -16,12 +16,22 @@ from kgen.verify.families import problem_of
 from kgen.verify.interpreter import ENVIRONMENT
 
 
-def said(example: str, specs: tuple[str, ...], arguments: tuple[str, ...], verdict: Any) -> list[float]:
+def said(
+    example: str, specs: tuple[str, ...], arguments: tuple[str, ...], verdict: Any
+) -> list[float]:
     """Return the number at the end of each line that an example prints."""
     path = ROOT / "examples" / example
     folders = [ROOT / "generated" / spec for spec in specs]
     verdict(problem_of(load(ROOT / "specs" / f"{specs[0]}.yaml")), path.read_text(), *folders)
-    command = [sys.executable, "-W", "ignore", str(path), "--generated", str(ROOT / "generated"), *arguments]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(path),
+        "--generated",
+        str(ROOT / "generated"),
+        *arguments,
+    ]
     run = subprocess.run(
         command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, timeout=280
     )
@@ -51,7 +61,9 @@ def test_every_example_is_tested() -> None:
         assert path.name in texts, path.name
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem
+)
 def test_an_example_says_how_to_run_it(path: Any) -> None:
     text = path.read_text()
     assert re.search(rf"^    (python|torchrun .*) ?examples/{path.name}$", text, re.MULTILINE), path

@@ -25,7 +25,8 @@ dtype: [bf16, fp32]
 FUNCTIONS = {
     "rms_norm": "function(x, x[0])",
     "two": "function(x, x[0])",
-    "gated_delta_output": "function(*(x[None, :, None].expand(1, 64, n, 128) for n in (16, 16, 32)), "
+    "gated_delta_output": "function(*(x[None, :, None].expand(1, 64, n, 128) for n in (16, 16, "
+    "32)), "
     "x.new_zeros(1, 1, 32, 128, 128), x.new_zeros(1, 64, 32, dtype=torch.float32))",
 }
 MODEL = """
@@ -56,7 +57,15 @@ def test_a_process_that_imports_it_loads_it(name: str, tmp_path: Path) -> None:
     for place, script in zip(places, (MADE, LOADED), strict=True):
         model = MODEL.format(name=name, call=FUNCTIONS[name])
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", model + script, str(place), str(tmp_path / "model.pt2")],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-c",
+                model + script,
+                str(place),
+                str(tmp_path / "model.pt2"),
+            ],
             env={**os.environ, "TRITON_INTERPRET": "1"},
             capture_output=True,
             text=True,

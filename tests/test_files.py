@@ -1,4 +1,6 @@
-"""Files that anybody may have put there: pipes, devices, gigabytes, brackets without end, names that are no text."""
+"""Files that anybody may have put there: pipes, devices, gigabytes, brackets without end, names
+that are no text.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,8 @@ def test_what_is_wrong_with_json_has_a_place(
 
 
 @pytest.mark.parametrize(
-    "text", [DEEP, '{"spec": "a\\u0000b", "files": {}}', '{"spec": "a", "files": {"\\ud800": ""}}', None]
+    "text",
+    [DEEP, '{"spec": "a\\u0000b", "files": {}}', '{"spec": "a", "files": {"\\ud800": ""}}', None],
 )
 def test_a_manifest_that_neither_kgen_nor_a_merge_writes(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / manifest.MANIFEST
@@ -91,13 +94,18 @@ def test_a_manifest_of_a_spec_of_any_name(tmp_path: Path) -> None:
     "text",
     [
         *(DEEP, "<<", "[]", "null", '{"files": {"x": 1}}', '{"files": {"x": {"records": [1]}}}'),
-        *('{"files": {"x": {"records": {"d": {"worst": 1}}}}}', '{"files": {"x": {"records": {"d": 1}}}}'),
+        *(
+            '{"files": {"x": {"records": {"d": {"worst": 1}}}}}',
+            '{"files": {"x": {"records": {"d": 1}}}}',
+        ),
         *('{"files": {"x": {"records": {"d": {"worst": {"out": {}}}}}}}', b"\xff\xfe", None),
     ],
 )
 def test_a_ledger_that_is_none(tmp_path: Path, text: str | bytes | None) -> None:
     path = tmp_path / ledger.FILENAME
-    path.mkdir() if text is None else path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.mkdir() if text is None else path.write_bytes(
+        text if isinstance(text, bytes) else text.encode()
+    )
     found = refused(ledger.read, tmp_path)
     assert (found.code, found.file, found.line) == ("bad-ledger", str(path), 1)
     assert found.message.startswith("cannot read the ledger: ")
@@ -158,7 +166,9 @@ def test_as_a_command(project: Project) -> None:
         assert (run.code, run.out) == (2, "")
         assert re.search(r"--> \\udcff(\.yaml)?:1:1\n", run.err)
     assert project.kgen("render").code == 0
-    project.file("a/manifest.json").write_text('{"spec": "\\u001b]0;\\ud800.yaml", "files": {"k.py": "0"}}')
+    project.file("a/manifest.json").write_text(
+        '{"spec": "\\u001b]0;\\ud800.yaml", "files": {"k.py": "0"}}'
+    )
     assert project.kgen("render", "--check").code == 2
     project.file("a/manifest.json").write_text(DEEP)
     run = project.kgen("render", "--check")

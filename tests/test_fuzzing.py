@@ -1,4 +1,6 @@
-"""`tests/fuzzing`: random specs cover the language, find planted bugs, and keep the specs that found bugs."""
+"""`tests/fuzzing`: random specs cover the language, find planted bugs, and keep the specs that
+found bugs.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,15 @@ SEEDS = {"tanh_in_float32": (21,)}
 """Seeds that show a bug which few seeds show. The default is the first three."""
 
 FIELDS = {
-    "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask sinks align passes "
+    "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask "
+    "sinks "
+    "align passes "
     "paged_kv",
-    "norm": "dtype width heads weight bias weight_offset residual statistics round_x_hat eps input_mod output_mod "
+    "norm": "dtype width heads weight bias weight_offset residual statistics round_x_hat eps "
+    "input_mod output_mod "
     "quantize",
-    "chunk_output": "head_dim chunk_size heads decay gate_base gate_dtype state_dtype state_layout v_layout varlen "
+    "chunk_output": "head_dim chunk_size heads decay gate_base gate_dtype state_dtype state_layout "
+    "v_layout varlen "
     "passes",
 }
 
@@ -74,7 +80,9 @@ def test_the_whole_language_is_drawn_and_little_is_refused() -> None:
             refused += 1
             continue
         fields |= {f"{spec['kernel']}.{key}" for key in spec}
-        functions |= {n.fn for tree in loaded.trees.values() for n in walk(tree) if isinstance(n, Call)}
+        functions |= {
+            n.fn for tree in loaded.trees.values() for n in walk(tree) if isinstance(n, Call)
+        }
     assert refused < 50
     assert functions >= {*TABLE}
     for kernel, wanted in FIELDS.items():
@@ -91,7 +99,15 @@ EDGES = (
         ") != (",
         "h_kv",
     ),
-    *("kv_idx < 0", " < 1000000", "1 / q_idx", "log(float(q_idx))", "log(float(n[b]))", "/ n[b]", "/ SK"),
+    *(
+        "kv_idx < 0",
+        " < 1000000",
+        "1 / q_idx",
+        "log(float(q_idx))",
+        "log(float(n[b]))",
+        "/ n[b]",
+        "/ SK",
+    ),
     *("t[h_kv]", "gains[h_kv]", "0.0 * score"),
 )
 
@@ -136,7 +152,10 @@ def _found(right: str, wrong: str) -> bool:
     """True if a seed finds the planted bug, and its reduced spec still does."""
 
     def planted(loaded: Any, single: bool) -> dict[str, str]:
-        return {name: text.replace(right, wrong) for name, text in render_spec(loaded, single=single).items()}
+        return {
+            name: text.replace(right, wrong)
+            for name, text in render_spec(loaded, single=single).items()
+        }
 
     with mock.patch.object(running, "render_spec", planted):
         for seed in range(12):
@@ -160,11 +179,22 @@ def test_a_reference_that_is_wrong_is_found() -> None:
 
 
 def _told_by_flex(wrong: str) -> str:
-    """Return the outcome of a spec if the reference uses a wrong number and FlexAttention the right one."""
+    """Return the outcome of a spec if the reference uses a wrong number and FlexAttention the right
+    one.
+    """
     from fuzzing import flexed
 
-    spec = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 16, "params": {"cap": 2.0}}
-    spec |= {"score_mod": "cap * tanh(score / cap)", "mask_mod": "q_idx >= kv_idx and kv_idx >= q_idx - 5"}
+    spec = {
+        "kernel": "attention",
+        "name": "drawn",
+        "dtype": "bf16",
+        "head_dim": 16,
+        "params": {"cap": 2.0},
+    }
+    spec |= {
+        "score_mod": "cap * tanh(score / cap)",
+        "mask_mod": "q_idx >= kv_idx and kv_idx >= q_idx - 5",
+    }
 
     def other(q: Any, k: Any, v: Any, call: Any) -> Any:
         change = {"": {}, "scale": {"scale": 0.2}, "params": {"params": {"cap": 2.1}}}[wrong]
@@ -183,7 +213,9 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
     from fuzzing import ledger
 
     whats = ["right", "refused", "wrong", "right", "crash"]
-    found = [(running.Outcome(s, what, "code: x", "", 0.1, s == 0), None) for s, what in enumerate(whats)]
+    found = [
+        (running.Outcome(s, what, "code: x", "", 0.1, s == 0), None) for s, what in enumerate(whats)
+    ]
     found = [(one, one if one.failed else None) for one, _ in found]
     places = [tmp_path / f"{number}.json" for number in (1, 2, 3)]
     for place, part in zip(places, (Shard(n, 3) for n in (1, 2, 3)), strict=True):
@@ -193,7 +225,9 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
         entered = []
         for these in (found, script.merged(places[::-1])):
             ledger.PATH.unlink(missing_ok=True)
-            Ledger().enter([one for one, _ in these], {one.seed: least for one, least in these if least})
+            Ledger().enter(
+                [one for one, _ in these], {one.seed: least for one, least in these if least}
+            )
             entered.append(ledger.PATH.read_text())
         assert entered[0] == entered[1]
         assert Ledger.read().next() == 5
@@ -203,9 +237,18 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
     row = {"outcome": found[0][0].row(), "least": None}
     wrong = [
         {"0": {**row, "outcome": {**row["outcome"], **change}}}
-        for change in ({"seed": "0"}, {"seed": -5}, {"seed": None}, {"what": ["right"]}, {"what": "nonsense"})
+        for change in (
+            {"seed": "0"},
+            {"seed": -5},
+            {"seed": None},
+            {"what": ["right"]},
+            {"what": "nonsense"},
+        )
     ]
-    texts = [json.dumps({"of": script.parts_of(), "results": one}) for one in (*wrong, {"1": row}, {"0": {}})]
+    texts = [
+        json.dumps({"of": script.parts_of(), "results": one})
+        for one in (*wrong, {"1": row}, {"0": {}})
+    ]
     for text in ("{", "[]", '{"of": "x", "results": {}}', '{"results": {"1": 2}}', *texts):
         places[1].write_text(text)
         with pytest.raises(KgenError):
@@ -226,7 +269,11 @@ def test_a_seed_that_takes_its_process_along_is_a_crash() -> None:
 
     (task,) = seeds.tasks(range(3), 1)
     rows = list(task.work(task.job, messages))
-    assert [(row["seed"], row["what"]) for row in rows] == [(0, "right"), (1, "crash"), (2, "right")]
+    assert [(row["seed"], row["what"]) for row in rows] == [
+        (0, "right"),
+        (1, "crash"),
+        (2, "right"),
+    ]
     assert tries == [(0, 1, 2), (2,)]
     assert [row["what"] for row in task.work(task.job, lost("gone"))] == ["crash"] * 3
     assert [one.job.seeds for one in seeds.tasks(range(5), 2)] == [(0, 1, 2), (3, 4)]

@@ -1,4 +1,6 @@
-"""Parts of a spec that could grow exponentially: kgen renders the spec within seconds, or refuses it."""
+"""Parts of a spec that could grow exponentially: kgen renders the spec within seconds, or refuses
+it.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ SCORES = {
     "choices of products": nested("(X if kv_idx > I else score * X)", "score", 8),
     "tanh of tanh": nested("tanh(X + 0.I1 * X)", "score", 8),
     "silu of silu": nested("silu(X)", "score", 9),
-    "functions of numbers": "score + log2(0.001 + rsqrt(1e6 + abs(2.5e-20))**2) / (0.1 + ((3e20 - 0.8) / 1.7)**2)**2",
-    "functions of functions of numbers": f"score * {nested('(0.I1 / (1 + tanh(X)) ** 2)', '0.5', 7)}",
+    "functions of numbers": (
+        "score + log2(0.001 + rsqrt(1e6 + abs(2.5e-20))**2) / (0.1 + ((3e20 - 0.8) / 1.7)**2)**2"
+    ),
+    "functions of functions of numbers": (
+        f"score * {nested('(0.I1 / (1 + tanh(X)) ** 2)', '0.5', 7)}"
+    ),
     "powers of powers": "((score * 0.01) ** 8 + 1.0) ** 2",
     "product of positions": f"score + {joined('*', '(kv_idx - q_idx + I * 0.1)', 3)}",
     "gradients of many reads": f"score + {joined('+', 'tanh(score * t[I, h]) * t[I, h]', 45)}",
@@ -72,7 +78,9 @@ MASKS = {
     "!=": joined("and", "kv_idx - q_idx != I", 60),
     "or and or": joined("and", "(q_idx >= kv_idx + I or kv_idx > I)", 60),
     "and or and": joined("or", "(q_idx >= kv_idx + I and kv_idx > I)", 60),
-    "or and or, nested": nested("((X or kv_idx == I) and q_idx - kv_idx != I)", "q_idx >= kv_idx", 30),
+    "or and or, nested": nested(
+        "((X or kv_idx == I) and q_idx - kv_idx != I)", "q_idx >= kv_idx", 30
+    ),
     "or of and of or": joined(
         "and", "((q_idx > I and kv_idx != I) or (kv_idx > I and (kv_idx < 9 or q_idx < I)))", 12
     ),
@@ -81,7 +89,8 @@ MASKS = {
     "remainders of remainders": nested("(X * 3 % (I + 5))", "kv_idx", 7) + " <= q_idx",
     "distances": joined("and", "abs(q_idx - kv_idx - I) > I", 60),
     "abs of abs": nested("abs(X - I)", "kv_idx", 8) + " <= q_idx",
-    "comparisons in choices": nested("where(abs(X) <= I + 5, I, I + 1)", "kv_idx - q_idx", 7) + " <= 7",
+    "comparisons in choices": nested("where(abs(X) <= I + 5, I, I + 1)", "kv_idx - q_idx", 7)
+    + " <= 7",
     "powers of powers": "((kv_idx - q_idx + h + b) ** 2 + kv_idx) ** 2 <= 8 * kv_idx",
 }
 REFUSED = {
@@ -104,7 +113,13 @@ OTHERS = {
 
 
 def spec(score_mod: str | None = None, mask_mod: str | None = None) -> str:
-    lines = ["kernel: attention", "name: growing", "summary: A test.", "dtype: bf16", "head_dim: 64"]
+    lines = [
+        "kernel: attention",
+        "name: growing",
+        "summary: A test.",
+        "dtype: bf16",
+        "head_dim: 64",
+    ]
     lines += ["lengths: {q: any, kv: any}", "passes: [forward, backward]", "targets: {triton: {}}"]
     if "t[" in (score_mod or ""):
         lines.append("buffers: {t: {shape: [64, HQ], dtype: fp32, grad: true}}")

@@ -1,4 +1,6 @@
-"""`scripts/large`: that calls are as large as they are meant to be, and that a copy which differs is found."""
+"""`scripts/large`: that calls are as large as they are meant to be, and that a copy which differs
+is found.
+"""
 
 from __future__ import annotations
 
@@ -73,8 +75,14 @@ def test_a_copy_that_differs_is_found(tmp_path: Path) -> None:
 def test_what_is_no_number_is_a_difference() -> None:
     want = torch.tensor([[1.0, -math.inf]])
     assert large.difference(torch.tensor([[1.0, -math.inf]] * 3), want, 0) == 0
-    assert large.difference(torch.tensor([[1.0, -math.inf], [math.nan, -math.inf]]), want, 0) == math.inf
-    assert large.difference(torch.tensor([[1.0, 2.0, -4.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 1) == 2.5
+    assert (
+        large.difference(torch.tensor([[1.0, -math.inf], [math.nan, -math.inf]]), want, 0)
+        == math.inf
+    )
+    assert (
+        large.difference(torch.tensor([[1.0, 2.0, -4.0, 2.0]]), torch.tensor([[1.0, 2.0]]), 1)
+        == 2.5
+    )
 
 
 def _tried(spec: Path, limit: int, file: Path | None = None) -> large.Tried:

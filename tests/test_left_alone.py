@@ -1,4 +1,6 @@
-"""Formatters and linters of the repository that an emitted file is checked into leave it as it is."""
+"""Formatters and linters of the repository that an emitted file is checked into leave it as it
+is.
+"""
 
 from __future__ import annotations
 

@@ -21,13 +21,18 @@ def long_lines(text: str) -> list[str]:
 
 
 def test_lines_of_emitted_files_are_not_too_long() -> None:
-    files = [path for path in sorted((ROOT / "generated").rglob("*")) if path.suffix in (".py", ".cu")]
+    files = [
+        path for path in sorted((ROOT / "generated").rglob("*")) if path.suffix in (".py", ".cu")
+    ]
     assert len(files) > 100
-    assert {path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))} == {}
+    assert {
+        path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize(
-    "name", ["broad_learned", "ends_by_head", "norm_integers", "norm_modified", "open_extents", "packed"]
+    "name",
+    ["broad_learned", "ends_by_head", "norm_integers", "norm_modified", "open_extents", "packed"],
 )
 def test_lines_of_long_operands_and_messages_are_not_too_long(name: str) -> None:
     files = render_spec(load(ROOT / f"tests/specs/{name}.yaml"))
@@ -46,4 +51,6 @@ def test_lines_of_packages_for_c_are_not_too_long(name: str) -> None:
 def test_lines_of_files_for_c_that_are_copied_are_not_too_long() -> None:
     files = sorted((ROOT / "templates/c").glob("*.h"))
     assert files
-    assert {path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))} == {}
+    assert {
+        path: found for path in files if (found := long_lines(path.read_text(encoding="utf-8")))
+    } == {}

@@ -38,10 +38,16 @@ SAMPLE = {FILE: ("rms_norm",), HOPPER: ()}
 NOT_RUN = {(FILE, "softcap_fast"): "the interpreter of Triton has no inline assembly"}
 """Files that no interpreter runs."""
 
-UNPACKED = tuple(x for x in SPECS[HOPPER] if "varlen: true" not in (ROOT / "specs" / f"{x}.yaml").read_text())
-"""Files without packed sequences, which launch programs for the largest possible number of tiles."""
+UNPACKED = tuple(
+    x for x in SPECS[HOPPER] if "varlen: true" not in (ROOT / "specs" / f"{x}.yaml").read_text()
+)
+"""Files without packed sequences, which launch programs for the largest possible number of
+tiles.
+"""
 LAGGING = tuple(
-    x for x in SPECS[HOPPER] if "LAG: tl.constexpr = 1" in (ROOT / "generated" / x / HOPPER).read_text()
+    x
+    for x in SPECS[HOPPER]
+    if "LAG: tl.constexpr = 1" in (ROOT / "generated" / x / HOPPER).read_text()
 )
 """Files in which values are loaded one tile after their keys."""
 FIXED = "the file fixes the number of turns"
@@ -49,10 +55,16 @@ NO_KEYS = "there are as many queries as keys, so a call without keys has no prog
 NO_SEQUENCES = "offsets of no sequence are refused"
 LISTED = {
     FILE: (
-        Listed("_finalize_kernel: for start in tl.range(0, n_parts", 0, "there is at least one part"),
-        Listed("_combine_kernel: for first in tl.range(0, splits", 0, "it runs with two splits or more"),
         Listed(
-            "_splits_by_batch: while used > slots", 2, "a share grown by used / slots fits in the second turn"
+            "_finalize_kernel: for start in tl.range(0, n_parts", 0, "there is at least one part"
+        ),
+        Listed(
+            "_combine_kernel: for first in tl.range(0, splits", 0, "it runs with two splits or more"
+        ),
+        Listed(
+            "_splits_by_batch: while used > slots",
+            2,
+            "a share grown by used / slots fits in the second turn",
         ),
         Listed("_dkdv_kernel: for h in range(h_kv * GQA", 0, "a key-value head has a query head"),
         Listed(
@@ -70,11 +82,19 @@ LISTED = {
             "there are as many queries as keys: 2**30 pairs",
             ("causal_images",),
         ),
-        Listed("_d_table_kernel: for i in range(n_tiles)", 0, "a diagonal of tiles has one at least"),
+        Listed(
+            "_d_table_kernel: for i in range(n_tiles)", 0, "a diagonal of tiles has one at least"
+        ),
         Listed("_block_kind: for start in range(q_start, q_start + BLOCK_SIZE, 32)", None, FIXED),
         Listed("_block_kinds_kernel: for i in range(0, GROUP)", None, FIXED),
-        Listed("_dq_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"),
-        Listed("_dkdv_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"),
+        Listed(
+            "_dq_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"
+        ),
+        Listed(
+            "_dkdv_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE",
+            1,
+            "a block has several tiles",
+        ),
         Listed("_dqdk_kernel: for member in tl.range(HV // H", None, FIXED),
         Listed("_dqdk_kernel: for start in tl.range(0, V, BLOCK_V)", None, FIXED),
         Listed("tl.static_range(", None, FIXED),
@@ -88,7 +108,12 @@ LISTED = {
             "one half of a tile of keys needs at most one tile of queries less",
             tuple(x for x in SPECS[HOPPER] if x != "padding"),
         ),
-        Listed("_consumer_skip: for _ in range(n)", 1, "lengths end several tiles earlier", ("padding",)),
+        Listed(
+            "_consumer_skip: for _ in range(n)",
+            1,
+            "lengths end several tiles earlier",
+            ("padding",),
+        ),
         Listed("_start >= 0", 0, "a program is launched for a tile at least", UNPACKED),
         Listed(
             "_dkdv_hopper_producer: for j in range(n_tiles)",
@@ -129,9 +154,17 @@ LISTED = {
             "a query sees its own key",
             ("causal_images", "gemma2"),
         ),
-        Listed("_dq_hopper_producer: for j in range(n_tiles)", 0, "a query sees its own key", ("gemma2",)),
         Listed(
-            "range(n_past)", 2, "a half of a tile of queries needs at most one tile of keys less", ("gemma2",)
+            "_dq_hopper_producer: for j in range(n_tiles)",
+            0,
+            "a query sees its own key",
+            ("gemma2",),
+        ),
+        Listed(
+            "range(n_past)",
+            2,
+            "a half of a tile of queries needs at most one tile of keys less",
+            ("gemma2",),
         ),
         Listed(
             "_dq_hopper_consumer: for _ in range(n_ahead)",
@@ -146,7 +179,9 @@ LISTED = {
             ("gemma2",),
         ),
         Listed("while number < n_q_tiles", 2, "quick cases have few tiles", ("pair_bias",)),
-        Listed("_hopper_consumer: while q_start >= 0", 2, "quick cases have few tiles", ("pair_bias",)),
+        Listed(
+            "_hopper_consumer: while q_start >= 0", 2, "quick cases have few tiles", ("pair_bias",)
+        ),
         Listed("_first_key_hopper: while step > 0", 0, NO_KEYS),
         Listed("_first_at_least_gluon: while step > 0", 0, NO_KEYS, ("document_causal",)),
         Listed("_packed_tile_hopper: while count > 1", 0, NO_SEQUENCES),
@@ -159,7 +194,9 @@ LISTED = {
 
 def listed(file: str, spec: str, loop: str) -> list[Listed]:
     """Return the exceptions for a loop."""
-    return [one for one in LISTED[file] if one.loop in loop and (not one.specs or spec in one.specs)]
+    return [
+        one for one in LISTED[file] if one.loop in loop and (not one.specs or spec in one.specs)
+    ]
 
 
 def unlisted(file: str, spec: str, found: Turns) -> list[str]:
@@ -188,7 +225,10 @@ def stale(file: str, spec: str, found: Turns) -> list[str]:
 def _files() -> list[Any]:
     return [
         pytest.param(
-            file, spec, marks=() if spec in SAMPLE[file] else pytest.mark.thorough, id=f"{spec}-{file}"
+            file,
+            spec,
+            marks=() if spec in SAMPLE[file] else pytest.mark.thorough,
+            id=f"{spec}-{file}",
         )
         for file, specs in SPECS.items()
         for spec in sorted(specs)
@@ -205,11 +245,16 @@ def test_loops_turn_in_all_ways(file: str, spec: str, tmp_path: Path, verdict: A
 
 def test_an_entry_is_about_a_loop_of_some_file() -> None:
     loops = {
-        file: [x for spec in specs for x in counted((ROOT / "generated" / spec / file).read_text())[1]]
+        file: [
+            x for spec in specs for x in counted((ROOT / "generated" / spec / file).read_text())[1]
+        ]
         for file, specs in SPECS.items()
     }
     assert [
-        one.loop for file in LISTED for one in LISTED[file] if not any(one.loop in x for x in loops[file])
+        one.loop
+        for file in LISTED
+        for one in LISTED[file]
+        if not any(one.loop in x for x in loops[file])
     ] == []
 
 
@@ -218,7 +263,9 @@ def test_an_entry_that_is_not_so_fails() -> None:
     assert unlisted(FILE, "decode_gqa", {loop: {1, 2}}) == []
     assert unlisted(FILE, "decode_gqa", {loop: {2}}) == [f"{loop}: one turn(s)"]
     assert stale(FILE, "decode_gqa", {loop: {1, 2}}) == []
-    assert stale(FILE, "decode_gqa", {loop: {0, 1, 2}}) == [f"{loop}: it runs with two splits or more"]
+    assert stale(FILE, "decode_gqa", {loop: {0, 1, 2}}) == [
+        f"{loop}: it runs with two splits or more"
+    ]
     fixed = "_forward_kernel: for start in tl.static_range(0, K, BLOCK_K)"
     assert unlisted(FILE, "retention_output", {fixed: {2}}) == []
     assert len(unlisted(FILE, "retention_output", {fixed: set()})) == 3
@@ -227,7 +274,8 @@ def test_an_entry_that_is_not_so_fails() -> None:
 
 def test_loops_of_kernels_alone_are_counted() -> None:
     text, loops = counted(
-        "@triton.jit\ndef _a_kernel(n):\n    for i in tl.range(0, n):\n        while i:\n            i -= 1\n"
+        "@triton.jit\ndef _a_kernel(n):\n    for i in tl.range(0, n):\n        while i:\n"
+        "            i -= 1\n"
         "def launch(n):\n    for i in range(n):\n        pass\n"
     )
     assert loops == ["_a_kernel: for i in tl.range(0, n)", "_a_kernel: while i"]

@@ -81,10 +81,24 @@ def test_every_test_is_collected(pytestconfig: pytest.Config) -> None:
 
 
 def test_helpers_lie_in_folders() -> None:
-    """`tests/` itself contains only tests, the files that pytest reads, and the records of these tests."""
-    top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {path.name for path in TESTS}
-    assert top == {"conftest.py", "corners.json", "plain_words.json", "signatures.json", "verdicts.json"}
-    groups = {path for path in ROOT.glob("tests/support/*") if path.is_dir() and path.name != "__pycache__"}
+    """`tests/` itself contains only tests, the files that pytest reads, and the records of these
+    tests.
+    """
+    top = {path.name for path in ROOT.glob("tests/*") if path.is_file()} - {
+        path.name for path in TESTS
+    }
+    assert top == {
+        "conftest.py",
+        "corners.json",
+        "plain_words.json",
+        "signatures.json",
+        "verdicts.json",
+    }
+    groups = {
+        path
+        for path in ROOT.glob("tests/support/*")
+        if path.is_dir() and path.name != "__pycache__"
+    }
     assert [path.name for path in ROOT.glob("tests/support/*.py")] == ["__init__.py"]
     assert {path for path in groups if not (path / "__init__.py").exists()} == set()
 
@@ -92,9 +106,18 @@ def test_helpers_lie_in_folders() -> None:
 def test_tests_that_are_named_are_there() -> None:
     """Named test files exist.
 
-    The changelog tells history, and tests/test_verdicts.py has a made-up project, so both are exempt.
+    The changelog tells history, and tests/test_verdicts.py has a made-up project, so both are
+    exempt.
     """
-    places = ("*.md", "docs/**/*.md", "kgen/**/*.py", "tests/**/*.py", "scripts/*", ".ci/*", "pyproject.toml")
+    places = (
+        "*.md",
+        "docs/**/*.md",
+        "kgen/**/*.py",
+        "tests/**/*.py",
+        "scripts/*",
+        ".ci/*",
+        "pyproject.toml",
+    )
     texts = {path for place in places for path in ROOT.glob(place)}
     gone = {
         f"{path.relative_to(ROOT)}: {named}"
@@ -111,6 +134,7 @@ def test_one_command_updates_all_that_tests_have_on_record() -> None:
     golden = {
         f"tests/{path.as_posix()}"
         for path in TESTS
-        if path.name != own and "KGEN_UPDATE_GOLDEN" in (ROOT / "tests" / path).read_text(encoding="utf-8")
+        if path.name != own
+        and "KGEN_UPDATE_GOLDEN" in (ROOT / "tests" / path).read_text(encoding="utf-8")
     }
     assert set(re.findall(r"tests/\S+\.py", update)) == golden

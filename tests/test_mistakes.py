@@ -1,10 +1,11 @@
 """Emitted kernels with a planted mistake fail a quick case in Triton's interpreter.
 
-Each kind of mistake needs its own inputs: strides of other operands, bounds of windows and documents, lengths
-of other sequences. Others need numbers for a branch, arguments of launches, or missing checks.
+Each kind of mistake needs its own inputs: strides of other operands, bounds of windows and
+documents, lengths of other sequences. Others need numbers for a branch, arguments of launches, or
+missing checks.
 
-No mistake writes outside of a tensor, unless that write is the mistake, and then the interpreter stops it.
-`tests/mutating` changes files without a plan.
+No mistake writes outside of a tensor, unless that write is the mistake, and then the interpreter
+stops it. `tests/mutating` changes files without a plan.
 """
 
 from __future__ import annotations
@@ -39,23 +40,39 @@ targets: {triton: {}}
 STRIDES = (
     ("causal_d64", "guarded", "q_ptr + offs_m[:, None] * {stride_qs => stride_ks}"),
     ("causal_d64", "bshd", "q_ptr += b * {stride_qb + h * stride_qh => stride_kb + h * stride_kh}"),
-    ("causal_d64", "stepped", "offs_m[:, None] * stride_qs + offs_d[None, :] * {stride_qd => stride_kd}"),
+    (
+        "causal_d64",
+        "stepped",
+        "offs_m[:, None] * stride_qs + offs_d[None, :] * {stride_qd => stride_kd}",
+    ),
     ("causal_d64", "guarded", "k_ptr + offs_n[:, None] * {stride_ks => stride_vs}"),
     ("causal_d64", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
     ("causal_d64", "stepped", "offs_d[None, :] * {stride_vd => stride_kd}"),
     ("causal_d64", "bshd", "v_ptr += b * {stride_vb + h * stride_vh => stride_kb + h * stride_kh}"),
     ("causal_d64", "bshd", "do_ptr + offs_m[:, None] * {stride_gs => stride_qs}"),
-    ("causal_d64", "bshd", "do_ptr += b * {stride_gb + h * stride_gh => stride_ob + h * stride_oh}"),
+    (
+        "causal_d64",
+        "bshd",
+        "do_ptr += b * {stride_gb + h * stride_gh => stride_ob + h * stride_oh}",
+    ),
     ("causal_d64", "q-shorter", "dv_ptr + offs_n[:, None] * {stride_ws => stride_os}"),
     ("causal_d64", "q-shorter", "b * stride_lb + h * stride_lh + q_idx{ * stride_ls => }"),
     ("decode_gqa", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
     ("decode_gqa", "stepped-again", "offs_d[None, :] * {stride_vd => stride_kd}"),
     ("rms_norm", "padded", "rows[:, None] * {stride_dout => stride_x}"),
     ("fused_add_rms_norm", "padded", "rows[:, None] * {stride_residual => stride_x}"),
-    ("retention_output", "guarded", "first * {stride_kt + h_qk * stride_kh => stride_qt + h_qk * stride_qh}"),
+    (
+        "retention_output",
+        "guarded",
+        "first * {stride_kt + h_qk * stride_kh => stride_qt + h_qk * stride_qh}",
+    ),
     ("retention_output", "stepped", "(start + offs_k)[None, :] * {stride_kd => stride_qd}"),
     ("retention_output", "guarded", " v_ptr + b * stride_vb + first * {stride_vt => stride_ot}"),
-    ("retention_output", "guarded", "number * {stride_hn + h * stride_hh => stride_hh + h * stride_hn}"),
+    (
+        "retention_output",
+        "guarded",
+        "number * {stride_hn + h * stride_hh => stride_hh + h * stride_hn}",
+    ),
 )
 """For each mistake: the spec, the case that finds it, and the text with `{right => wrong}`."""
 BOUNDS = (
@@ -65,7 +82,11 @@ BOUNDS = (
     ("decode_sliding_window", "decided-0", "WINDOW = tl.constexpr({1024 => 1025})"),
     ("varlen_alibi", "decided-0", "WINDOW = tl.constexpr({512 => 513})"),
     ("document_causal", "long-documents", "kv_full_hi = tl.minimum(q_start + {1 => 65}, SK)"),
-    ("document_causal", "long-documents", "{doc_first_0, doc_first_1 => doc_first_1, doc_first_0} ="),
+    (
+        "document_causal",
+        "long-documents",
+        "{doc_first_0, doc_first_1 => doc_first_1, doc_first_0} =",
+    ),
     ("document_causal", "long-documents", "tl.maximum({doc_first_1 => doc_first_0}, 0), BLOCK_N)"),
     ("decode_gqa", "decode", "tl.load(kv_lens_ptr{ + b * stride_kv_lens_0 => })"),
     ("retention_output", "off-chunk", "pair = (i[:, None] {>= => >} i[None, :])"),
@@ -85,7 +106,11 @@ LAUNCHES = (
         "{cu_seqlens_q, cu_seqlens_k => cu_seqlens_k, cu_seqlens_q}, B, HQ, TQ, TK, scale, GQA=HQ",
     ),
     ("rms_norm", "padded", "*{x.stride()[:1], *dout.stride => dout.stride()[:1], *x.stride}()[:1]"),
-    ("retention_output", "guarded", "*{q.stride(), *k.stride => k.stride(), *q.stride}(), *v.stride()"),
+    (
+        "retention_output",
+        "guarded",
+        "*{q.stride(), *k.stride => k.stride(), *q.stride}(), *v.stride()",
+    ),
     ("retention_output", "off-chunk", "{T, NT => NT, T}, scale, H=H, HV=HV"),
 )
 CHECKS = (
@@ -96,11 +121,27 @@ CHECKS = (
     ("causal", "lse-alone", "{if dout is None:\n        dout = torch.zeros_like(out) => }"),
 )
 PLACES = (
-    ("causal", "tiles", "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * {BLOCK_N => BLOCK_M}"),
-    ("document_causal", "tiles", "kv_lo = tl.maximum(doc_first_0, 0) // BLOCK_N * {BLOCK_N => BLOCK_M}"),
+    (
+        "causal",
+        "tiles",
+        "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * {BLOCK_N => BLOCK_M}",
+    ),
+    (
+        "document_causal",
+        "tiles",
+        "kv_lo = tl.maximum(doc_first_0, 0) // BLOCK_N * {BLOCK_N => BLOCK_M}",
+    ),
     ("causal_alibi", "off-tile", "kv_lo + (i + turn) % wrap * {BLOCK_N => (2 * BLOCK_N)}"),
-    ("causal_alibi", "large", "mask = {q_live[None, :] & (q_idx => (q_idx}[None, :] >= kv_idx[:, None])"),
-    ("causal", "one-key-large", "mask = {kv_live[None, :] & (q_idx => (q_idx}[:, None] >= kv_idx[None, :])"),
+    (
+        "causal_alibi",
+        "large",
+        "mask = {q_live[None, :] & (q_idx => (q_idx}[None, :] >= kv_idx[:, None])",
+    ),
+    (
+        "causal",
+        "one-key-large",
+        "mask = {kv_live[None, :] & (q_idx => (q_idx}[:, None] >= kv_idx[None, :])",
+    ),
 )
 """Tiles: their start, their extent, and elements past the end of their tensors."""
 OUTSIDE = (
@@ -142,8 +183,16 @@ ROUNDS = (
         "long-tail",
         "for rest in tl.range(tokens + chunk * BT, T, {NT * BT => T}):",
     ),
-    ("decode_gqa", "splits", "for first in tl.range(0, {splits => tl.minimum(splits, BLOCK_S)}, BLOCK_S):"),
-    ("rms_norm", "parts", "for start in tl.range(0, {n_parts => tl.minimum(n_parts, ROWS)}, ROWS):"),
+    (
+        "decode_gqa",
+        "splits",
+        "for first in tl.range(0, {splits => tl.minimum(splits, BLOCK_S)}, BLOCK_S):",
+    ),
+    (
+        "rms_norm",
+        "parts",
+        "for start in tl.range(0, {n_parts => tl.minimum(n_parts, ROWS)}, ROWS):",
+    ),
 )
 """Loops that run a second turn only in large calls."""
 SCALED = (
@@ -157,7 +206,18 @@ SCALED = (
 )
 """Factors of 1.01."""
 
-MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *KEYS, *BRANCHES, *ROUNDS, *SCALED)
+MISTAKES = (
+    *STRIDES,
+    *BOUNDS,
+    *LAUNCHES,
+    *CHECKS,
+    *PLACES,
+    *OUTSIDE,
+    *KEYS,
+    *BRANCHES,
+    *ROUNDS,
+    *SCALED,
+)
 SAMPLE = (
     STRIDES[4],
     LAUNCHES[1],
@@ -184,7 +244,9 @@ def found(spec: str, case: str, mistake: str, folder: Path) -> bool:
         (folder / loaded.spec.name).mkdir()
         for name, text in render_spec(loaded).items():
             (folder / loaded.spec.name / name).write_text(text)
-    right, wrong = (re.sub(r"\{(.*?) => (.*?)\}", rf"\{i}", mistake, flags=re.DOTALL) for i in (1, 2))
+    right, wrong = (
+        re.sub(r"\{(.*?) => (.*?)\}", rf"\{i}", mistake, flags=re.DOTALL) for i in (1, 2)
+    )
     files = [folder / loaded.spec.name / name for name in ("triton.py", "_launch.py")]
     (file,) = [file for file in files if right in file.read_text()]
     file.write_text(file.read_text().replace(right, wrong))

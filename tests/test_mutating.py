@@ -29,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_each_operator_has_mutants() -> None:
-    names = ("generated/causal/triton.py", "generated/causal/hopper.py", "generated/rms_norm/triton.py")
+    names = (
+        "generated/causal/triton.py",
+        "generated/causal/hopper.py",
+        "generated/rms_norm/triton.py",
+    )
     found = {mutant.operator for name in names for mutant in mutants((ROOT / name).read_text())}
     assert found == {*OPERATORS}
 
@@ -45,7 +49,12 @@ def test_mutants_differ_in_one_piece_and_can_be_read() -> None:
 
 def test_reasons_are_of_few_mutants() -> None:
     """Reasons cover few mutants, so they cannot excuse most of them."""
-    for name in ("causal/triton.py", "causal/hopper.py", "document_causal/hopper.py", "decode_gqa/triton.py"):
+    for name in (
+        "causal/triton.py",
+        "causal/hopper.py",
+        "document_causal/hopper.py",
+        "decode_gqa/triton.py",
+    ):
         found = mutants((ROOT / "generated" / name).read_text())
         explained = [one for one in found if reason(name, one)[0] and one.operator != "key"]
         assert len(explained) < len(found) / 15
@@ -110,7 +119,10 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
     outcomes = [of_mutants.outcome(row) for row in task.work(task.job, lost("gone"))]
     assert outcomes == [Outcome("rms_norm/triton.py", one, "lost", "gone") for one in drawn[:3]]
     report = tmp_path / "report.json"
-    with mock.patch.object(script, "REPORT", report), mock.patch.object(script.ledger, "record_mutated"):
+    with (
+        mock.patch.object(script, "REPORT", report),
+        mock.patch.object(script.ledger, "record_mutated"),
+    ):
         script._record(outcomes)
         assert json.loads(report.read_text()) == {}
     places = [tmp_path / f"{n}.json" for n in range(2)]
@@ -126,8 +138,14 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
     assert len({str(one.mutant) for one in alike}) == 1
     parts.write(places[0], script.OF, {script.key(o): asdict(o) for o in alike})
     assert [one.what for one in script.merged([places[0]])] == ["lived", "killed"]
-    for change in ({"what": "nonsense"}, {"loads": "many"}, {"mutant": {**asdict(drawn[0]), "line": None}}):
-        parts.write(places[0], script.OF, {script.key(outcomes[0]): {**asdict(outcomes[0]), **change}})
+    for change in (
+        {"what": "nonsense"},
+        {"loads": "many"},
+        {"mutant": {**asdict(drawn[0]), "line": None}},
+    ):
+        parts.write(
+            places[0], script.OF, {script.key(outcomes[0]): {**asdict(outcomes[0]), **change}}
+        )
         with pytest.raises(KgenError, match="it has no results"):
             script.merged(places)
     parts.write(places[0], "something else", {})
@@ -144,7 +162,10 @@ def test_what_is_marked_for_a_gpu_is_of_the_text_as_it_is() -> None:
     file = _of_file("causal/triton.py")
     one, other = mutants(file.path.read_text())[:2]
     row = {
-        "survivors": [{"mutant": str(one), "what": "gpu"}, {"mutant": str(other), "what": "slower"}],
+        "survivors": [
+            {"mutant": str(one), "what": "gpu"},
+            {"mutant": str(other), "what": "slower"},
+        ],
     }
     assert on_gpu.marked(file, row) == [one]
     row["survivors"][0]["on"] = {"device": "a GPU", "by": "strides several"}
@@ -192,7 +213,9 @@ def test_where_a_file_is_wrong_as_it_is_nothing_is_said_about_its_mutants() -> N
             return only, "out" if only == "b" else ""
         return "abc"[found.index(mutant) % 3], "" if mutant == found[2] else "dq"
 
-    got = {one: by for _, one, by in on_gpu.found_wrong([(file, one) for one in found], 4, 1, tried)}
+    got = {
+        one: by for _, one, by in on_gpu.found_wrong([(file, one) for one in found], 4, 1, tried)
+    }
     right, wrong = "dq", f"{on_gpu.LOST}the file is wrong as it is: out"
     assert [got[one] for one in found] == [right, wrong, "", right, wrong, right]
     assert asked == {"a": 1, "b": 1, "c": 1}
@@ -255,6 +278,11 @@ def test_the_report_hears_of_gpus() -> None:
     (row,) = report.values()
     assert row["operators"] == {"key": {"gpu": 1, "lived": 2}}
     assert row["survivors"] == [
-        {"mutant": mark, "what": "gpu", "why": "a rule", "on": {"device": "a GPU", "by": "strides several"}},
+        {
+            "mutant": mark,
+            "what": "gpu",
+            "why": "a rule",
+            "on": {"device": "a GPU", "by": "strides several"},
+        },
         *[{"mutant": other, "what": "lived", "why": "nothing is wrong on a GPU"}] * 2,
     ]

@@ -1,7 +1,7 @@
 """Pages, docstrings, comments and help texts follow "How we write" in CONTRIBUTING.md.
 
-`plain_words.json` has the number of violations that each file still contains. KGEN_UPDATE_GOLDEN=1 lowers the numbers;
-KGEN_UPDATE_GOLDEN=force also raises them.
+`plain_words.json` has the number of violations that each file still contains. KGEN_UPDATE_GOLDEN=1
+lowers the numbers; KGEN_UPDATE_GOLDEN=force also raises them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ def test_no_file_gets_worse() -> None:
     update = os.environ.get("KGEN_UPDATE_GOLDEN")
     if update in ("1", "force"):
         recorded = updated(recorded, counts, force=update == "force")
-        COUNTS.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n", encoding="utf-8")
+        COUNTS.write_text(
+            json.dumps(dict(sorted(recorded.items())), indent=1) + "\n", encoding="utf-8"
+        )
     worse = [
-        f"{name}:{one}" for name, ones in found.items() if len(ones) > recorded.get(name, 0) for one in ones
+        f"{name}:{one}"
+        for name, ones in found.items()
+        if len(ones) > recorded.get(name, 0)
+        for one in ones
     ]
     assert not worse, "see How we write in CONTRIBUTING.md:\n" + "\n".join(worse)
     better = [name for name, count in recorded.items() if counts.get(name, 0) < count]
@@ -170,11 +175,15 @@ x = said  // wants
 
 
 def test_headers_and_scripts(tmp_path: Path) -> None:
-    assert rules(tmp_path, "x.h", "/* One block\n   wants it. */\nint told; // asked\n// It said so.\n") == [
+    assert rules(
+        tmp_path, "x.h", "/* One block\n   wants it. */\nint told; // asked\n// It said so.\n"
+    ) == [
         "1 forbidden: wants",
         "4 forbidden: said",
     ]
-    assert rules(tmp_path, "x", "#!/bin/sh\n# The dearest rank.\nsaid=1\n") == ["2 forbidden: dearest"]
+    assert rules(tmp_path, "x", "#!/bin/sh\n# The dearest rank.\nsaid=1\n") == [
+        "2 forbidden: dearest"
+    ]
 
 
 @pytest.mark.parametrize(

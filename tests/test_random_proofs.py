@@ -49,11 +49,15 @@ def test_what_was_missed_once_is_drawn() -> None:
     ):
         assert any(spec.get(field) == value for spec in specs), field
     assert any("decode" in spec.get("passes", ()) for spec in specs)
-    assert any(buffer.get("sorted") for spec in specs for buffer in spec.get("buffers", {}).values())
+    assert any(
+        buffer.get("sorted") for spec in specs for buffer in spec.get("buffers", {}).values()
+    )
 
 
 def test_rows_are_read_where_the_last_query_is_at_the_end() -> None:
-    specs = [spec for spec in map(drawn, range(400)) if spec.get("align") == "end" and "buffers" in spec]
+    specs = [
+        spec for spec in map(drawn, range(400)) if spec.get("align") == "end" and "buffers" in spec
+    ]
     texts = [f"{spec.get('mask_mod')} {spec.get('score_mod')}" for spec in specs]
     assert any("[q_idx - (SK - SQ)]" in text for text in texts)
     codes = {tried_to_load(spec) for spec in specs}

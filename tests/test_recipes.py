@@ -1,7 +1,8 @@
-"""The recipes of CONTRIBUTING.md: their blocks go into a copy of kgen, whose commands must then work.
+"""The recipes of CONTRIBUTING.md: their blocks go into a copy of kgen, whose commands must then
+work.
 
-The first line of a block is its file, or `FILE: in NAME`. The text of the latter goes to the start of that
-list.
+The first line of a block is its file, or `FILE: in NAME`. The text of the latter goes to the start
+of that list.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^( *)```\w+\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 PLACE = re.compile(r"(?:#|\{#) (?P<path>[\w./]+)(?:: in (?P<name>\w+))?(?: #\})?\n")
-SECTIONS = dict(re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## |\Z)", CONTRIBUTING, re.DOTALL | re.MULTILINE))
+SECTIONS = dict(
+    re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## |\Z)", CONTRIBUTING, re.DOTALL | re.MULTILINE)
+)
 
 
 @dataclass
@@ -54,7 +57,11 @@ class Copy:
                 before = path.read_text()
                 opened = re.search(rf"^{place['name']}\b.* = [\[({{]\n", before, re.MULTILINE)
                 assert opened, f"{place['path']} has no list {place['name']}"
-                text = before[: opened.end()] + indent(text[place.end() :], "    ") + before[opened.end() :]
+                text = (
+                    before[: opened.end()]
+                    + indent(text[place.end() :], "    ")
+                    + before[opened.end() :]
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             touched[place["path"]] = path.suffix != ".yaml"
@@ -63,13 +70,17 @@ class Copy:
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(self.root), "COLUMNS": "120"}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True
+        )
 
     def interpret(self, code: str) -> subprocess.CompletedProcess[str]:
         """Run code with Triton's interpreter."""
         environment = os.environ | {**ENVIRONMENT, "PYTHONPATH": str(self.root)}
         command = [sys.executable, "-c", code]
-        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True
+        )
 
     def kgen(self, *arguments: str) -> str:
         run = self.python("-m", "kgen", *arguments)
@@ -94,7 +105,9 @@ class Copy:
                 (self.root / paths[-1]).write_text(spec)
         self.kgen("render", *paths)
         files = self.root.glob("generated/*/*")
-        return {path.relative_to(self.root / "generated").as_posix(): path.read_text() for path in files}
+        return {
+            path.relative_to(self.root / "generated").as_posix(): path.read_text() for path in files
+        }
 
 
 @pytest.fixture
@@ -141,7 +154,9 @@ def test_a_function_is_one_row(copy: Copy) -> None:
     (derivative,) = row.derivative(lambda name, *args: table[name].reference(torch, *args), POINTS)
     torch.testing.assert_close(derivative, slope)
     want = want.detach()
-    torch.testing.assert_close(torch.tensor([row.value(p.item()) for p in POINTS], dtype=want.dtype), want)
+    torch.testing.assert_close(
+        torch.tensor([row.value(p.item()) for p in POINTS], dtype=want.dtype), want
+    )
 
     of_torch = {name: getattr(torch, name) for name in ("exp", "log", "abs")}
     tl = SimpleNamespace(maximum=lambda a, b: a.clamp(min=b), **of_torch)
@@ -176,7 +191,13 @@ def test_a_new_function_is_right(copy: Copy) -> None:
     copy.kgen("verify", "softened.yaml", "--device", "cpu", "--quick", "--no-record")
     shutil.copytree(ROOT / "tests", copy.root / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy.root)
-    chosen = ("tests/expr/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
+    chosen = (
+        "tests/expr/test_functions.py",
+        "-k",
+        "softplus or spelling",
+        "-p",
+        "no:cacheprovider",
+    )
     run = copy.python("-m", "pytest", "-q", "-n", "0", *chosen)
     assert run.returncode == 0, run.stdout[-3000:]
 
@@ -186,7 +207,10 @@ def test_a_new_function_is_right(copy: Copy) -> None:
 
 def test_a_variant_is_a_spec(copy: Copy) -> None:
     assert copy.follow("Add a variant") == []
-    assert "def every_other(q, k, v, *" in copy.render("specs/every_other.yaml")["every_other/triton.py"]
+    assert (
+        "def every_other(q, k, v, *"
+        in copy.render("specs/every_other.yaml")["every_other/triton.py"]
+    )
 
 
 def test_a_pass_keeps_the_value(copy: Copy) -> None:
@@ -203,18 +227,25 @@ def test_a_pass_keeps_the_value(copy: Copy) -> None:
 
 
 def test_a_stream_of_hopper_is_in_the_files_that_the_recipe_names() -> None:
-    """The recipe names all files that know the existing stream, and a second stream needs the same files.
+    """The recipe names all files that know the existing stream, and a second stream needs the same
+    files.
 
     Proofs are exempt, because they cover pairs of positions whatever kernels read for them.
     """
     steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
     of_hopper = [
-        *(path for path in ROOT.glob("kgen/kernels/attention/schedules/hopper/*.py") if path.stem != "prove"),
+        *(
+            path
+            for path in ROOT.glob("kgen/kernels/attention/schedules/hopper/*.py")
+            if path.stem != "prove"
+        ),
         *ROOT.glob("templates/attention/hopper/*.j2"),
     ]
     assert len(of_hopper) > 20
     name = re.compile(r"pair(?![a-z])", re.IGNORECASE)
-    knowing = {path.relative_to(ROOT).as_posix() for path in of_hopper if name.search(path.read_text())}
+    knowing = {
+        path.relative_to(ROOT).as_posix() for path in of_hopper if name.search(path.read_text())
+    }
     assert knowing == {*steps}
     assert len(steps) <= 4
 
@@ -227,8 +258,11 @@ def test_a_chip_is_its_numbers(copy: Copy) -> None:
         before = (ROOT / "generated" / spec / "triton.py").read_text().splitlines()
         after = files[f"{spec}/triton.py"].splitlines()
         assert any("(100," in line for line in before), spec
-        # Only rows of tables, the stamp and the operator names change: each row for 100 also has 103.
-        rows = [line.replace("(100,)", "(103, 100)").replace("(100, ", "(103, 100, ") for line in before]
+        # Only rows of tables, the stamp and the operator names change: each row for 100 also
+        # has 103.
+        rows = [
+            line.replace("(100,)", "(103, 100)").replace("(100, ", "(103, 100, ") for line in before
+        ]
         stamped = ("# inputs:", "# body:", "_LIBRARY = ")
         assert [x for x in after if not x.startswith(stamped)] == [
             x for x in rows if not x.startswith(stamped)
@@ -343,9 +377,14 @@ def test_a_new_target_is_verified_as_others_are(copy: Copy) -> None:
     copy.follow("Add a target")
     copy.render(f"{NORM}targets: {{eager: {{}}}}\n")
     path = copy.root / "generated/sample/eager.py"
-    subject = Subject(problem_of(loads(NORM, "x.yaml")), "eager", path, imported(path, "copied_case"), "cpu")
+    subject = Subject(
+        problem_of(loads(NORM, "x.yaml")), "eager", path, imported(path, "copied_case"), "cpu"
+    )
     cases = family_of(subject.problem)
-    groups = [(group, cases.case_names(subject.problem, group, True)[0]) for group in ("forward", "backward")]
+    groups = [
+        (group, cases.case_names(subject.problem, group, True)[0])
+        for group in ("forward", "backward")
+    ]
     checks = [check for group, name in groups for check in cases.run_case(subject, group, name)]
     assert {check.name for check in checks} == {"out", "dx", "dweight"}
     assert all(check.ok for check in checks), checks
@@ -358,7 +397,9 @@ def test_a_new_target_is_part_of_the_language(copy: Copy) -> None:
     assert "the target `eager` is for plain norms" in copy.refuses(
         f"{NORM}output_mod: y * y\ntargets: {{eager: {{}}}}\n"
     )
-    other = NORM.replace("norm\n", "attention\n", 1).replace("norm: rms\nwidth: any", "head_dim: 64")
+    other = NORM.replace("norm\n", "attention\n", 1).replace(
+        "norm: rms\nwidth: any", "head_dim: 64"
+    )
     assert "`kernel: attention` does not support the target `eager`" in copy.refuses(
         f"{other}targets: {{eager: {{}}}}\n"
     )

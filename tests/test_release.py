@@ -19,13 +19,18 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def test_one_version() -> None:
-    (project,) = re.findall(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    (project,) = re.findall(
+        r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     cited = YAML(typ="safe").load((ROOT / "CITATION.cff").read_text())["version"]
     assert project == cited == __version__
 
 
 def test_the_changelog_has_the_version() -> None:
-    """The newest entry has the present version. At a release it has a date, and no fragments are left."""
+    """The newest entry has the present version.
+
+    At a release it has a date, and no fragments are left.
+    """
     text = (ROOT / "CHANGELOG.md").read_text()
     newest, state = re.findall(r"^## \[([^\]]+)\] - (.*)$", text, re.MULTILINE)[0]
     assert newest == __version__
@@ -59,7 +64,9 @@ def test_a_fragment_of_each_category_is_assembled(tmp_path: Path) -> None:
 def draft(folder: Path) -> str:
     """Return the output of `towncrier build --draft` for a project."""
     command = [sys.executable, "-m", "towncrier", "build", "--draft"]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=60, check=True
+    )
     return run.stdout
 
 
@@ -91,7 +98,9 @@ def test_hints_name_extras_that_there_are() -> None:
     extras = set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("kgen/**/*.py")]
     text = "\n".join(path.read_text() for path in pages)
-    named = set(re.findall(r"kgen-kernels\[(\w+)\]", text)) | set(re.findall(r"the extra `(\w+)`", text))
+    named = set(re.findall(r"kgen-kernels\[(\w+)\]", text)) | set(
+        re.findall(r"the extra `(\w+)`", text)
+    )
     assert {"verify", "prove"} <= named <= extras
 
 

@@ -15,4 +15,7 @@ def test_what_is_in_a_sample_is_there(request: pytest.FixtureRequest) -> None:
             found.setdefault(place, set()).add(value.removesuffix("]"))
     for name in SAMPLES.keys() & found.keys():
         assert found[name] == SAMPLES[name]
-    assert len(request.session.items) < 3000 or {name for name in SAMPLES if SAMPLES[name]} <= found.keys()
+    assert (
+        len(request.session.items) < 3000
+        or {name for name in SAMPLES if SAMPLES[name]} <= found.keys()
+    )

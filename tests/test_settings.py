@@ -44,7 +44,11 @@ def test_a_folder_left_out_is_beside_the_file(tmp_path: Path) -> None:
         ("a = 1\n[tool.kgen]\nspecs = 'x", "3:11", "this is not TOML"),
         ("[tool.kgen]\n\nspec = 'x'\n", "3:1", "did you mean `specs`?"),
         ("[tool.kgen]\nother = 'x'\n", "2:1", "the settings are `specs` and `generated`"),
-        ("specs = 1\n[tool.kgen]\n  specs = 1\n", "3:3", "`specs`: expected the name of a folder, got `1`"),
+        (
+            "specs = 1\n[tool.kgen]\n  specs = 1\n",
+            "3:3",
+            "`specs`: expected the name of a folder, got `1`",
+        ),
         (
             "[tool.kgen]\ngenerated = ''\n",
             "2:1",
@@ -52,12 +56,18 @@ def test_a_folder_left_out_is_beside_the_file(tmp_path: Path) -> None:
         ),
         ('[tool.kgen]\ngenerated = "a\\u0000b"\n', "2:1", "expected the name of a folder"),
         ("[tool]\nkgen = 'x'\n", "2:1", "`tool.kgen`: expected a table"),
-        ("tool = {kgen = {specs = []}}\n", "1:17", "`specs`: expected the name of a folder, got a list"),
+        (
+            "tool = {kgen = {specs = []}}\n",
+            "1:17",
+            "`specs`: expected the name of a folder, got a list",
+        ),
         (b"\n# \xff\n", "2:3", "byte 0xff is not UTF-8"),
         ("a = " + "[" * 5000, "1:", "this is not TOML"),
     ],
 )
-def test_what_is_wrong_has_a_place(tmp_path: Path, text: str | bytes, place: str, said: str) -> None:
+def test_what_is_wrong_has_a_place(
+    tmp_path: Path, text: str | bytes, place: str, said: str
+) -> None:
     put(tmp_path, text)
     with pytest.raises(KgenError) as caught:
         settings(tmp_path)
@@ -91,7 +101,9 @@ def test_verbs_take_them(project: Project) -> None:
     wrong = project.kgen("render")
     assert (wrong.code, wrong.out) == (2, "")
     assert "pyproject.toml:2:1" in wrong.err
-    assert project.kgen("render", "kernels", "-o", "elsewhere").code == 0, "nothing of it is asked for"
+    assert project.kgen("render", "kernels", "-o", "elsewhere").code == 0, (
+        "nothing of it is asked for"
+    )
 
 
 def test_where_nothing_is_found_it_says_where_it_looked(project: Project) -> None:

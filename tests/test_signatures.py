@@ -19,19 +19,25 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = Path(__file__).with_name("signatures.json")
 # Other files call `hopper.py` and `_launch.py`; users never do.
 FILES = sorted(
-    path for path in (ROOT / "generated").glob("*/*.py") if path.name not in ("hopper.py", "_launch.py")
+    path
+    for path in (ROOT / "generated").glob("*/*.py")
+    if path.name not in ("hopper.py", "_launch.py")
 )
 RULES = "Stable interfaces of emitted files"
 
 
 def signatures(text: str) -> Iterator[str]:
-    """Yield the signature and the result of each public function, and the signature of each operator."""
+    """Yield the signature and the result of each public function, and the signature of each
+    operator.
+    """
     for node in ast.parse(text).body:
         if not isinstance(node, ast.FunctionDef):
             continue
         if not node.name.startswith("_"):
             says = re.search(
-                r"^ *Returns (.*?)\.(?:\s|$)", ast.get_docstring(node) or "", re.DOTALL | re.MULTILINE
+                r"^ *Returns (.*?)\.(?:\s|$)",
+                ast.get_docstring(node) or "",
+                re.DOTALL | re.MULTILINE,
             )
             gives = f" -> {' '.join(says[1].split())}" if says else ""
             yield f"{node.name}({ast.unparse(node.args)}){gives}"
@@ -57,15 +63,19 @@ def test_signatures_are_as_recorded() -> None:
     ]
     assert not differ, "\n".join(
         [
-            f'stable interfaces have changed: read "{RULES}" in CONTRIBUTING.md, then run scripts/update',
+            (
+                f'stable interfaces have changed: read "{RULES}" in CONTRIBUTING.md, then run '
+                "scripts/update"
+            ),
             *differ,
         ]
     )
 
 
 def test_every_file_has_a_function() -> None:
-    """Each file has the function of the spec, or of the part that it computes. `__init__.py` has the
-    signature of the files."""
+    """Each file has the function of the spec, or of the part that it computes. `__init__.py` has
+    the signature of the files.
+    """
     for name, has in found().items():
         spec, _, file = name.partition("/")
         own = [line for line in has if line.startswith((f"{spec}(", f"{spec}_delta("))]
@@ -76,11 +86,14 @@ def test_every_file_has_a_function() -> None:
         assert own, name
         if file == "__init__.py":
             beside = [
-                line for other, lines in found().items() if other.startswith(f"{spec}/") for line in lines
+                line
+                for other, lines in found().items()
+                if other.startswith(f"{spec}/")
+                for line in lines
             ]
-            assert {line.partition(" -> ")[0] for line in beside if line.startswith(f"{spec}(")} == {
-                own[0].partition(" -> ")[0]
-            }
+            assert {
+                line.partition(" -> ")[0] for line in beside if line.startswith(f"{spec}(")
+            } == {own[0].partition(" -> ")[0]}
 
 
 @pytest.mark.parametrize(

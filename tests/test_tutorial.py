@@ -1,7 +1,7 @@
 """The commands of the tutorial run in an empty repository, and print the outputs on the page.
 
-KGEN_UPDATE_GOLDEN=1 writes the outputs of the page anew, if more than figures and versions differ. With
-`--all` the blocks that the page marks as slow run as well.
+KGEN_UPDATE_GOLDEN=1 writes the outputs of the page anew, if more than figures and versions differ.
+With `--all` the blocks that the page marks as slow run as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PAGE = ROOT / "docs/tutorial.md"
 FILE = re.compile(r"^```python\n(?=# (\w+\.py)\n)(.*?)^```", re.DOTALL | re.MULTILINE)
 EXCERPT = re.compile(r"^<!-- from: (\S+) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 STEP = re.compile(
-    r"(?P<slow><!-- slow -->\n)?```sh\n(?P<commands>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL
+    r"(?P<slow><!-- slow -->\n)?```sh\n(?P<commands>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?",
+    re.DOTALL,
 )
 ELISION = re.compile(r"^\.\.\.\n", re.MULTILINE)
 
@@ -71,7 +72,13 @@ def run(commands: str, folder: Path) -> str:
     process = subprocess.run(
         ["sh", "-e", "-c", commands],
         cwd=folder,
-        env={**os.environ, **names, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            **names,
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -82,7 +89,9 @@ def run(commands: str, folder: Path) -> str:
 
 
 def follow(folder: Path, slow: bool) -> str:
-    """Follow the tutorial in a folder, and return the page with the outputs that the commands have."""
+    """Follow the tutorial in a folder, and return the page with the outputs that the commands
+    have.
+    """
     text = PAGE.read_text(encoding="utf-8")
     for name, code in FILE.findall(text):
         (folder / name).write_text(code, encoding="utf-8")
@@ -96,7 +105,9 @@ def follow(folder: Path, slow: bool) -> str:
         if match["output"] is None:
             assert not output, output
             return match[0]
-        return match[0].replace(f"```text\n{match['output']}", f"```text\n{shown(match['output'], output)}")
+        return match[0].replace(
+            f"```text\n{match['output']}", f"```text\n{shown(match['output'], output)}"
+        )
 
     text = STEP.sub(step, text)
     for name, code in EXCERPT.findall(text):

@@ -63,7 +63,9 @@ def test_what_is_emitted_reads_all_that_it_assigns() -> None:
     files = sorted((ROOT / "generated").glob("*/*.py"))
     assert files
     assert not wrong_names(files)
-    assert {path.parent.name: unread(path.read_text()) for path in files if unread(path.read_text())} == {}
+    assert {
+        path.parent.name: unread(path.read_text()) for path in files if unread(path.read_text())
+    } == {}
 
 
 def _roots(tree: ast.Module) -> Iterator[tuple[str, bool]]:
@@ -81,7 +83,11 @@ def _mentioned(tree: ast.Module) -> set[str]:
     """Return the names that a file reads: variables, attributes, and the entries of `__all__`."""
     nodes = [*ast.walk(tree)]
     exported = next(
-        (n.value for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"),
+        (
+            n.value
+            for n in tree.body
+            if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
+        ),
         None,
     )
     return (
@@ -92,7 +98,8 @@ def _mentioned(tree: ast.Module) -> set[str]:
 
 
 def unused(sources: Mapping[str, str]) -> list[str]:
-    """Imports that their file does not read, and private names that no file of the package reads: `file: name`.
+    """Imports that their file does not read, and private names that no file of the package reads:
+    `file: name`.
 
     `_launch.py` is the same in every folder, so not all folders use all of its names.
     """
@@ -131,7 +138,9 @@ def test_unused_names_are_found(sources: dict[str, str], found: list[str]) -> No
 
 
 def _unused_in(package: Path) -> list[str]:
-    return unused({str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")})
+    return unused(
+        {str(path.relative_to(package)): path.read_text() for path in package.rglob("*.py")}
+    )
 
 
 def test_emitted_packages_have_no_unused_imports_or_private_names() -> None:
@@ -148,7 +157,9 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "adapter"), [(n, a) for n, every in ADAPTED.items() for a in every])
+@pytest.mark.parametrize(
+    ("name", "adapter"), [(n, a) for n, every in ADAPTED.items() for a in every]
+)
 def test_adapters_have_no_unused_imports_or_private_names(name: str, adapter: str) -> None:
     variants = loads_variants((ROOT / "specs" / f"{name}.yaml").read_text(), "own.yaml")
     files = {

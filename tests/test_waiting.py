@@ -49,7 +49,8 @@ def waits(source: str) -> list[str]:
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
     if any(
-        "jit" in ast.unparse(d) or "kernel" in ast.unparse(d) for d in getattr(node, "decorator_list", ())
+        "jit" in ast.unparse(d) or "kernel" in ast.unparse(d)
+        for d in getattr(node, "decorator_list", ())
     ):
         return
     if isinstance(node, ast.Call):
@@ -70,14 +71,24 @@ def test_no_call_waits(path: Path) -> None:
 
 
 def test_calls_that_wait_are_found() -> None:
-    source = "def f(x):\n    return x.max().item(), torch.tensor(3, device=x.device), torch.where(x)\n"
+    source = (
+        "def f(x):\n    return x.max().item(), torch.tensor(3, device=x.device), torch.where(x)\n"
+    )
     assert len(waits(source)) == 3
     assert waits(f"@triton.jit\n{source}") == []
 
 
 # --- as it runs ------------------------
 
-DEPENDS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "lift_fresh"}
+DEPENDS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "is_nonzero",
+    "_unique2",
+    "lift_fresh",
+}
 """Operators that wait or copy host data to the device. `torch.tensor` does this by `lift_fresh`."""
 
 
@@ -101,7 +112,16 @@ class _Watched:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with pytest.MonkeyPatch.context() as patched, _Watch():
             # These methods read CPU memory without an operator.
-            for name in ("tolist", "cpu", "numpy", "item", "__bool__", "__int__", "__float__", "__index__"):
+            for name in (
+                "tolist",
+                "cpu",
+                "numpy",
+                "item",
+                "__bool__",
+                "__int__",
+                "__float__",
+                "__index__",
+            ):
                 patched.setattr(Tensor, name, _refuse)
             return self.function(*args, **kwargs)
 
@@ -111,7 +131,13 @@ def _refuse(x: Tensor, *args: Any) -> Any:
 
 
 CALLED = [
-    *("causal/triton", "gpt_oss/triton", "varlen_alibi/triton", "decode_paged/triton", "decode_gqa/triton"),
+    *(
+        "causal/triton",
+        "gpt_oss/triton",
+        "varlen_alibi/triton",
+        "decode_paged/triton",
+        "decode_gqa/triton",
+    ),
     *(
         "natten_2d/triton",
         "relative_bias/triton",
@@ -120,7 +146,11 @@ CALLED = [
         "causal_images/triton",
     ),
     *("rms_norm/triton", "layer_norm_wide/triton", "qk_norm/triton", "rms_norm_fp8/triton"),
-    *("gated_delta_output_fla/triton", "gated_delta_output_varlen/triton", "retention_output/triton"),
+    *(
+        "gated_delta_output_fla/triton",
+        "gated_delta_output_varlen/triton",
+        "retention_output/triton",
+    ),
     *("rms_norm/cuda", "rms_norm_fp8/cuda", "causal/cuda"),
 ]
 

@@ -13,7 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-pytest.importorskip("hatchling", reason="the wheel is built with hatchling, which is part of the dev extra")
+pytest.importorskip(
+    "hatchling", reason="the wheel is built with hatchling, which is part of the dev extra"
+)
 
 
 def run(code: str, folder: Path, path: Path | None = None) -> str:
@@ -37,19 +39,29 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_templates_specs_and_licence(installed: Path) -> None:
     for kind in ("templates", "specs"):
-        ours = {p.relative_to(ROOT / kind): p.read_bytes() for p in (ROOT / kind).rglob("*") if p.is_file()}
+        ours = {
+            p.relative_to(ROOT / kind): p.read_bytes()
+            for p in (ROOT / kind).rglob("*")
+            if p.is_file()
+        }
         theirs = installed / "kgen/_data" / kind
-        assert {p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file()} == ours
+        assert {
+            p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file()
+        } == ours
     assert [p.name for p in installed.glob("*.dist-info/licenses/*")] == ["LICENSE"]
 
 
 def test_wheel_renders_the_same(installed: Path, tmp_path: Path) -> None:
     root = run(
-        "from kgen.render.environment import template_root; print(template_root())", tmp_path, installed
+        "from kgen.render.environment import template_root; print(template_root())",
+        tmp_path,
+        installed,
     )
     assert Path(root.strip()) == installed / "kgen/_data/templates"
     spec = installed / "kgen/_data/specs/causal_alibi.yaml"
-    code = f"import sys; sys.argv[1:] = ['render', {str(spec)!r}]; from kgen.cli import main; main()"
+    code = (
+        f"import sys; sys.argv[1:] = ['render', {str(spec)!r}]; from kgen.cli import main; main()"
+    )
     run(code, tmp_path, installed)
     emitted = tmp_path / "generated/causal_alibi/triton.py"
     assert emitted.read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
@@ -79,7 +91,9 @@ def test_wheel_has_stock_specs_by_name(installed: Path, tmp_path: Path) -> None:
     assert "slopes[h] * (kv_idx - q_idx)" in explained
     kgen("render", "causal_alibi", folder=tmp_path, installed=installed)
     made = tmp_path / "generated/causal_alibi"
-    assert (made / "triton.py").read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
+    assert (made / "triton.py").read_bytes() == (
+        ROOT / "generated/causal_alibi/triton.py"
+    ).read_bytes()
     assert json.loads((made / "manifest.json").read_text())["spec"] == "builtin:causal_alibi"
     kgen("new", "mine", folder=tmp_path, installed=installed)
     assert (tmp_path / "specs/mine.yaml").is_file()

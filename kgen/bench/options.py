@@ -21,7 +21,9 @@ class BenchOptions:
     output: Path | None = Path("benchmarks")
     """The folder of reports; None to write none."""
     device: str = "cuda"
-    """`cuda`, `auto`, or `cpu`. `cpu` is a dry run in Triton's interpreter; its times mean nothing."""
+    """`cuda`, `auto`, or `cpu`. `cpu` is a dry run in Triton's interpreter; its times mean
+    nothing.
+    """
     timeout: float = 900.0
     """Seconds that a worker may take until its next row."""
     first_call: bool = False

@@ -26,7 +26,11 @@ def pyplot() -> Any:
 
 
 def bars(
-    axis: Any, groups: Sequence[str], series: Mapping[str, Mapping[str, float]], form: str, **labels: Any
+    axis: Any,
+    groups: Sequence[str],
+    series: Mapping[str, Mapping[str, float]],
+    form: str,
+    **labels: Any,
 ) -> None:
     """Draw grouped bars, one per series, labelled with their heights.
 
@@ -37,7 +41,9 @@ def bars(
     for number, (name, heights) in enumerate(series.items()):
         there = [(i, heights[group]) for i, group in enumerate(groups) if group in heights]
         places = [i + (number - (len(series) - 1) / 2) * width for i, _ in there]
-        drawn = axis.bar(places, [height for _, height in there], width, label=name, color=f"C{number}")
+        drawn = axis.bar(
+            places, [height for _, height in there], width, label=name, color=f"C{number}"
+        )
         axis.bar_label(drawn, fmt=form, fontsize=7, **labels)
     axis.spines[["top", "right"]].set_visible(False)
 

@@ -94,7 +94,16 @@ class _Entry:
         parts = tuple(self.size.parts(getattr(self.problem, "widths", ())))
         do = partial(run_race, timeout=options.timeout)
         for number, some in enumerate([parts] if together else [(part,) for part in parts]):
-            race = Race(self.problem, own, self.peers, some, shown, options.device, options.first_call, turns)
+            race = Race(
+                self.problem,
+                own,
+                self.peers,
+                some,
+                shown,
+                options.device,
+                options.first_call,
+                turns,
+            )
             key = (self.files[0].spec, self.text, str(number))
             yield Task(key, do, race, folders, options.device)
 
@@ -157,7 +166,9 @@ class Race:
     turns: Path | None
 
 
-def run_race(race: Race, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
+def run_race(
+    race: Race, instead: Messages | None = None, *, timeout: float
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a race, then a `report` with all of them."""
     files = [file for file in race.files if instead or not file.unable(race.device)]
     able = {file: file.rank for file in files if file.rank is not None}
@@ -199,7 +210,9 @@ def _job(
     effort = (20, 1.5 if turns is None else 0.5) if device == "cuda" else (3, 0.0)
     forward_only = frozenset(name for file, name in own.items() if file.forward_only)
     names = (*own.values(), *against)
-    return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only, turns=turns)
+    return BenchJob(
+        problem, paths, names, shape, device, *effort, forward_only=forward_only, turns=turns
+    )
 
 
 def _rows(

@@ -74,7 +74,8 @@ def _locked(job: BenchJob, how: int) -> Iterator[None]:
     if job.turns is None:
         yield
         return
-    with open(job.turns, "a") as file:  # closing the file releases the lock, as the end of the process does
+    # closing the file releases the lock, as the end of the process does
+    with open(job.turns, "a") as file:
         fcntl.flock(file, how)
         yield
 
@@ -105,7 +106,9 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def first(make: Callable[[], Callable[[], Any]], device: str) -> tuple[Callable[[], Any], Any, float]:
+def first(
+    make: Callable[[], Callable[[], Any]], device: str
+) -> tuple[Callable[[], Any], Any, float]:
     """Call `make` and then its result once. Return the function, the result, and the seconds
     including compilation."""
     synchronize(device)
@@ -133,7 +136,10 @@ def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
 
 
 def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
-    """Fill the samples of all contenders. Each round calls each contender once, in rotating order."""
+    """Fill the samples of all contenders.
+
+    Each round calls each contender once, in rotating order.
+    """
     # 1 GB is far larger than L2.
     flush = torch.empty(2**30, dtype=torch.uint8, device="cuda") if job.device == "cuda" else None
     for contender in contenders:
@@ -149,7 +155,10 @@ def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
 
 
 def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
-    """Return the largest relative Frobenius distance between two results. NaN counts as infinite."""
+    """Return the largest relative Frobenius distance between two results.
+
+    NaN counts as infinite.
+    """
     distances = []
     for a, b in zip(got, want, strict=True):
         difference = float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30))
@@ -157,13 +166,17 @@ def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
     return max(distances)
 
 
-def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]) -> list[dict[str, Any]]:
+def rows(
+    pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Return a row per contender. `ratio` is its time divided by the time of kgen's default file.
 
     `work` maps a rate to the amount of work in the rate's unit times milliseconds, for example
     `{"tflops": FLOP / 1e9}`.
     """
-    own = next((statistics.median(c.samples) for c in contenders if c.name.startswith("kgen")), None)
+    own = next(
+        (statistics.median(c.samples) for c in contenders if c.name.startswith("kgen")), None
+    )
     found = []
     for contender in contenders:
         low, middle, high = statistics.quantiles(contender.samples, n=4, method="inclusive")
@@ -177,7 +190,9 @@ def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float])
                 **{name: round(amount / middle, 3) for name, amount in work.items()},
                 "ratio": None if own is None else round(middle / own, 4),
                 "first_call": round(contender.first_call, 3),
-                "distance": None if contender.distance is None else float(f"{contender.distance:.2e}"),
+                "distance": None
+                if contender.distance is None
+                else float(f"{contender.distance:.2e}"),
                 "error": None,
             }
         )

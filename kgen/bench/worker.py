@@ -18,7 +18,14 @@ from kgen.verify import interpreter
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
 
-BESIDE = ("nvidia-cutlass-dsl", "cuda-core", "fla-core", "flash-attn-4", "liger-kernel", "quack-kernels")
+BESIDE = (
+    "nvidia-cutlass-dsl",
+    "cuda-core",
+    "fla-core",
+    "flash-attn-4",
+    "liger-kernel",
+    "quack-kernels",
+)
 """Packages of targets and peers. The report has the versions of those that are installed."""
 
 
@@ -45,7 +52,11 @@ def main(job: BenchJob, lines: IO[str]) -> None:
         runtimes = [own.targets[stem.partition("_")[0]].runtime for stem in job.files]
         tools = {k: v for runtime in runtimes for k, v in versions(runtime.tools).items()}
         facts = {
-            "facts": {**describe(job.device), "driver": driver(job.device), "versions": tools | _beside()}
+            "facts": {
+                **describe(job.device),
+                "driver": driver(job.device),
+                "versions": tools | _beside(),
+            }
         }
     assert own.bench is not None, "it made the job"
     for line in chain([facts], own.bench.race(job, functions)):

@@ -1,6 +1,7 @@
 """Compile an emitted `cuda.py` for one architecture: `python -m kgen.build.compile_cuda JOB`.
 
-JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line for each.
+JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line
+for each.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from kgen.verify.toolchain import import_file
 
 
 def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile the kernels of the family's calls, for each row of the launch tables that the architecture can run."""
+    """Compile the kernels of the family's calls, for each row of the launch tables that the
+    architecture can run.
+    """
     job = build.job
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     seen: set[str] = set()
 
     def launch(
-        device: Any, name: str, grid: Any, block: int, arguments: Any, shared: int = 0, cluster: int = 1
+        device: Any,
+        name: str,
+        grid: Any,
+        block: int,
+        arguments: Any,
+        shared: int = 0,
+        cluster: int = 1,
     ) -> None:
         if name in seen:
             return
@@ -37,9 +46,11 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
             traceback.print_exc()
             say({"error": f"{name}: {type(error).__name__}: {error}"[:2000]})
 
-    # Without a seed, names of internal symbols contain a number of the process: equal inputs must give equal bytes.
+    # Without a seed, names of internal symbols contain a number of the process: equal inputs must
+    # give equal bytes.
     module.ProgramOptions = partial(module.ProgramOptions, frandom_seed="0")
-    # Launchers choose kernels by capability (sm_90). The compiler may get a more specific name (sm_90a).
+    # Launchers choose kernels by capability (sm_90). The compiler may get a more specific name
+    # (sm_90a).
     module._arch = lambda device: f"sm_{job.capability}"
     module._launch = launch
     module._resident = lambda *args: 1  # as if every kernel fitted
@@ -57,13 +68,16 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 def _plans(module: Any, capability: int) -> Iterator[Callable[..., Any]]:
     """Yield replacements for a launcher's `_plan`, one per row number of its tables.
 
-    A replacement returns that row if the architecture can run it, and otherwise the launcher's own choice.
+    A replacement returns that row if the architecture can run it, and otherwise the launcher's own
+    choice.
     """
     plan, tables = module._plan, module._SHAPES
 
     def row(number: int, kernel: str, device: Any, width: int, vector: int) -> Any:
         for shape in tables[kernel][number : number + 1]:
-            if shape.shared <= SHARED_LIMITS[capability] and (shape.cluster == 1 or capability >= 90):
+            if shape.shared <= SHARED_LIMITS[capability] and (
+                shape.cluster == 1 or capability >= 90
+            ):
                 return module._name(kernel, shape), shape, 1
         return plan(kernel, device, width, vector)
 

@@ -1,8 +1,9 @@
-"""Compile an emitted `cute_<arch>.py` for its architecture: `python -m kgen.build.compile_cute JOB`.
+"""Compile an emitted `cute_<arch>.py` for its architecture:
+`python -m kgen.build.compile_cute JOB`.
 
-JOB is a pickled `BuildJob`. The worker writes object files to the job's folder, and prints one JSON line for each. An
-object file has the kernels for one set of constants, and host code for this machine's processor. The host code encodes
-TMA descriptors and launches the kernels.
+JOB is a pickled `BuildJob`. The worker writes object files to the job's folder, and prints one JSON
+line for each. An object file has the kernels for one set of constants, and host code for this
+machine's processor. The host code encodes TMA descriptors and launches the kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from kgen.verify.toolchain import import_file
 
 
 def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile the kernels for each set of constants that the launcher may request, with the job's sizes."""
+    """Compile the kernels for each set of constants that the launcher may request, with the job's
+    sizes.
+    """
     module: Any = import_file(build.job.emitted.path, f"kgen_emitted_{build.job.problem.name}")
     # Without a CUDA driver, the DSL does not load the libraries that its host code is linked with.
     for library in module.cute.runtime.find_runtime_libraries(enable_tvm_ffi=False):
@@ -42,9 +45,13 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 
 
 def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of the emitted file's `_compiled`: fixed by the spec, or one of the job's sizes."""
+    """Yield the arguments of the emitted file's `_compiled`: fixed by the spec, or one of the job's
+    sizes.
+    """
     problem, sizes = build.job.problem, build.sizes
-    names = [n for n in inspect.signature(module._compiled.__wrapped__).parameters if n != "options"]
+    names = [
+        n for n in inspect.signature(module._compiled.__wrapped__).parameters if n != "options"
+    ]
     # Packed sequences: the caller may pass the chunks, and lengths are int32 or int64.
     packed = "given" in names
     choices: dict[str, Sequence[Any]] = {
@@ -58,7 +65,9 @@ def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
 
 
 def _row(build: BuildJob, module: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the object file of a set of constants to the job's folder, and return its entry in the manifest."""
+    """Write the object file of a set of constants to the job's folder, and return its entry in the
+    manifest.
+    """
     name, arch = build.job.problem.name, build.job.arch
     with tempfile.TemporaryDirectory() as folder:
         options = f"--gpu-arch {arch} --keep-cubin --dump-dir {folder}"

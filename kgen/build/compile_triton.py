@@ -1,6 +1,7 @@
 """Compile an emitted `triton.py` for one architecture: `python -m kgen.build.compile_triton JOB`.
 
-JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line for each.
+JOB is a pickled `BuildJob`. The worker writes cubins to the job's folder, and prints one JSON line
+for each.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
         except Exception as error:
             traceback.print_exc()
             say(
-                {"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]}
+                {
+                    "error": (
+                        f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"
+                    )[:2000]
+                }
             )
 
     for problem in _problems(build):
@@ -48,7 +53,10 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
 
 
 def _problems(build: BuildJob) -> Iterator[Any]:
-    """Yield the spec's problem. If heads are constants that the spec leaves open, yield one per number of heads."""
+    """Yield the spec's problem.
+
+    If heads are constants that the spec leaves open, yield one per number of heads.
+    """
     problem, sizes = build.job.problem, build.sizes
     if getattr(problem, "heads_v", 0) is not None:
         yield problem
@@ -58,7 +66,9 @@ def _problems(build: BuildJob) -> Iterator[Any]:
 
 
 def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
-    """Compile the same kernel for arguments of any alignment, and without constants for arguments that are 1."""
+    """Compile the same kernel for arguments of any alignment, and without constants for arguments
+    that are 1.
+    """
     source = kernel.src
     constexprs = {p.name for p in launch.function.params if p.is_constexpr}
     ones = {
@@ -69,12 +79,18 @@ def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
     if not ones and not _aligned(source):
         return
     kinds = {p.name: p.annotation_type or "i32" for p in launch.function.params}
-    signature = {name: kinds[name] if name in ones else kind for name, kind in source.signature.items()}
+    signature = {
+        name: kinds[name] if name in ones else kind for name, kind in source.signature.items()
+    }
     names = launch.function.arg_names
-    constants = {path: value for path, value in source.constants.items() if names[path[0]] not in ones}
+    constants = {
+        path: value for path, value in source.constants.items() if names[path[0]] not in ones
+    }
     target = triton.runtime.driver.active.get_current_target()
     options = make_backend(target).parse_options(dict(launch.options, debug=False)).__dict__
-    yield triton.compile(type(source)(source.fn, signature, constants, {}), target=target, options=options)
+    yield triton.compile(
+        type(source)(source.fn, signature, constants, {}), target=target, options=options
+    )
 
 
 def _aligned(source: Any) -> set[int]:
@@ -119,7 +135,9 @@ def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
     }
     sizes = [struct.calcsize(form) for form in Cubin(build.folder, row).forms]
     if sizes != [size for _, size in row["parameters"]]:
-        raise AssertionError(f"expected parameters {row['parameters']}, got arguments of {sizes} bytes")
+        raise AssertionError(
+            f"expected parameters {row['parameters']}, got arguments of {sizes} bytes"
+        )
     return row
 
 

@@ -17,7 +17,9 @@ from kgen.verify.emitted import Emitted, parts, require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.toolchain import versions
 
-TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
+TARGETS = sorted(
+    path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py")
+)
 """The targets that `kgen build` compiles, one per module `compile_NAME.py`.
 
 In a package, `_runtime/NAME.py` loads and launches the machine code of a target.
@@ -29,7 +31,8 @@ BESIDE = {"triton": ("descriptors",)}
 def spelled(archs: Iterable[str]) -> list[str]:
     """Return the architectures without duplicates, with `sm_90` spelled `sm_90a`.
 
-    Kernels use features of one chip alone, so the two names mean the same. Raises `KgenError` for an unknown one.
+    Kernels use features of one chip alone, so the two names mean the same. Raises `KgenError` for
+    an unknown one.
     """
     found = (f"sm_{capability(arch)}" for arch in archs)
     return list(dict.fromkeys(f"{arch}a" if f"{arch}a" in KNOWN else arch for arch in found))
@@ -80,7 +83,9 @@ def least(loaded: Any, file: Emitted) -> int:
 
 
 def of_another_spec(loaded: Any, files: Sequence[Emitted]) -> list[Path]:
-    """Return the files that are out of date: the spec or its templates changed after they were rendered."""
+    """Return the files that are out of date: the spec or its templates changed after they were
+    rendered.
+    """
     now = {name: inputs_hash(text) for name, text in render_spec(loaded).items()}
     return [
         path

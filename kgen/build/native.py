@@ -1,7 +1,8 @@
 """The folder `c/` of a package: calls from C and C++ that use the CUDA driver alone.
 
-A family provides the files of its launchers (`kgen.targets.native`). This module adds the files that all packages
-share, and the machine code. Rows of machine code have the order in which the launcher tries them, as in Python.
+A family provides the files of its launchers (`kgen.targets.native`). This module adds the files
+that all packages share, and the machine code. Rows of machine code have the order in which the
+launcher tries them, as in Python.
 """
 
 from __future__ import annotations
@@ -119,20 +120,28 @@ class Build(File):
 def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """Return the files of a spec's launcher in C.
 
-    `sizes` has the values of the sizes that the spec leaves open, `chips` the compute capabilities with machine code.
-    Raises `KgenError` if the family has no launcher in C.
+    `sizes` has the values of the sizes that the spec leaves open, `chips` the compute capabilities
+    with machine code. Raises `KgenError` if the family has no launcher in C.
     """
     prefix_of(loaded)
     target = family(loaded.spec.kernel).targets["triton"]
     if target.native is None:
-        message = f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` has no launcher in C"
+        message = (
+            f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` has no "
+            "launcher in C"
+        )
         raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="remove `--c`"))
     found: Native = target.native(loaded, sizes, chips)
     return found
 
 
-def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: Path, out: Path) -> None:
-    """Write the folder `c/` into `out`. `package` holds the cubins, and `rows` are the kernels of its manifest."""
+def write_native(
+    loaded: Loaded, native: Native, rows: Sequence[Row], package: Path, out: Path
+) -> None:
+    """Write the folder `c/` into `out`.
+
+    `package` holds the cubins, and `rows` are the kernels of its manifest.
+    """
     name, root = prefix_of(loaded), template_root()
     folder = out / FOLDER
     folder.mkdir()
@@ -153,17 +162,25 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
         (folder / file).write_text(text, encoding="utf-8")
 
 
-def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], package: Path) -> MachineCode:
-    """Return the images and rows. Rows of a kernel for a chip are sorted, the most specific first."""
+def _machine_code(
+    name: str, license: str, native: Native, rows: Sequence[Row], package: Path
+) -> MachineCode:
+    """Return the images and rows.
+
+    Rows of a kernel for a chip are sorted, the most specific first.
+    """
     known = frozenset(native.names)
     unknown = {n for row in rows for n, *_ in row["arguments"] if n not in known}
     unknown |= {n for row in rows for n in row["options"] if n not in known}
     if unknown:
-        raise ValueError(f"the launcher of {name} in C has no value for kernel arguments {sorted(unknown)}")
+        raise ValueError(
+            f"the launcher of {name} in C has no value for kernel arguments {sorted(unknown)}"
+        )
     ordered = sorted(rows, key=lambda row: (row["kernel"], row["capability"], -_strictness(row)))
     files = dict.fromkeys(row["file"] for row in ordered)
     images = {
-        file: Image(file, f"image_{i}", _words((package / file).read_bytes())) for i, file in enumerate(files)
+        file: Image(file, f"image_{i}", _words((package / file).read_bytes()))
+        for i, file in enumerate(files)
     }
     return MachineCode(
         name=name,
@@ -177,7 +194,9 @@ def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], 
 
 
 def _strictness(row: Row) -> int:
-    """Return the number of constants and aligned arguments, as `Cubin.strictness` of the runtime."""
+    """Return the number of constants and aligned arguments, as `Cubin.strictness` of the
+    runtime.
+    """
     return sum(value is True or kind == "constexpr" for _, kind, value in row["arguments"])
 
 
@@ -193,7 +212,8 @@ def _words(image: bytes) -> str:
 def _cubin(number: int, row: Row, image: str) -> Cubin:
     if len(row["parameters"]) > MOST_PARAMETERS or len(row["maps"]) > MOST_MAPS:
         raise ValueError(
-            f"{row['kernel']} has {len(row['parameters'])} parameters and {len(row['maps'])} TMA descriptors: "
+            f"{row['kernel']} has {len(row['parameters'])} parameters and {len(row['maps'])} TMA "
+            "descriptors: "
             f"a launch from C holds at most {MOST_PARAMETERS} and {MOST_MAPS}"
         )
     return Cubin(
@@ -255,7 +275,8 @@ def _resolved(table: Tiles, rows: Sequence[Row]) -> Table:
     found = list[tuple[int, ...]]()
     for chip in chips:
         compiled = [
-            {name: value for name, kind, value in row["arguments"] if kind == "constexpr"} | row["options"]
+            {name: value for name, kind, value in row["arguments"] if kind == "constexpr"}
+            | row["options"]
             for row in rows
             if row["kernel"] == table.kernel and row["capability"] == chip
         ]

@@ -53,19 +53,22 @@ SIZES: Mapping[str, Sequence[int]] = {
 }
 """Default values of the sizes that a spec leaves open.
 
-`gqa`: query heads per KV head. `batch`: sequences that decode together, rounded up to a power of two. `width`: width
-of a norm. `heads`: heads of a norm, or heads of q and k of chunk output.
+`gqa`: query heads per KV head. `batch`: sequences that decode together, rounded up to a power of
+two. `width`: width of a norm. `heads`: heads of a norm, or heads of q and k of chunk output.
 """
 RUNTIME = "_runtime"
 """The folder of a package that holds copies of modules of `kgen.build.runtime`."""
 SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_", "PTXAS_", "CUTE_DSL_")
-"""Prefixes of environment variables that change the machine code. They are unset: equal inputs give equal bytes."""
+"""Prefixes of environment variables that change the machine code. They are unset: equal inputs give
+equal bytes.
+"""
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
 """Variables with these prefixes that only name folders, and stay set."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
 _INIT = '"""Machine code of {name}: see manifest.json. None of its files has the function."""\n'
-_LAUNCHER = '''"""The names of sources/{stem}.py, with machine code for its kernels: see manifest.json."""
+_LAUNCHER = '''\
+"""The names of sources/{stem}.py, with machine code for its kernels: see manifest.json."""
 
 from pathlib import Path
 
@@ -112,8 +115,9 @@ def build_specs(
 ) -> list[dict[str, Any]]:
     """Build a package of each spec under `out`, from its emitted files in Triton, CUDA and CuTe.
 
-    A file for one architecture is built for that architecture only. A package is written, and replaces an older one,
-    if all of its kernels compile. `hear` gets an event for each file that is left out, and for each that is compiled.
+    A file for one architecture is built for that architecture only. A package is written, and
+    replaces an older one, if all of its kernels compile. `hear` gets an event for each file that is
+    left out, and for each that is compiled.
 
     Returns one row per spec and architecture:
         spec, arch: their names.
@@ -122,8 +126,9 @@ def build_specs(
         ok, error: True and None, or False and the first error.
 
     Raises:
-        KgenError: a spec is not rendered or out of date. It has no file to build, or no calls from C. Two specs share
-            a name. An architecture is unknown. `out` has other files, or cannot be written.
+        KgenError: a spec is not rendered or out of date. It has no file to build, or no calls from
+            C. Two specs share a name. An architecture is unknown. `out` has other files, or cannot
+            be written.
         MissingError: torch, triton or the tools of a target are not installed.
     """
     options = replace(options, archs=spelled(options.archs))
@@ -217,11 +222,15 @@ def _require_names_of_their_own(loaded: Sequence[Any]) -> None:
 
 
 def _require_rendered(loaded: Any, files: Sequence[Emitted]) -> None:
-    """Raise `KgenError` if files are out of date: the code that calls them is made from the current spec."""
+    """Raise `KgenError` if files are out of date: the code that calls them is made from the current
+    spec.
+    """
     for path in of_another_spec(loaded, files):
         message = f"`{path}` is out of date: the spec or kgen changed after it was rendered"
         raise KgenError(
-            Diagnostic("not-rendered", message, file=str(loaded.path), hint=f"kgen render {loaded.path}")
+            Diagnostic(
+                "not-rendered", message, file=str(loaded.path), hint=f"kgen render {loaded.path}"
+            )
         )
 
 
@@ -246,7 +255,12 @@ def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:
 
 
 def _compiled(
-    loaded: Any, file: Emitted, arch: str, sizes: Mapping[str, Sequence[int]], folder: Path, timeout: float
+    loaded: Any,
+    file: Emitted,
+    arch: str,
+    sizes: Mapping[str, Sequence[int]],
+    folder: Path,
+    timeout: float,
 ) -> Iterator[Mapping[str, Any]]:
     job = CompileJob(problem_of(loaded, file.target), replace(file, path=file.path.resolve()), arch)
     build = BuildJob(job, sizes, folder.resolve())
@@ -284,9 +298,13 @@ def _write(
     for file in files:
         (folder / file.path.name).write_text(_launcher(loaded, file), encoding="utf-8")
     (folder / "__init__.py").write_text(_init(loaded, files), encoding="utf-8")
-    kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
+    kernels = sorted(
+        ({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps
+    )
     if native is not None:
-        write_native(loaded, native, [row for row in kernels if row["target"] == "triton"], folder, folder)
+        write_native(
+            loaded, native, [row for row in kernels if row["target"] == "triton"], folder, folder
+        )
     written = [
         path
         for place in ("*.py", *(f"{name}/*" for name in (RUNTIME, SOURCES, FOLDER)))
@@ -313,7 +331,9 @@ def _write(
 
 def _init(loaded: Any, files: Sequence[Emitted]) -> str:
     """Return the text of `__init__.py`: the emitted folder's, for the files that are built."""
-    return render_package(loaded, [file.path.name for file in files]) or _INIT.format(name=loaded.spec.name)
+    return render_package(loaded, [file.path.name for file in files]) or _INIT.format(
+        name=loaded.spec.name
+    )
 
 
 def _launcher(loaded: Any, file: Emitted) -> str:

@@ -35,7 +35,9 @@ def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
         made = {*manifest["files"], *(row["file"] for row in manifest["kernels"]), MANIFEST}
         edited = altered(out, name)
     except (KgenError, OSError):
-        return Diagnostic("not-a-package", "`kgen build` did not write this", str(place), hint=others)
+        return Diagnostic(
+            "not-a-package", "`kgen build` did not write this", str(place), hint=others
+        )
     if edited:
         return Diagnostic(
             "edited", "the file was edited after the build", str(place / edited[0]), hint=others
@@ -46,13 +48,17 @@ def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
             and "__pycache__" not in path.parts
             and path.relative_to(place).as_posix() not in made
         ):
-            return Diagnostic("not-a-package", "`kgen build` did not write this file", str(path), hint=others)
+            return Diagnostic(
+                "not-a-package", "`kgen build` did not write this file", str(path), hint=others
+            )
     return None
 
 
 @contextmanager
 def unfinished(out: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
-    """Create a folder for each package, with a random name; delete those that were not renamed by `put`."""
+    """Create a folder for each package, with a random name; delete those that were not renamed by
+    `put`.
+    """
     folders = {name: _beside(out / name, "unfinished") for name in names}
     try:
         with os_errors():

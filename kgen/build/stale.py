@@ -27,12 +27,14 @@ def stale(
 ) -> list[str]:
     """Return what is wrong with the packages of specs, each as `FOLDER: reason`.
 
-    A package may be missing. It may differ from the rendered files or the installed tools. It may lack one of these
-    architectures, sizes and targets, or calls from C. Raises `KgenError` for an unknown architecture, and for a spec
-    that is not rendered.
+    A package may be missing. It may differ from the rendered files or the installed tools. It may
+    lack one of these architectures, sizes and targets, or calls from C. Raises `KgenError` for an
+    unknown architecture, and for a spec that is not rendered.
     """
     asked = spelled(archs), sizes or {}, targets, c
-    packages = [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
+    packages = [
+        f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)
+    ]
     return [*packages, *stale_choosers(loaded, out)]
 
 
@@ -99,7 +101,9 @@ def _lacks(
         missing = [number for number in numbers if number not in manifest["sizes"].get(name, ())]
         yield from (f"not built with `--{name} {number}`" for number in missing)
     built = {row["target"] for row in manifest["kernels"]}
-    yield from (f"not built with `--target {target}`" for target in targets or () if target not in built)
+    yield from (
+        f"not built with `--target {target}`" for target in targets or () if target not in built
+    )
     if c and not _has_c(manifest):
         yield "not built with `--c`"
 
@@ -118,7 +122,9 @@ def _native_changed(
     chips = [capability(arch) for arch in manifest["archs"]]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            write_native(loaded, native_of(loaded, manifest["sizes"], chips), rows, package, Path(folder))
+            write_native(
+                loaded, native_of(loaded, manifest["sizes"], chips), rows, package, Path(folder)
+            )
         except (KgenError, ValueError, KeyError):  # the current spec has no calls from C
             return True
         now = {f"{FOLDER}/{p.name}": sha256(p) for p in Path(folder, FOLDER).iterdir()}

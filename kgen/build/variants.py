@@ -36,7 +36,9 @@ def require_choosers_replaceable(texts: Texts, *, force: bool = False) -> None:
     others = "choose another folder with `-o`, or pass `--force` to replace it"
     for place in texts:
         if place.is_symlink():
-            raise KgenError(Diagnostic("link", "`kgen build` does not replace symbolic links", str(place)))
+            raise KgenError(
+                Diagnostic("link", "`kgen build` does not replace symbolic links", str(place))
+            )
         if not force and place.exists() and not _is_one(place):
             raise KgenError(
                 Diagnostic("edited", "the file was edited after the build", str(place), hint=others)
@@ -64,11 +66,16 @@ def stale_choosers(loaded: Iterable[Any], out: Path) -> Iterator[str]:
     for place, text in choosers(built, out).items():
         there = place.is_file()
         if not there or place.read_bytes() != text.encode():
-            yield f"{place.parent.name}: {place.name} {'was edited after the build' if there else 'is missing'}"
+            yield (
+                f"{place.parent.name}: {place.name} "
+                f"{'was edited after the build' if there else 'is missing'}"
+            )
 
 
 def _sources(out: Path, name: str) -> Collection[str]:
-    """Return the files that a package is built from; none if its manifest cannot be read, which `stale` reports."""
+    """Return the files that a package is built from; none if its manifest cannot be read, which
+    `stale` reports.
+    """
     try:
         return list(manifest_of(out, name)["sources"])
     except KgenError:

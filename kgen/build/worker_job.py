@@ -15,7 +15,8 @@ from kgen.verify.compiling import CompileJob
 class BuildJob:
     """The file that one worker compiles, and the folder for its machine code.
 
-    `sizes` has the values of the sizes that a spec leaves open, by the names that `compile_calls` takes.
+    `sizes` has the values of the sizes that a spec leaves open, by the names that `compile_calls`
+    takes.
     """
 
     job: CompileJob
@@ -23,7 +24,9 @@ class BuildJob:
     folder: Path
 
     def keep(self, kernel: str, code: bytes, suffix: str = ".cubin") -> dict[str, Any]:
-        """Write machine code to the folder, and return its entry in the manifest: file, sha256 and bytes."""
+        """Write machine code to the folder, and return its entry in the manifest: file, sha256 and
+        bytes.
+        """
         digest = hashlib.sha256(code).hexdigest()
         file = f"cubins/{kernel.strip('_')}-{digest[:16]}{suffix}"
         path = self.folder / file

@@ -13,8 +13,9 @@ import typer
 from kgen.cli import terminal
 from kgen.cli.options import Form, Prove, Specs, output_to
 from kgen.cli.proofs import proven
+from kgen.cli.rendering import drift_line
 from kgen.cli.terminal import Format
-from kgen.cli.verbs import drift_line, verb
+from kgen.cli.verbs import verb
 from kgen.diagnostics import EXIT_WRONG, counted
 from kgen.family import known_adapters
 

@@ -41,7 +41,10 @@ def bench(
         ),
     ] = None,
     first_call: Annotated[
-        bool, typer.Option("--first-call", help="Time the first call in a fresh process (attention only).")
+        bool,
+        typer.Option(
+            "--first-call", help="Time the first call in a fresh process (attention only)."
+        ),
     ] = False,
     output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
     jobs: TimedJobs = 1,
@@ -59,7 +62,9 @@ def bench(
     from kgen.verify.farm.sharding import Shard
 
     part = Shard.parse(shard)
-    peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
+    peers = (
+        None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
+    )
     options = BenchOptions(peers, shape, output or BENCHMARKS, first_call=first_call, shard=part)
     loaded, generated = load_specs(specs), generated or settings().generated
     require_current(loaded, generated, as_is, form)
@@ -67,7 +72,8 @@ def bench(
         rows = bench_specs(loaded, generated, options, who, listener(progress))
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
-    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))
+    measured = ("milliseconds", *rates, "ratio", "error")
+    columns = ("spec", *shapes, "pass", "peer", *measured, *elsewhere(rows))
     terminal.table(rows, columns, form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)

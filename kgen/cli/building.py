@@ -19,7 +19,9 @@ from kgen.settings import settings
 
 BUILT = Path("built")
 MOST = {"gqa": 1024, "batch": 65536, "width": 262144, "heads": 1024}
-"""Upper limits of the sizes that become constants of kernels. The compiler gets example tensors of these sizes."""
+"""Upper limits of the sizes that become constants of kernels. The compiler gets example tensors of
+these sizes.
+"""
 Gqa = Annotated[
     Optional[list[int]],  # noqa: UP045
     typer.Option(
@@ -84,11 +86,15 @@ def build(
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Write nothing; list folders that are outdated or incomplete."),
+        typer.Option(
+            "--check", help="Write nothing; list folders that are outdated or incomplete."
+        ),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Overwrite the output even if `kgen build` did not create it."),
+        typer.Option(
+            "--force", help="Overwrite the output even if `kgen build` did not create it."
+        ),
     ] = False,
     jobs: Jobs = JOBS,
     timeout: Annotated[
@@ -109,7 +115,9 @@ def build(
     if check:
         from kgen.build.stale import stale
 
-        return _stale(stale(loaded, generated, output, arch or (), named, target, c), len(loaded), form)
+        return _stale(
+            stale(loaded, generated, output, arch or (), named, target, c), len(loaded), form
+        )
     from kgen.build.package import ARCHS, COLUMNS, SIZES, BuildOptions, build_specs
     from kgen.cli.results import listener
     from kgen.render.current import of_the_same_text
@@ -125,9 +133,14 @@ def build(
 def _stale(said: Sequence[str], checked: int, form: Format) -> int:
     """Print the stale packages with reasons. Each line begins with the name of the spec."""
     if form is Format.JSON:
-        terminal.data([{"spec": spec, "stale": why} for spec, _, why in (s.partition(": ") for s in said)])
+        terminal.data(
+            [{"spec": spec, "stale": why} for spec, _, why in (s.partition(": ") for s in said)]
+        )
     for line in said if form is Format.TEXT else ():
         terminal.line(f"stale: {line}")
-    summary = f"{counted(checked, 'spec')} checked, {len({line.partition(':')[0] for line in said})} stale"
+    summary = (
+        f"{counted(checked, 'spec')} checked, {len({line.partition(':')[0] for line in said})} "
+        "stale"
+    )
     terminal.line(summary, sys.stderr if form is Format.JSON else sys.stdout)
     return EXIT_WRONG if said else 0

@@ -34,7 +34,9 @@ STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no spec makes
 
 
 def difference(
-    loaded: Sequence[Loaded], generated: Path, counts: Callable[[Change], bool] = lambda change: True
+    loaded: Sequence[Loaded],
+    generated: Path,
+    counts: Callable[[Change], bool] = lambda change: True,
 ) -> Diagnostic | None:
     """Return one line on the emitted files that do not match their specs, or None if all match.
 
@@ -43,7 +45,9 @@ def difference(
     from kgen.render.current import differing
 
     differ = differing(loaded, generated)
-    found = [(spec, change) for spec, changes in differ.items() for change in changes if counts(change)]
+    found = [
+        (spec, change) for spec, changes in differ.items() for change in changes if counts(change)
+    ]
     if not found:
         return None
     # A file with kernels is more informative than the `__init__.py` that imports them.
@@ -64,15 +68,18 @@ def require_current(
     *,
     record: bool = False,
 ) -> None:
-    """Raise `DriftError` if files do not match their specs. With `as_is`, print the difference instead.
+    """Raise `DriftError` if files do not match their specs. With `as_is`, print the difference
+    instead.
 
-    With `record`, raise in both cases. The ledger finds a result by the text of the file. A recorded result would
-    therefore count for any other spec that renders to this text.
+    With `record`, raise in both cases. The ledger finds a result by the text of the file. A
+    recorded result would therefore count for any other spec that renders to this text.
     """
     if found := difference(loaded, generated, counts):
         if as_is and record:
             said = found.message.partition("; ")[0]
-            raise DriftError(replace(found, message=f"{said}; leave out `--record`, or run `kgen render`"))
+            raise DriftError(
+                replace(found, message=f"{said}; leave out `--record`, or run `kgen render`")
+            )
         if not as_is:
             raise DriftError(found)
         note(found, form)

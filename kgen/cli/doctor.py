@@ -35,7 +35,9 @@ def examine() -> list[dict[str, object]]:
         _row("z3-solver", _package("z3-solver"), "missing: pip install 'kgen-kernels[prove]'"),
         _row("ray", _package("ray"), "missing: pip install 'kgen-kernels[ray]'"),
         _row(
-            "nvidia-cutlass-dsl", _package("nvidia-cutlass-dsl"), "missing: pip install 'kgen-kernels[cute]'"
+            "nvidia-cutlass-dsl",
+            _package("nvidia-cutlass-dsl"),
+            "missing: pip install 'kgen-kernels[cute]'",
         ),
         _row("transformers", _package("transformers"), "missing: pip install transformers"),
     ]
@@ -64,19 +66,26 @@ def _device() -> str | None:
             return None
         major, minor = torch.cuda.get_device_capability()
         return f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
-    except (ImportError, RuntimeError, OSError):  # torch is installed, but cannot load its libraries.
+    # torch is installed, but cannot load its libraries.
+    except (ImportError, RuntimeError, OSError):
         return None
 
 
 def _ptxas() -> str | None:
     """Return the version of the ptxas that Triton ships, else of the one on the path."""
     triton = find_spec("triton")
-    bundled = Path(triton.origin).parent / "backends/nvidia/bin/ptxas" if triton and triton.origin else None
+    bundled = (
+        Path(triton.origin).parent / "backends/nvidia/bin/ptxas"
+        if triton and triton.origin
+        else None
+    )
     path = str(bundled) if bundled and bundled.is_file() else shutil.which("ptxas")
     if path is None:
         return None
     try:
-        run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        run = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     version = re.search(r"release (\S+),", run.stdout)

@@ -37,19 +37,27 @@ PAGES = (As.MD, As.HTML, As.SVG)
 Length = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
-        min=1, max=2**20, metavar="N", help="Draw the tiles that kernels visit at this sequence length."
+        min=1,
+        max=2**20,
+        metavar="N",
+        help="Draw the tiles that kernels visit at this sequence length.",
     ),
 ]
 Heads = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
-        min=1, max=64, metavar="N", help="Number of heads to draw, if their masks differ. Default: 1."
+        min=1,
+        max=64,
+        metavar="N",
+        help="Number of heads to draw, if their masks differ. Default: 1.",
     ),
 ]
 Values = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Value of a run-time parameter, such as window=1024. Repeatable."
+        "--set",
+        metavar="NAME=VALUE",
+        help="Value of a run-time parameter, such as window=1024. Repeatable.",
     ),
 ]
 Ranks = Annotated[
@@ -79,29 +87,22 @@ def explain(
         typer.Option("-o", "--output", metavar="FILE", help="Output file. Default: stdout."),
     ] = None,
     form: Annotated[
-        As, typer.Option("--format", help="md and html are pages; svg is the drawing; json is data.")
+        As,
+        typer.Option("--format", help="md and html are pages; svg is the drawing; json is data."),
     ] = As.TEXT,
 ) -> int:
     """Show how kernels compute a spec, and which tiles they visit."""
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
         message = f"expected one spec, got a folder of {1 + len(others)}"
-        raise KgenError(
-            Diagnostic(
-                "usage", message, file=str(spec), hint=f"name one of them: `kgen explain {loaded.path}`"
-            )
-        )
+        hint = f"name one of them: `kgen explain {loaded.path}`"
+        raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
     wanted = _drawing(length, heads, given, ranks)
     if flex:
         if form in PAGES or wanted is not None:
             message = "`--flex` cannot be combined with a drawing or a page"
-            raise KgenError(
-                Diagnostic(
-                    "usage",
-                    message,
-                    hint="leave out the options that draw, and use `--format text` or `json`",
-                )
-            )
+            hint = "leave out the options that draw, and use `--format text` or `json`"
+            raise KgenError(Diagnostic("usage", message, hint=hint))
         from kgen.flex.flexcode import flex_code
 
         text = flex_code(loaded)
@@ -145,7 +146,9 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
     from kgen.reports.explained import explained, facts, said
 
     drawing = wanted or (Drawing() if form in PAGES else None)
-    page = explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
+    page = (
+        explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
+    )
     if wanted is not None or form is As.SVG:
         _check_drawn(page, loaded)
     if form is As.JSON:

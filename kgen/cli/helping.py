@@ -7,7 +7,19 @@ from typing import Any
 from typer.core import TyperGroup
 
 ORDER = (
-    *("new", "import", "list", "explain", "render", "prove", "compile", "verify", "status", "bench", "tune"),
+    *(
+        "new",
+        "import",
+        "list",
+        "explain",
+        "render",
+        "prove",
+        "compile",
+        "verify",
+        "status",
+        "bench",
+        "tune",
+    ),
     *("report", "build", "adapt", "ledger", "schema", "doctor"),
 )
 """Every verb, in the order in which a project needs it."""
@@ -21,7 +33,9 @@ class InOrder(TyperGroup):
         return sorted(self.commands, key=ORDER.index)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the first paragraph of each verb's help. Wrap a long one; Typer would truncate it."""
+        """Write the first paragraph of each verb's help. Wrap a long one; Typer would truncate
+        it.
+        """
         verbs = [(name, self.commands[name]) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, _first_paragraph(verb.help or "")) for name, verb in verbs])

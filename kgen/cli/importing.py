@@ -27,7 +27,9 @@ class Dtype(str, Enum):
 
 @verb("import")
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A Python file or a module name.")
+    ],
     score: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -37,7 +39,9 @@ def import_(
     mask: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--mask", metavar="EXPR", help="The mask_mod: a function, or a call such as `window(1024)`."
+            "--mask",
+            metavar="EXPR",
+            help="The mask_mod: a function, or a call such as `window(1024)`.",
         ),
     ] = None,
     name: Annotated[
@@ -51,8 +55,12 @@ def import_(
     head_dim: Annotated[
         int, typer.Option("--head-dim", min=1, max=1024, metavar="N", help="Elements per head.")
     ] = 128,
-    gqa: Annotated[str, typer.Option("--gqa", metavar="N", help="Query heads per KV head, or `any`.")] = "1",
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Dtype of q, k, v and the output.")] = Dtype.BF16,
+    gqa: Annotated[
+        str, typer.Option("--gqa", metavar="N", help="Query heads per KV head, or `any`.")
+    ] = "1",
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", help="Dtype of q, k, v and the output.")
+    ] = Dtype.BF16,
     output: Annotated[Optional[Path], output_to(SPECS_FOLDER)] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing spec.")] = False,
     form: Form = Format.TEXT,
@@ -82,4 +90,6 @@ def _gqa(text: str) -> int | str:
     if text.isascii() and text.isdigit() and 0 < int(text[:10]) < 2**31:
         return int(text[:10])
     hint = "write the number of query heads per KV head, or `any`"
-    raise KgenError(Diagnostic("usage", f"`--gqa`: expected a number or `any`, got {shown(text)}", hint=hint))
+    raise KgenError(
+        Diagnostic("usage", f"`--gqa`: expected a number or `any`, got {shown(text)}", hint=hint)
+    )

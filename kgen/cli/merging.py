@@ -14,14 +14,17 @@ from kgen.cli.verbs import app, verb
 from kgen.diagnostics import counted
 from kgen.settings import settings
 
-ledger = typer.Typer(no_args_is_help=True, help="Merge result files (verified.json) of several machines.")
+ledger = typer.Typer(
+    no_args_is_help=True, help="Merge result files (verified.json) of several machines."
+)
 app.add_typer(ledger, name="ledger")
 
 
 @verb("merge", ledger)
 def merge(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Files in which `kgen verify` recorded results.")
+        list[Path],
+        typer.Argument(metavar="FILE", help="Files in which `kgen verify` recorded results."),
     ],
     into: Annotated[
         Optional[Path],  # noqa: UP045

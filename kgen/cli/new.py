@@ -51,14 +51,18 @@ def new(
 
     if source and kernel:
         hint = "leave out `--kernel`: a copy keeps its family"
-        raise KgenError(Diagnostic("usage", "`--from` cannot be combined with `--kernel`", hint=hint))
+        raise KgenError(
+            Diagnostic("usage", "`--from` cannot be combined with `--kernel`", hint=hint)
+        )
     folder = output or settings().specs
     path = folder / f"{name}.yaml"
     if source:
         found, *others = find_specs([source])
         if others:
             message = f"`--from`: expected one spec, got {1 + len(others)}"
-            raise KgenError(Diagnostic("usage", message, str(source), hint=f"name one of them: {found}"))
+            raise KgenError(
+                Diagnostic("usage", message, str(source), hint=f"name one of them: {found}")
+            )
         text = starting.copied(found, name)
     else:
         text = starting.starter(kernel.value if kernel else NAMES[0], name)

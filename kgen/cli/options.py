@@ -18,7 +18,9 @@ GENERATED_FOLDER = "`tool.kgen.generated` in pyproject.toml, else generated/"
 
 
 def completed_spec(incomplete: str) -> list[str]:
-    """Return the spec names that begin with `incomplete`. If there are none, the shell completes files."""
+    """Return the spec names that begin with `incomplete`. If there are none, the shell completes
+    files.
+    """
     from kgen.diagnostics import KgenError
     from kgen.render.builtin import builtin_specs
     from kgen.settings import settings
@@ -41,7 +43,9 @@ Specs = Annotated[
 ]
 Spec = Annotated[
     Path,
-    typer.Argument(metavar="SPEC", help="A spec file or a spec name.", autocompletion=completed_spec),
+    typer.Argument(
+        metavar="SPEC", help="A spec file or a spec name.", autocompletion=completed_spec
+    ),
 ]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -113,7 +117,9 @@ BuiltPackages = Annotated[
 Form = Annotated[Format, typer.Option("--format", help="Format of the output and of errors.")]
 Prove = Annotated[
     bool,
-    typer.Option("--prove/--no-prove", help="Prove the kernels of changed specs before writing them."),
+    typer.Option(
+        "--prove/--no-prove", help="Prove the kernels of changed specs before writing them."
+    ),
 ]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
@@ -143,7 +149,10 @@ class Command(TyperCommand):
                 break
             if word == "--ray" and not (args[place + 1 :] and is_address(args[place + 1])):
                 given.append(AUTO)
-        if any(word == "" and before != "--against" for before, word in itertools.pairwise(["", *given])):
+        if any(
+            word == "" and before != "--against"
+            for before, word in itertools.pairwise(["", *given])
+        ):
             ctx.fail("expected a value, got an empty argument")
         return super().parse_args(ctx, given)
 
@@ -157,5 +166,9 @@ Why = Annotated[
 def output_to(default: str) -> Any:
     """Return the option `--output` of a verb that writes files."""
     return typer.Option(
-        "-o", "--output", metavar="DIR", show_default=False, help=f"Output folder. Default: {default}."
+        "-o",
+        "--output",
+        metavar="DIR",
+        show_default=False,
+        help=f"Output folder. Default: {default}.",
     )

@@ -22,9 +22,11 @@ def proven(
     prove: bool,
     keep: bool = True,
 ) -> list[Rendered]:
-    """Prove rendered kernels before they are written, and mark the kernels that are written without a proof.
+    """Prove rendered kernels before they are written, and mark the kernels that are written without
+    a proof.
 
-    Print a line on stderr for each obligation that stays unknown. Raise `RefutedError` if a proof refutes a kernel.
+    Print a line on stderr for each obligation that stays unknown. Raise `RefutedError` if a proof
+    refutes a kernel.
     """
     from kgen.prove.writing import checkable, prove_written, unknowns
     from kgen.render import project
@@ -33,7 +35,9 @@ def proven(
     if prove:
         for line in unknowns(prove_written(specs, targets or None, output, keep=keep)):
             terminal.line(line, sys.stderr)
-    kernels = [each for each in rendered if any(checkable(one, targets or None) for one in each.specs)]
+    kernels = [
+        each for each in rendered if any(checkable(one, targets or None) for one in each.specs)
+    ]
     folders = {made.name for each in kernels for made in each.outputs}
     return project.marked(rendered, folders, prove)
 

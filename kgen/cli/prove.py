@@ -20,7 +20,8 @@ from kgen.settings import settings
 def prove(
     specs: Specs = None,
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit for each property to prove.")
+        float,
+        typer.Option(min=0.001, metavar="SECONDS", help="Time limit for each property to prove."),
     ] = 10.0,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 also if z3 cannot prove or refute a property.")
@@ -48,13 +49,16 @@ def prove(
             progress,
             record,
             lambda one: terminal.line(
-                f"no obligations: {one.folder}: kgen has no proofs for {one.spec.kernel} kernels", sys.stderr
+                f"no obligations: {one.folder}: kgen has no proofs for {one.spec.kernel} kernels",
+                sys.stderr,
             ),
         )
     columns = ("spec", "target", "kernel", "obligation", "verdict", "seconds", "message")
     shown = rows if form is Format.JSON else [row for row in rows if row["verdict"] != "proved"]
     terminal.table(shown, columns, form)
     verdicts = Counter(row["verdict"] for row in rows)
-    last = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("proved", "refuted", "unknown"))
+    last = ", ".join(
+        f"{verdicts[verdict]} {verdict}" for verdict in ("proved", "refuted", "unknown")
+    )
     terminal.summary(last, form)
     return EXIT_WRONG if verdicts["refuted"] or (strict and verdicts["unknown"]) else 0

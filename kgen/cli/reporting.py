@@ -20,9 +20,12 @@ REPORT = Path("report.html")
 @verb("report")
 def report(
     specs: Specs = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Output file.")] = REPORT,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Output file.")
+    ] = REPORT,
     benchmarks: Annotated[
-        Path, typer.Option("--benchmarks", metavar="DIR", help="Folder of the reports of `kgen bench`.")
+        Path,
+        typer.Option("--benchmarks", metavar="DIR", help="Folder of the reports of `kgen bench`."),
     ] = BENCHMARKS,
     generated: Generated = None,
     form: Form = Format.TEXT,
@@ -34,6 +37,8 @@ def report(
     page = record(load_specs(specs), generated or settings().generated, benchmarks)
     write_new(output, html(page), "name another file", force=True)
     if form is Format.JSON:
-        terminal.data({"report": output.as_posix(), "sections": [section.title for section in page.sections]})
+        terminal.data(
+            {"report": output.as_posix(), "sections": [section.title for section in page.sections]}
+        )
     terminal.summary(f"{output.as_posix()} written: {page.summary}", form)
     return 0

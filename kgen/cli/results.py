@@ -1,4 +1,6 @@
-"""Output of verbs that run kernels: each result at once, or a table at the end if stdout is a terminal."""
+"""Output of verbs that run kernels: each result at once, or a table at the end if stdout is a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def run_sanitizers(
     tools: Sequence[str],
     options: RunOptions,
 ) -> int:
-    """Run a call of each emitted file under sanitizers, print the results, and return the exit code."""
+    """Run a call of each emitted file under sanitizers, print the results, and return the exit
+    code.
+    """
     from kgen.verify.sanitizing import sanitize_specs
 
     def sanitized(hands: Hands, hear: Listener) -> Sequence[Row]:
@@ -69,7 +73,9 @@ def run_sanitizers(
     return _run(Results(SANITIZED, "clean", form), sanitized, jobs, ray)
 
 
-def _run(shown: Results, work: Callable[[Hands, Listener], Sequence[Row]], jobs: int, ray: str | None) -> int:
+def _run(
+    shown: Results, work: Callable[[Hands, Listener], Sequence[Row]], jobs: int, ray: str | None
+) -> int:
     from kgen.verify.farm.opening import hands
     from kgen.verify.found import Interrupted
 
@@ -100,7 +106,12 @@ class Results:
     def __init__(
         self, columns: Mapping[str, int], done: str, form: Format, *, wrong_at_once: bool = False
     ) -> None:
-        self._columns, self._done, self._form, self._wrong_at_once = columns, done, form, wrong_at_once
+        self._columns, self._done, self._form, self._wrong_at_once = (
+            columns,
+            done,
+            form,
+            wrong_at_once,
+        )
         self._at_once = form is Format.TEXT and not sys.stdout.isatty()
         self._begun = False
         self._end: Ended | None = None
@@ -135,12 +146,16 @@ class Results:
     def interrupted(self, run: Interrupted) -> int:
         """Print the rows so far and the last line. Return the exit code of an interrupt."""
         wrong = self._table(run.rows)
-        said = f"{len(run.rows) - wrong} {self._done}, {wrong} failed, {run.left} not run: interrupted"
+        said = (
+            f"{len(run.rows) - wrong} {self._done}, {wrong} failed, {run.left} not run: interrupted"
+        )
         self._last(said, failed=bool(wrong))
         return EXIT_INTERRUPTED
 
     def _print(self, row: Row) -> None:
-        cells = (terminal.cell(row.get(column)).ljust(width) for column, width in self._columns.items())
+        cells = (
+            terminal.cell(row.get(column)).ljust(width) for column, width in self._columns.items()
+        )
         print("  ".join(cells).rstrip(), flush=True)
 
     def _table(self, rows: Sequence[Row]) -> int:

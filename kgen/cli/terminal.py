@@ -81,8 +81,8 @@ def guarded(work: Callable[[], int], form: Format) -> int:
 def settle() -> None:
     """Make the standard streams safe to write to.
 
-    Replace a closed stream by the null device, because the next open file would get its descriptor. Write a character
-    that the encoding lacks as an escape.
+    Replace a closed stream by the null device, because the next open file would get its descriptor.
+    Write a character that the encoding lacks as an escape.
     """
     for number in (0, 1, 2):
         try:
@@ -117,9 +117,13 @@ def _show_os_error(error: OSError, form: Format) -> int:
         _drop(sys.stdout)
         message, hint = f"cannot write to stdout: {error.strerror}", "redirect stdout"
         return show_error(KgenError(Diagnostic("cannot-write", message, hint=hint)), form)
-    name, message = shortened(os.fsdecode(error.filename)), f"operating system error: {error.strerror}"
+    name, message = (
+        shortened(os.fsdecode(error.filename)),
+        f"operating system error: {error.strerror}",
+    )
     return show_error(
-        KgenError(Diagnostic("refused", message, name, hint="check disk space and permissions")), form
+        KgenError(Diagnostic("refused", message, name, hint="check disk space and permissions")),
+        form,
     )
 
 
@@ -130,7 +134,11 @@ def _interrupted_by_others() -> Iterator[None]:
         yield
         return
     names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    before = {
+        number: signal.getsignal(number)
+        for name in names
+        if (number := getattr(signal, name, None))
+    }
     ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
     try:
         for number in ours:
@@ -160,7 +168,9 @@ def _show_bug(error: Exception) -> int:
 
 
 def line(text: str, stream: TextIO | None = None) -> None:
-    """Print one line, on stdout by default. Ignore errors of stderr, because the exit code still reports."""
+    """Print one line, on stdout by default. Ignore errors of stderr, because the exit code still
+    reports.
+    """
     if stream is None or stream is not sys.stderr:
         print(text, file=stream or sys.stdout)
         return
@@ -226,7 +236,9 @@ def progress_bar() -> Iterator[Progress]:
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total, label: bar.update(task, description=label, completed=done, total=total)
+        yield lambda done, total, label: bar.update(
+            task, description=label, completed=done, total=total
+        )
 
 
 def cell(value: object) -> str:

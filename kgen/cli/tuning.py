@@ -19,14 +19,19 @@ def tune(
     specs: Specs = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="SHAPE", help="Size of the inputs: BATCHxHEADSxLENGTH, such as 2x16x8192."),
+        typer.Option(
+            metavar="SHAPE", help="Size of the inputs: BATCHxHEADSxLENGTH, such as 2x16x8192."
+        ),
     ] = None,
     jobs: TimedJobs = JOBS,
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Time limit per tile shape.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit per tile shape.")
+    ] = 60.0,
     write: Annotated[
         bool,
         typer.Option(
-            "--write/--no-write", help="Write the fastest tiles to tiles.json, which `kgen render` reads."
+            "--write/--no-write",
+            help="Write the fastest tiles to tiles.json, which `kgen render` reads.",
         ),
     ] = True,
     ray: Ray = None,
@@ -49,6 +54,9 @@ def tune(
         rows = tune_specs(loaded, generated, options, who, listener(progress))
     columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *elsewhere(rows))
     terminal.table(rows, columns, form)
-    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
+    timed, chosen = (
+        sum(row["milliseconds"] is not None for row in rows),
+        sum(row["chosen"] for row in rows),
+    )
     terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
     return 0

@@ -29,10 +29,16 @@ def why(file: Path, generated: Path, form: Format) -> int:
 def _said(place: str, record: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of one record: the check, its result, and the versions."""
     if "worst" in record:
-        cases = f"{record['cases']} {'quick ' * bool(record['quick'])}cases of {', '.join(record['passes'])}"
+        cases = (
+            f"{record['cases']} {'quick ' * bool(record['quick'])}cases of "
+            f"{', '.join(record['passes'])}"
+        )
         yield f"{place}: {cases}, all passed"
         for name, worst in record["worst"].items():
-            yield f"  {name}: error at most {worst['error']:.3g}, {worst['ratio']:.2f} of the tolerance"
+            yield (
+                f"  {name}: error at most {worst['error']:.3g}, {worst['ratio']:.2f} of the "
+                "tolerance"
+            )
     elif "proved" in record:
         yield f"proof: {record['proved']} obligations proved, {record['unknown']} unknown"
         yield from (f"  not covered: {why}" for why in record["beyond"])

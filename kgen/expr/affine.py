@@ -35,7 +35,9 @@ class Affine:
         )
 
     def divisor(self) -> int:
-        """Return the greatest common divisor of the factors, without the number; 1 without factors."""
+        """Return the greatest common divisor of the factors, without the number; 1 without
+        factors.
+        """
         return gcd(*self.terms.values()) or 1
 
     def of_positions(self) -> frozenset[str]:
@@ -47,7 +49,9 @@ class Affine:
         return min(self.terms, key=order)
 
     def tree(self) -> Node:
-        """Return the sum as a tree: positive terms by `order`, then negative ones, the number last."""
+        """Return the sum as a tree: positive terms by `order`, then negative ones, the number
+        last.
+        """
         terms = sorted(self.terms.items(), key=lambda term: (term[1] < 0, order(term[0])))
         total: Node | None = None
         for node, factor in terms:
@@ -59,7 +63,9 @@ class Affine:
         if total is None:
             return Const(self.number, Type.INT)
         if self.number:
-            total = call("add" if self.number > 0 else "sub", total, Const(abs(self.number), Type.INT))
+            total = call(
+                "add" if self.number > 0 else "sub", total, Const(abs(self.number), Type.INT)
+            )
         return total
 
 
@@ -90,7 +96,9 @@ def is_large(total: Affine) -> bool:
 
 
 def order(node: Node) -> tuple[int, str]:
-    """Return a sort key: positions first, queries before keys, then terms with positions, then all others."""
+    """Return a sort key: positions first, queries before keys, then terms with positions, then all
+    others.
+    """
     names = variables(node)
     moves = (2 if "q_idx" in names else 3) if names & {*POSITIONS} else 4
     rank = {name: rank for rank, name in enumerate(POSITIONS)}

@@ -1,9 +1,10 @@
 """Conversion between trees and sympy expressions.
 
-sympy sees `+ - * /`, integer powers and numbers. Everything else (`tanh`, `where`, comparisons, buffer reads) is an
-opaque function of its arguments. So no rewrite of sympy changes the computed value. sympy collects and cancels terms,
-and applies the chain rule with the derivatives of the function table. An integer that may wrap is opaque where it
-becomes a real number. Printers never receive sympy expressions.
+sympy sees `+ - * /`, integer powers and numbers. Everything else (`tanh`, `where`, comparisons,
+buffer reads) is an opaque function of its arguments. So no rewrite of sympy changes the computed
+value. sympy collects and cancels terms, and applies the chain rule with the derivatives of the
+function table. An integer that may wrap is opaque where it becomes a real number. Printers never
+receive sympy expressions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from kgen.expr.wrapping import may_wrap
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
 
 MOST_OPERATIONS = 200
-"""Largest size of an expression that sympy simplifies. A larger one takes seconds and gains nothing."""
+"""Largest size of an expression that sympy simplifies. A larger one takes seconds and gains
+nothing.
+"""
 MOST_TERMS = 1000
 """Largest number of terms of an expanded polynomial. More take seconds and gain nothing."""
 
@@ -59,7 +62,10 @@ def _where_derivative(self: Any, symbol: Any) -> Any:
 
 @cache
 def _whole(node: Node) -> Any:
-    """Return the sympy function for an integer that may wrap and becomes a real number. Its derivative is zero."""
+    """Return the sympy function for an integer that may wrap and becomes a real number.
+
+    Its derivative is zero.
+    """
     names = tuple(n for n in distinct(node) if isinstance(n, Var))
     members: dict[str, Any] = {"tree": node, "names": names, "is_number": False}
     members["fdiff"] = lambda self, argindex=1: sp.Integer(0)
@@ -74,7 +80,10 @@ def apply(name: str, *args: Any) -> Any:
 def symbol(var: Var) -> Any:
     """Return the sympy symbol of a scalar with its assumptions."""
     return sp.Symbol(
-        var.name, real=True, integer=var.type.integral or None, positive=var.name in _POSITIVE or None
+        var.name,
+        real=True,
+        integer=var.type.integral or None,
+        positive=var.name in _POSITIVE or None,
     )
 
 
@@ -99,7 +108,8 @@ class Algebra:
         return symbol(var)
 
     def slope(self, node: Node, var: Var) -> Any:
-        """Return the slope of a value in a variable, as a sympy expression; None if the value is not linear in it.
+        """Return the slope of a value in a variable, as a sympy expression; None if the value is
+        not linear in it.
 
         A step function has a constant derivative and is not linear.
         """
@@ -155,13 +165,17 @@ class Algebra:
         return sp.factor_terms(apart.xreplace(named)).xreplace(functions)
 
     def _fraction(self, number: Any) -> Any:
-        """Return a symbol for a fraction, as sympy distributes numbers over sums. `to_tree` restores the number."""
+        """Return a symbol for a fraction, as sympy distributes numbers over sums.
+
+        `to_tree` restores the number.
+        """
         name = repr(float(abs(number)))
         self._fractions[name] = abs(number)
         return sp.sign(number) * sp.Symbol(name, positive=True)
 
     def simplified(self, expr: Any, written: Node, beside: Node | None = None) -> Node:
-        """Convert a sympy expression to a tree; return the equal tree `written` if only that is short or within fp32.
+        """Convert a sympy expression to a tree; return the equal tree `written` if only that is
+        short or within fp32.
 
         Kernels compute `beside`, too: if it is out of range, the tree may be.
         """
@@ -177,11 +191,16 @@ class Algebra:
         return operations(node) <= MOST_OPERATIONS
 
     def stays_in_range(self, rewritten: Node, written: Node) -> bool:
-        """True if no intermediate of `rewritten` leaves fp32 or 32 bits unless one of `written` does."""
+        """True if no intermediate of `rewritten` leaves fp32 or 32 bits unless one of `written`
+        does.
+        """
         return stays_in_range(rewritten, written, self._positive)
 
     def to_tree(self, expr: Any) -> Node:
-        """Convert a sympy expression to a typed tree. Terms and factors have sympy's canonical order."""
+        """Convert a sympy expression to a typed tree.
+
+        Terms and factors have sympy's canonical order.
+        """
         if expr.is_Number:
             return _constant(expr, self._wide())
         if expr.is_Symbol:
@@ -218,8 +237,8 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        # No common denominator: for 1.7 * x + 0.1, it would multiply the denominators to large integers. The sum could
-        # then overflow where the written one does not.
+        # No common denominator: for 1.7 * x + 0.1, it would multiply the denominators to large
+        # integers. The sum could then overflow where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
         upper: list[Any] = []
         lower: list[Any] = []
@@ -239,13 +258,19 @@ class Algebra:
         if coefficient != 1 or not factors:
             factors.insert(0, self.to_tree(coefficient))
         integers = [f for f in factors if f.type.integral]
-        if 1 < len(integers) < len(factors) and may_wrap(reduce(lambda a, b: call("mul", a, b), integers)):
-            factors.sort(key=lambda f: f.type.integral)  # multiply as real numbers from the first factor on
+        if 1 < len(integers) < len(factors) and may_wrap(
+            reduce(lambda a, b: call("mul", a, b), integers)
+        ):
+            # multiply as real numbers from the first factor on
+            factors.sort(key=lambda f: f.type.integral)
         return reduce(lambda a, b: call("mul", a, b), factors)
 
 
 def expanded(expr: Any) -> Any | None:
-    """Return the sum of products, `None` if it has more than `MOST_TERMS`. Arguments of functions stay as they are."""
+    """Return the sum of products, `None` if it has more than `MOST_TERMS`.
+
+    Arguments of functions stay as they are.
+    """
     apart, functions = _without_functions(expr)
     return sp.expand(apart).xreplace(functions) if _terms(apart) <= MOST_TERMS else None
 
@@ -256,7 +281,10 @@ def vanishes(expr: Any) -> bool:
 
 
 def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
-    """Replace outermost applications of functions by symbols. Return the expression and functions by symbol."""
+    """Replace outermost applications of functions by symbols.
+
+    Return the expression and functions by symbol.
+    """
     symbols: dict[Any, Any] = {}
 
     def apart(part: Any) -> Any:
@@ -295,7 +323,9 @@ def call(name: str, *args: Node) -> Call:
 
 
 def _constant(number: Any, wide: bool) -> Const:
-    """Return a number as kernels have it: a float, or an integer that fits in 32 bits (64 with `wide`)."""
+    """Return a number as kernels have it: a float, or an integer that fits in 32 bits (64 with
+    `wide`).
+    """
     if number.is_Integer and (wide or int(number) in _INT32):
         return Const(int(number), Type.INT)
     return Const(float(number), Type.FLOAT)

@@ -1,8 +1,9 @@
 """Pass: rewrite a mask as a few alternatives, each a list of conditions that hold together.
 
-Conditions with choices are split: `where(c, x, y) < z` is `c and x < z or not c and y < z`, and two bools are equal if
-both are true or both are false. Alternatives that contradict themselves, or that another one contains, are dropped. For
-a mask over two halves of a sequence, one alternative remains per pair of halves.
+Conditions with choices are split: `where(c, x, y) < z` is `c and x < z or not c and y < z`, and two
+bools are equal if both are true or both are false. Alternatives that contradict themselves, or that
+another one contains, are dropped. For a mask over two halves of a sequence, one alternative remains
+per pair of halves.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _IMPLIED = {"eq": ("eq", "le", "ge"), "lt": ("lt", "le", "ne"), "gt": ("gt", "ge
 def alternatives(mask: Node) -> tuple[tuple[Node, ...], ...]:
     """Return the mask as alternatives of conditions, at most `MOST_ALTERNATIVES`.
 
-    A part with more alternatives stays one condition, which has no range: the range is then wider, not wrong. The size
-    of a product is checked before it is built, because it grows exponentially.
+    A part with more alternatives stays one condition, which has no range: the range is then wider,
+    not wrong. The size of a product is checked before it is built, because it grows exponentially.
     """
     plain = normalize(mask)
     found = _disjunctive(_by_cases(plain) if len(_choosing(plain)) <= _MOST_CHOICES else plain)
@@ -74,8 +75,8 @@ def _decided(comparison: Call) -> Node:
 
 
 def _choosing(node: Node) -> list[Call]:
-    """Return the choices in a mask or value, each once, innermost first. Choices in an index guard a read, and are
-    kept.
+    """Return the choices in a mask or value, each once, innermost first. Choices in an index guard
+    a read, and are kept.
     """
     found: dict[Node, bool] = {}
 
@@ -84,7 +85,9 @@ def _choosing(node: Node) -> list[Call]:
             return
         for operand in part.args:
             visit(operand)
-        found[part] = part.fn == "where" or (part.fn in ("eq", "ne") and part.args[0].type is Type.BOOL)
+        found[part] = part.fn == "where" or (
+            part.fn in ("eq", "ne") and part.args[0].type is Type.BOOL
+        )
 
     visit(node)
     return [part for part, chooses in found.items() if chooses and isinstance(part, Call)]
@@ -112,8 +115,8 @@ def _disjunctive(mask: Node) -> list[list[Node]]:
         found = _needed([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
         return found if len(found) <= MOST_ALTERNATIVES else [[mask]]
     found = [[]]
-    # Conditions with few choices first, so that most of them can be split. `!=` comes last: it removes one position and
-    # moves no bound.
+    # Conditions with few choices first, so that most of them can be split. `!=` comes last: it
+    # removes one position and moves no bound.
     parts = [(condition, _choices(condition)) for condition in conjuncts(mask)]
     for condition, choices in sorted(parts, key=lambda part: (_excludes(part[0]), len(part[1]))):
         more = _multiplied(found, choices)
@@ -143,11 +146,16 @@ def _excludes(condition: Node) -> bool:
 
 
 def _needed(found: list[list[Node]]) -> list[list[Node]]:
-    """Drop alternatives that nothing satisfies, and those that another one contains. At least one remains."""
+    """Drop alternatives that nothing satisfies, and those that another one contains.
+
+    At least one remains.
+    """
     possible: list[tuple[list[Node], frozenset[Node]]] = []
     for atoms in found:
         implied = _implied_by(atoms)
-        if any(implied.issuperset(other) for other, _ in possible) or _contradictory(atoms, implied):
+        if any(implied.issuperset(other) for other, _ in possible) or _contradictory(
+            atoms, implied
+        ):
             continue
         possible = [(other, more) for other, more in possible if not more.issuperset(atoms)]
         possible.append((atoms, implied))

@@ -1,12 +1,15 @@
 """Pass: rewrite equivalent spellings to one canonical form, before planning.
 
-`kv_idx <= q_idx`, `not (kv_idx > q_idx)` and `q_idx - kv_idx > -1` become `q_idx >= kv_idx`; `where(mask, score, -inf)`
-becomes a mask; `score - s * (q_idx - kv_idx)` becomes `score + s * (kv_idx - q_idx)`. The result is equal for every
-input, except for the order of roundings. Comparisons of integers are assumed not to wrap, as the language states.
+`kv_idx <= q_idx`, `not (kv_idx > q_idx)` and `q_idx - kv_idx > -1` become `q_idx >= kv_idx`;
+`where(mask, score, -inf)` becomes a mask; `score - s * (q_idx - kv_idx)` becomes
+`score + s * (kv_idx - q_idx)`. The result is equal for every input, except for the order of
+roundings. Comparisons of integers are assumed not to wrap, as the language states.
 
-    masks       `not` on leaves only; integer comparisons have positions on one side; conditions in one order;
-                places within one block, `q_idx % n >= kv_idx % n` with `q_idx // n == kv_idx // n`, as positions
-    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` inside `abs`, which a causal mask removes
+    masks       `not` on leaves only; integer comparisons have positions on one side; conditions in
+                one order; places within one block, `q_idx % n >= kv_idx % n` with
+                `q_idx // n == kv_idx // n`, as positions
+    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` inside `abs`, which a causal mask
+                removes
     quotients   `x >> 6`, `x // 8 // 8` and `x - x % 64` by `x // 64`
     sums        multiples of one factor by distances are one term; terms with the score come first
 """
@@ -56,21 +59,30 @@ from kgen.expr.wrapping import may_wrap
 INEQUALITIES = ("lt", "le", "gt", "ge")
 SIZES = frozenset({"SQ", "SK"})
 LONGEST = 64
-"""Largest number of terms of a sum that is sorted: a longer chain would exceed the nesting limit."""
+"""Largest number of terms of a sum that is sorted: a longer chain would exceed the nesting
+limit.
+"""
 
 
-def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
+def canonical(
+    trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None
+) -> dict[str, Node]:
     """Return `score_mod` and `mask_mod` in canonical form.
 
-    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere parameters keep their names.
+    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere
+    parameters keep their names.
     """
     # A mask has no gradient, so `detach` has no effect.
-    given = {name: without_detach(tree) if name == "mask_mod" else tree for name, tree in trees.items()}
+    given = {
+        name: without_detach(tree) if name == "mask_mod" else tree for name, tree in trees.items()
+    }
     found = {name: folded(tree, numbers or {}) for name, tree in given.items()}
     if "score_mod" in found:
         found["score_mod"], conditions = without_minus_infinity(found["score_mod"])
         if conditions:
-            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *map(without_detach, conditions)])
+            found["mask_mod"] = all_of(
+                [found.get("mask_mod", TRUE), *map(without_detach, conditions)]
+            )
     if "score_mod" in found:
         # The mask is rewritten later, so that the score can use all of its conditions.
         known = _distances(condition(found.get("mask_mod", TRUE)))
@@ -86,7 +98,9 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
 
 
 def canonical_part(tree: Node, numbers: Mapping[Node, Node]) -> Node:
-    """Return the canonical form of a part of an expression, before the rest of the expression changes it."""
+    """Return the canonical form of a part of an expression, before the rest of the expression
+    changes it.
+    """
     part = folded(without_detach(tree), numbers)
     return condition(part) if part.type is Type.BOOL else value(part)
 
@@ -132,14 +146,17 @@ def _negated(node: Node) -> Node:
         parts = [call("not", a) for a in node.args]
         return _condition(call("or" if node.fn == "and" else "and", *parts))
     # For reals only == and != have an opposite, because of NaN.
-    exact = isinstance(node, Call) and (node.fn in ("eq", "ne") or all(a.type.integral for a in node.args))
+    exact = isinstance(node, Call) and (
+        node.fn in ("eq", "ne") or all(a.type.integral for a in node.args)
+    )
     if isinstance(node, Call) and exact and node.fn in NEGATED:
         return _condition(Call(NEGATED[node.fn], node.args, Type.BOOL))
     return call("not", _condition(node))
 
 
 def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
-    """Rewrite comparisons of places within a block as comparisons of positions, if both are in one block.
+    """Rewrite comparisons of places within a block as comparisons of positions, if both are in one
+    block.
 
     With `x // n == y // n`, `x % n - y % n` is `x - y`. `same` has the equalities that hold.
     """
@@ -156,7 +173,9 @@ def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
     total = found = affine(node.args[0]) + affine(node.args[1]).times(-1)
     for equal in same:
         match equal:
-            case Call(args=(Call(fn="floordiv", args=(x, n)), Call(fn="floordiv", args=(y, m)))) if n == m:
+            case Call(
+                args=(Call(fn="floordiv", args=(x, n)), Call(fn="floordiv", args=(y, m)))
+            ) if n == m:
                 places = (call("mod", x, n), call("mod", y, n))
                 first, second = (found.terms.get(place, 0) for place in places)
                 if first and first == -second:
@@ -168,8 +187,8 @@ def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
 def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:
     """Return a sort key for conditions.
 
-    With `every`, conditions that read buffers come first and those with alternatives last; for alternatives the order
-    is reversed. Then one-sided conditions and short ones come first.
+    With `every`, conditions that read buffers come first and those with alternatives last; for
+    alternatives the order is reversed. Then one-sided conditions and short ones come first.
     """
     compound = isinstance(node, Call) and node.fn in ("and", "or")
     sides = variables(node) & {*POSITIONS}
@@ -193,7 +212,8 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
         total = Affine({n: f // divisor for n, f in total.terms.items()}, total.number // divisor)
     left, right = _sides(total)
     if right.terms and abs(right.number) >= FAR:
-        return written  # the sum of this number and a size, parameter or element may not fit in 32 bits
+        # the sum of this number and a size, parameter or element may not fit in 32 bits
+        return written
     upper = left.terms[left.first()] < 0
     if upper:
         left, right = left.times(-1), right.times(-1)
@@ -205,7 +225,9 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
 
 
 def _sides(total: Affine) -> tuple[Affine, Affine]:
-    """Split a sum into the difference of two: positions with the sizes that offset them, and the rest."""
+    """Split a sum into the difference of two: positions with the sizes that offset them, and the
+    rest.
+    """
     both = total.of_positions() == {*POSITIONS}
     moving = [
         n
@@ -281,7 +303,9 @@ def _integer(node: Call) -> Node:
 
 
 def _directed(x: Node, sign: int) -> Node:
-    """Return a difference of positions as `q_idx - kv_idx`, or as `kv_idx - q_idx` for a negative sign."""
+    """Return a difference of positions as `q_idx - kv_idx`, or as `kv_idx - q_idx` for a negative
+    sign.
+    """
     total = affine(x)
     if may_wrap(x) or total.of_positions() != {*POSITIONS}:
         return x
@@ -291,8 +315,8 @@ def _directed(x: Node, sign: int) -> Node:
 def _by_other_conditions(mask: Node) -> Node:
     """Return a mask without each `abs` that another condition makes redundant.
 
-    Facts come only from conditions written without `abs`, which stay as they are. So no condition is changed by its own
-    consequences, and no two change each other.
+    Facts come only from conditions written without `abs`, which stay as they are. So no condition
+    is changed by its own consequences, and no two change each other.
     """
     parts = conjuncts(without_negations(mask))
     known = [fact for part in parts if not _has_abs(part) for fact in _distances(condition(part))]
@@ -310,7 +334,9 @@ def _without_abs(node: Node, known: list[Affine]) -> Node:
 def _distances(mask: Node) -> list[Affine]:
     """Return the sums that the mask keeps at zero or above: q_idx - kv_idx for a causal mask."""
     above = [
-        c for c in conjuncts(mask) if isinstance(c, Call) and c.fn in ("ge", "gt") and c.args[0].type.integral
+        c
+        for c in conjuncts(mask)
+        if isinstance(c, Call) and c.fn in ("ge", "gt") and c.args[0].type.integral
     ]
     return [affine(c.args[0]) + affine(c.args[1]).times(-1) for c in above]
 
@@ -324,7 +350,9 @@ def _unsigned(node: Node, known: list[Affine]) -> Node:
 
 
 def _sum(node: Call) -> Node:
-    """Return a sum of reals: multiples of one factor by distances are one term, terms with the score come first."""
+    """Return a sum of reals: multiples of one factor by distances are one term, terms with the
+    score come first.
+    """
     others: Counter[tuple[int, Node]] = Counter()
     slopes: dict[tuple[Node, ...], Affine] = {}
     for sign, term in _terms(node, 1):
@@ -334,7 +362,9 @@ def _sum(node: Call) -> Node:
         else:
             slopes[factors] = slopes.get(factors, Affine({})) + distance.times(sign)
     parts = [(sign, _times(count, term)) for (sign, term), count in others.items()]
-    parts += [_term(factors, total) for factors, total in slopes.items() if total.terms or total.number]
+    parts += [
+        _term(factors, total) for factors, total in slopes.items() if total.terms or total.number
+    ]
     if len(parts) > LONGEST:
         return rebuild(node, tuple(value(a) for a in node.args))
     if not parts:
@@ -367,8 +397,8 @@ def _terms(node: Node, sign: int) -> list[tuple[int, Node]]:
 
 
 def _slope(term: Node) -> tuple[tuple[Node, ...], Affine | None]:
-    """Return the factors of a product with one sum of positions, and that sum with the sign; `((), None)` for any
-    other.
+    """Return the factors of a product with one sum of positions, and that sum with the sign;
+    `((), None)` for any other.
     """
     sign, factors = _product(term)
     sums = [

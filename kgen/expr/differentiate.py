@@ -1,9 +1,11 @@
 """Pass: exact derivatives of an expression with respect to a name or a buffer read.
 
-Each distinct read of a buffer is a variable of its own. The gradient of the buffer is the sum over its reads.
+Each distinct read of a buffer is a variable of its own. The gradient of the buffer is the sum over
+its reads.
 
-sympy differentiates and collects terms. The result may leave fp32, as the square of a divisor may. Then the chain rule
-of the function table is used: for `a / b` it gives `(da - a / b * db) / b`, which is in range where `a / b` is.
+sympy differentiates and collects terms. The result may leave fp32, as the square of a divisor may.
+Then the chain rule of the function table is used: for `a / b` it gives `(da - a / b * db) / b`,
+which is in range where `a / b` is.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Node:
 
 
 def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
-    """Return d(score_mod) / d(wrt) as a tree over `qk`, with `score = scale * qk` substituted as in the forward loop.
+    """Return d(score_mod) / d(wrt) as a tree over `qk`, with `score = scale * qk` substituted as in
+    the forward loop.
 
     The result is `Const(0)` if `score_mod` does not depend on `wrt`.
     """
@@ -100,7 +103,11 @@ class _Operand:
     def __neg__(self) -> _Operand:
         if isinstance(self.node, Const):
             return _Operand(Const(-self.node.value, self.node.type))
-        return _Operand(*children(self.node)) if _is_negated(self.node) else _Operand(call("neg", self.node))
+        return (
+            _Operand(*children(self.node))
+            if _is_negated(self.node)
+            else _Operand(call("neg", self.node))
+        )
 
     def __mul__(self, other: Any) -> _Operand:
         a, b = self.node, _tree(other)

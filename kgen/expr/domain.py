@@ -1,7 +1,8 @@
-"""Checks of operands that are invalid for all tensors: divisors that are zero, and shifts outside 0 to 31.
+"""Checks of operands that are invalid for all tensors: divisors that are zero, and shifts outside 0
+to 31.
 
-The parser refuses them. A quotient by zero is undefined, and sympy would make `zoo` of it. A shift by more bits than an
-integer has differs between Python and GPUs.
+The parser refuses them. A quotient by zero is undefined, and sympy would make `zoo` of it. A shift
+by more bits than an integer has differs between Python and GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ SMALLEST = 2.0**-150
 """Numbers up to this magnitude round to zero in float32."""
 
 
-def misfit(row: str, operand: Node, constants: Mapping[str, int | float]) -> tuple[str, str, str] | None:
+def misfit(
+    row: str, operand: Node, constants: Mapping[str, int | float]
+) -> tuple[str, str, str] | None:
     """Return code, message and hint if the second operand of a row is invalid, else None."""
     if row in ("div", "floordiv", "mod") and is_always_zero(operand, constants):
         hint = "change the divisor; a compile-time parameter counts as its value"
@@ -31,11 +34,16 @@ def misfit(row: str, operand: Node, constants: Mapping[str, int | float]) -> tup
 
 
 def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
-    """True if the value is zero for all values of its names. Names in `constants` have these values."""
+    """True if the value is zero for all values of its names.
+
+    Names in `constants` have these values.
+    """
     tree = _constant(node, constants)
     if isinstance(tree, Const):
         return tree.type is not Type.BOOL and abs(tree.value) <= SMALLEST
-    return isinstance(tree, Call) and tree.fn in ("add", "sub", "mul", "neg", "div") and _cancels(tree)
+    return (
+        isinstance(tree, Call) and tree.fn in ("add", "sub", "mul", "neg", "div") and _cancels(tree)
+    )
 
 
 def _is_never_of_32_bits(node: Node, constants: Mapping[str, int | float]) -> bool:
@@ -49,7 +57,10 @@ def _constant(node: Node, constants: Mapping[str, int | float]) -> Node:
 
 
 def _folded(node: Node, constants: Mapping[str, int | float]) -> Node:
-    """Return a constant if all operands are constants. A node without a value, such as log(-1), stays."""
+    """Return a constant if all operands are constants.
+
+    A node without a value, such as log(-1), stays.
+    """
     if isinstance(node, Var) and (node.name in constants or node.name == "inf"):
         return Const(constants.get(node.name, math.inf), node.type)
     if not isinstance(node, Call) or not all(isinstance(a, Const) for a in node.args):

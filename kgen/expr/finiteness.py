@@ -1,7 +1,8 @@
 """Analysis: values that may be infinite or NaN for hidden pairs.
 
-The contract makes the score of each visible pair finite. Scores of hidden pairs are unknown: a row, head or batch
-without a visible key may divide by zero or read an infinite element. Zero times such a value is NaN.
+The contract makes the score of each visible pair finite. Scores of hidden pairs are unknown: a row,
+head or batch without a visible key may divide by zero or read an infinite element. Zero times such
+a value is NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ NOT_ZERO = frozenset({"B", "HQ", "HKV"})
 
 
 def may_be_nan(node: Node, not_zero: Collection[str] = NOT_ZERO) -> bool:
-    """True if a value may be infinite or NaN. Names in `not_zero` are divisors that are not zero."""
+    """True if a value may be infinite or NaN.
+
+    Names in `not_zero` are divisors that are not zero.
+    """
     return any(is_open_ended(part, not_zero) for part in distinct(node))
 
 
@@ -43,7 +47,9 @@ def _is_not_zero(divisor: Node, not_zero: Collection[str]) -> bool:
 
 
 _POWERS = frozenset({"exp", "exp2", "expm1"})
-_COUNTED = frozenset({"B", "HQ", "HKV", "SQ", "SK", "b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
+_COUNTED = frozenset(
+    {"B", "HQ", "HKV", "SQ", "SK", "b", "h", "q_idx", "kv_idx", "q_start", "kv_start"}
+)
 
 
 def sign(node: Node) -> int:

@@ -1,9 +1,9 @@
 """Check that a rewritten expression stays within fp32 wherever the written one does.
 
-A rewrite that is equal in real numbers may be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8, and neither factor
-is a float32 number. Therefore both expressions are evaluated at the same points, with scores and parameters of many
-magnitudes. Where each written intermediate is zero or a normal float32 number, each rewritten one must be. Integers
-must fit in 32 bits in the same way.
+A rewrite that is equal in real numbers may be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8,
+and neither factor is a float32 number. Therefore both expressions are evaluated at the same points,
+with scores and parameters of many magnitudes. Where each written intermediate is zero or a normal
+float32 number, each rewritten one must be. Integers must fit in 32 bits in the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class _OutOfRangeError(Exception):
 
 @lru_cache(maxsize=1024)
 def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = frozenset()) -> bool:
-    """True if no intermediate of `rewritten` is closer to the limits of fp32 or 32 bits where `written` stays inside.
+    """True if no intermediate of `rewritten` is closer to the limits of fp32 or 32 bits where
+    `written` stays inside.
 
     Names in `positive` have values above zero.
     """
@@ -68,7 +69,13 @@ class _Steps:
         def place(node: Node) -> int:
             if id(node) not in known:
                 operands = tuple(map(place, children(node)))
-                name = node.fn if isinstance(node, Call) else node.buffer if isinstance(node, Read) else ""
+                name = (
+                    node.fn
+                    if isinstance(node, Call)
+                    else node.buffer
+                    if isinstance(node, Read)
+                    else ""
+                )
                 same = (type(node), name, operands) if operands else node
                 if same not in places:
                     places[same] = len(self._steps)
@@ -87,7 +94,9 @@ class _Steps:
         return {node for node, _ in self._steps if isinstance(node, Const)}
 
     def magnitudes(self, point: _Point) -> tuple[float, float] | None:
-        """Return the smallest nonzero and the largest magnitude of intermediates; `None` on an overflow or NaN."""
+        """Return the smallest nonzero and the largest magnitude of intermediates; `None` on an
+        overflow or NaN.
+        """
         values: list[Any] = []
         least, greatest = 1.0, 1.0
         try:

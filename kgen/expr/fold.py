@@ -1,7 +1,7 @@
 """Pass: replace expressions of numbers by their value.
 
-Functions of numbers are computed once in float64. Conditions on numbers and compile-time parameters are decided. An
-expression stays if its value does not fit in fp32 or 32 bits.
+Functions of numbers are computed once in float64. Conditions on numbers and compile-time parameters
+are decided. An expression stays if its value does not fit in fp32 or 32 bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ FLOAT32_MIN = 2.0**-126
 def folded(tree: Node, numbers: Mapping[Node, Node]) -> Node:
     """Return a tree without functions of numbers.
 
-    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere parameters keep their names.
+    `numbers` has the values of compile-time parameters, which decide conditions; elsewhere
+    parameters keep their names.
     """
     known: dict[Node, Const | None] = {}
 
@@ -55,7 +56,9 @@ def choice(node: Call, args: tuple[Node, ...]) -> Node:
     return chosen if chosen.type is node.type else call("float", chosen)
 
 
-def _number(node: Node, number: Callable[[Node], Const | None], numbers: Mapping[Node, Node]) -> Const | None:
+def _number(
+    node: Node, number: Callable[[Node], Const | None], numbers: Mapping[Node, Node]
+) -> Const | None:
     found = numbers.get(node, node)
     if isinstance(found, Const):
         return found
@@ -81,4 +84,8 @@ def _called(node: Call, args: Sequence[Node]) -> Const | None:
         return Const(bool(found), Type.BOOL)
     if node.type.integral:
         return Const(int(found), node.type) if abs(found) < 2**31 else None
-    return Const(float(found), node.type) if found == 0 or FLOAT32_MIN <= abs(found) <= FLOAT32_MAX else None
+    return (
+        Const(float(found), node.type)
+        if found == 0 or FLOAT32_MIN <= abs(found) <= FLOAT32_MAX
+        else None
+    )

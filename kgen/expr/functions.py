@@ -1,17 +1,19 @@
 """The function table: one row per function and operator.
 
-A row has the type rule of a function, its derivative and its float64 reference. It also has the value for Python
-numbers, the points where it is finite, and the spelling in each target. The parser, passes, reference and printers read
-only this table, so a new function is a new row. `tests/expr/test_functions.py` checks each row against finite
-differences and each target. `tests/test_recipes.py` checks that a new row suffices.
+A row has the type rule of a function, its derivative and its float64 reference. It also has the
+value for Python numbers, the points where it is finite, and the spelling in each target. The
+parser, passes, reference and printers read only this table, so a new function is a new row.
+`tests/expr/test_functions.py` checks each row against finite differences and each target.
+`tests/test_recipes.py` checks that a new row suffices.
 
 Two conventions keep the rows short:
 
-- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a function `f` that
-  applies other rows, and operands that support `+ - * / **`. It returns one partial derivative per argument, `None` for
-  an argument that is not differentiable (an index, a condition).
-- A spelling is a format string over printed operands, with a precedence; printers add the brackets. If it calls a
-  function that the emitted file must define, the row has the text of that function.
+- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a
+  function `f` that applies other rows, and operands that support `+ - * / **`. It returns one
+  partial derivative per argument, `None` for an argument that is not differentiable (an index, a
+  condition).
+- A spelling is a format string over printed operands, with a precedence; printers add the brackets.
+  If it calls a function that the emitted file must define, the row has the text of that function.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ SQRT_HALF = math.sqrt(0.5)
 TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
 
 
-# --- reference evaluation: plain torch, integers in int64 and reals in float64 ------------------------
+# --- reference evaluation: plain torch, integers in int64 and reals in float64 --------------------
 
 
 def _reduce(name: str) -> Callable[..., Any]:
@@ -106,9 +108,11 @@ def _sigmoid(x: float) -> float:
 
 
 _ROWS = [
-    # Arithmetic. Symbolic passes differentiate + - * / and integer powers natively; the table repeats these derivatives
-    # to be complete.
-    operation("add", types.arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), infix("+", ADD)),
+    # Arithmetic. Symbolic passes differentiate + - * / and integer powers natively; the table
+    # repeats these derivatives to be complete.
+    operation(
+        "add", types.arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), infix("+", ADD)
+    ),
     operation(
         "sub",
         types.arithmetic,
@@ -116,7 +120,9 @@ _ROWS = [
         lambda f, a, b: (1, -1),
         Spelling("{0} - {1}", ADD, ADD),
     ),
-    operation("mul", types.arithmetic, lambda t, a, b: a * b, lambda f, a, b: (b, a), infix("*", MUL)),
+    operation(
+        "mul", types.arithmetic, lambda t, a, b: a * b, lambda f, a, b: (b, a), infix("*", MUL)
+    ),
     operation(
         "div",
         types.real,
@@ -126,7 +132,9 @@ _ROWS = [
         value=operator.truediv,
         finite=Finite.AWAY_FROM_POLES,
     ),
-    operation("neg", types.arithmetic, lambda t, a: -a, lambda f, a: (-1,), Spelling("-{0}", UNARY, UNARY)),
+    operation(
+        "neg", types.arithmetic, lambda t, a: -a, lambda f, a: (-1,), Spelling("-{0}", UNARY, UNARY)
+    ),
     # Comparisons and logic.
     operation("lt", types.comparison, lambda t, a, b: a < b, None, infix("<", COMPARE, BITOR)),
     operation("le", types.comparison, lambda t, a, b: a <= b, None, infix("<=", COMPARE, BITOR)),
@@ -217,7 +225,9 @@ _ROWS = [
         cute="cutlass.max({0}, -({0}))",
     ),
     # Exponentials and logarithms.
-    function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),), finite=Finite.UP_TO_OVERFLOW),
+    function(
+        "exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),), finite=Finite.UP_TO_OVERFLOW
+    ),
     function(
         "exp2",
         lambda t, x: t.exp2(x),
@@ -226,8 +236,15 @@ _ROWS = [
         finite=Finite.UP_TO_OVERFLOW,
     ),
     function("log", lambda t, x: t.log(x), lambda f, x: (1 / x,), finite=Finite.AWAY_FROM_POLES),
-    function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * LN2),), finite=Finite.AWAY_FROM_POLES),
-    function("sqrt", lambda t, x: t.sqrt(x), lambda f, x: (f("rsqrt", x) / 2,), finite=Finite.WHERE_DEFINED),
+    function(
+        "log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * LN2),), finite=Finite.AWAY_FROM_POLES
+    ),
+    function(
+        "sqrt",
+        lambda t, x: t.sqrt(x),
+        lambda f, x: (f("rsqrt", x) / 2,),
+        finite=Finite.WHERE_DEFINED,
+    ),
     function(
         "rsqrt",
         lambda t, x: t.rsqrt(x),
@@ -330,7 +347,12 @@ _ROWS = [
         lambda t, x, y: t.pow(x, y),
         lambda f, x, y: (
             y * f("pow", x, y - 1),
-            f("where", f("gt", x, 0), f("pow", x, y) * f("log", f("where", f("gt", x, 0), x, 1)), 0),
+            f(
+                "where",
+                f("gt", x, 0),
+                f("pow", x, y) * f("log", f("where", f("gt", x, 0), x, 1)),
+                0,
+            ),
         ),
         arity=(2, 2),
         triton=POW["triton"],
@@ -346,7 +368,8 @@ _ROWS = [
         "gelu",
         lambda t, x: t.nn.functional.gelu(x),
         lambda f, x: (
-            (f("erf", x * SQRT_HALF) + 1) / 2 + x * f("exp", -(x**2) / 2) * (TWO_BY_SQRT_PI * SQRT_HALF / 2),
+            (f("erf", x * SQRT_HALF) + 1) / 2
+            + x * f("exp", -(x**2) / 2) * (TWO_BY_SQRT_PI * SQRT_HALF / 2),
         ),
         value=lambda x: 0.5 * x * (1 + math.erf(x * SQRT_HALF)),
         torch=Spelling("0.5 * {0} * (1 + torch.erf({0} * 0.7071067811865476))", MUL, MUL),
@@ -428,7 +451,8 @@ _ROWS = [
         cuda="int({0})",
         cute="cutlass.Int32({0})",
     ),
-    # Bits of integers, two's complement. Comparisons are bracketed in every language, because Python and C++ disagree.
+    # Bits of integers, two's complement. Comparisons are bracketed in every language, because
+    # Python and C++ disagree.
     operation(
         *("bitand", types.bits, lambda t, a, b: a & b, None),
         Spelling("{0} & {1}", COMPARE, ADD),
@@ -486,7 +510,9 @@ WRAPPING = frozenset({"add", "sub", "mul", "neg", "lshift"})
 
 
 def in_order(helpers: Collection[str]) -> list[str]:
-    """Return the texts of helpers in the order of an emitted file: as in the table, then helpers of no row."""
+    """Return the texts of helpers in the order of an emitted file: as in the table, then helpers of
+    no row.
+    """
     return [text for text in dict.fromkeys((*_helpers(), *sorted(helpers))) if text in helpers]
 
 

@@ -61,7 +61,7 @@ TANH = {
                     """,
                     "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4,
                 )
-            ''',
+            ''',  # noqa: E501
     ),
 }
 TANH_PRECISE = {
@@ -76,7 +76,7 @@ TANH_PRECISE = {
             near = x + x * (square * -0.33333334 + square * near)
             far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(x)))
             return tl.where(square < 0.1225, near, tl.where(x < 0.0, -far, far))
-        """,
+        """,  # noqa: E501
     )
 }
 _TANH_APPROX_TRITON = helped(
@@ -86,7 +86,7 @@ _TANH_APPROX_TRITON = helped(
     def _tanh_approx(x):
         # One instruction. The absolute error is below 5e-4.
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    """,
+    """,  # noqa: E501
 )
 TANH_APPROX = {
     **dict.fromkeys(MODULES, _TANH_APPROX_TRITON),
@@ -147,7 +147,7 @@ ATAN = helped_in_modules(
         start = {tl}.where(high, 1.5707963267948966, {tl}.where(middle, 0.7853981633974483, 0.0))
         angle = start + (series * z * t + t)
         return {tl}.where(x < 0.0, -angle, angle)
-    """,
+    """,  # noqa: E501
 )
 ROUND = helped_in_modules(
     "_round{end}({0})",

@@ -1,9 +1,10 @@
 """Pass: compute each subexpression as far out as possible, and once if it is used twice.
 
-A place states how often a value is computed. It has the tile axes along which the value varies (none, queries, keys, or
-both). It also states if the value changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped
-so that operands of one place are adjacent: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each
-operand whose place is further out than its operation becomes a binding.
+A place states how often a value is computed. It has the tile axes along which the value varies
+(none, queries, keys, or both). It also states if the value changes inside the loop over tiles.
+First, chains of `+`, `*` and `and` are regrouped so that operands of one place are adjacent:
+`qk * scale * log2(e) * slope` multiplies its three scalars once. Then each operand whose place is
+further out than its operation becomes a binding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ _SCORES = frozenset({"qk", "score"})
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """The `axes` of a tile along which a value varies, from `("q", "kv")`, and whether it changes `in_loop`."""
+    """The `axes` of a tile along which a value varies, from `("q", "kv")`, and whether it changes
+    `in_loop`.
+    """
 
     in_loop: bool
     axes: tuple[str, ...]
@@ -63,7 +66,9 @@ class Binding:
 
 @dataclass(frozen=True)
 class Program:
-    """Bindings in order, each after the bindings that it uses, and the remaining expression of each result."""
+    """Bindings in order, each after the bindings that it uses, and the remaining expression of each
+    result.
+    """
 
     bindings: tuple[Binding, ...]
     results: Mapping[str, Node]
@@ -81,8 +86,8 @@ class Program:
     def in_loop(self, needed_by: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
         """Return the bindings that are computed for every tile.
 
-        With `needed_by`, return only those that these results need. With `without`, drop those that only these results
-        need.
+        With `needed_by`, return only those that these results need. With `without`, drop those that
+        only these results need.
         """
         loop = [b for b in self.bindings if b.place.in_loop]
         if needed_by:
@@ -90,7 +95,9 @@ class Program:
         return [b for b in loop if not b.roots <= set(without)]
 
 
-def place_of(node: Node, places: Mapping[str, Place], known: dict[Node, Place] | None = None) -> Place:
+def place_of(
+    node: Node, places: Mapping[str, Place], known: dict[Node, Place] | None = None
+) -> Place:
     """Return the place of a value: the innermost place of its variables. `known` caches results."""
     known = {} if known is None else known
     if isinstance(node, Var):
@@ -109,19 +116,22 @@ def hoist(
 ) -> Program:
     """Bind subexpressions that can be computed further out than their roots.
 
-    `roots` maps the name of a result, such as `bias` or `d_table[2]`, to its expression and place. `places` has the
-    variables; all others are constants of the kernel. Bindings avoid the names in `reserved`. Values in `named` get the
-    user's name.
+    `roots` maps the name of a result, such as `bias` or `d_table[2]`, to its expression and place.
+    `places` has the variables; all others are constants of the kernel. Bindings avoid the names in
+    `reserved`. Values in `named` get the user's name.
     """
     grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
     users = {alike(node): name for node, name in (named or {}).items()}
     builder = _Builder(dict(places), uses, set(reserved) | set(places), users)
     roles = {name: name.replace("[", "_").removesuffix("]") for name in grouped}
-    results = {name: builder.result(node, place, roles[name]) for name, (node, place) in grouped.items()}
+    results = {
+        name: builder.result(node, place, roles[name]) for name, (node, place) in grouped.items()
+    }
     needed = _needed(builder.bound, results)
     bindings = tuple(
-        Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items()
+        Binding(n, node, place_of(node, builder.places), needed[n])
+        for n, node in builder.bound.items()
     )
     return Program(bindings, results, builder.places)
 
@@ -130,15 +140,17 @@ def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
     grouped = regroup(node, places)
     if grouped == node or all(n.type is not Type.FLOAT for n in distinct(node)):
         return grouped
-    # In (qk * 1e-30) * (slopes[h] * 1e-30), the product of the numbers alone would underflow in fp32.
+    # In (qk * 1e-30) * (slopes[h] * 1e-30), the product of the numbers alone would underflow in
+    # fp32.
     return grouped if stays_in_range(grouped, node) else node
 
 
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
-    """Reorder chains of one associative operation so that operands of one place are adjacent, outermost first.
+    """Reorder chains of one associative operation so that operands of one place are adjacent,
+    outermost first.
 
-    This is exact for integers, which wrap, and for bools. For reals it changes the order of roundings. It never makes a
-    real number of a part of an integer that may wrap.
+    This is exact for integers, which wrap, and for bools. For reals it changes the order of
+    roundings. It never makes a real number of a part of an integer that may wrap.
     """
     known: dict[Node, Place] = {}
     return transform(node, lambda n: _regrouped(n, lambda part: place_of(part, places, known)))
@@ -147,7 +159,8 @@ def regroup(node: Node, places: Mapping[str, Place]) -> Node:
 def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
     if isinstance(node, Call) and node.fn == "div":
         dividend, divisor = node.args
-        # One division before the loop, one multiplication inside. Only for scores: floor(kv_idx / 3) would change.
+        # One division before the loop, one multiplication inside. Only for scores: floor(kv_idx
+        # / 3) would change.
         if variables(dividend) & _SCORES and place(divisor) < place(dividend):
             node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
@@ -204,7 +217,10 @@ def _repeated(product: Node) -> frozenset[Node]:
 
 
 def _chain(node: Node, operation: str, whole: frozenset[Node]) -> tuple[list[Node], list[Node]]:
-    """Return the operands of a chain: added or multiplied ones, and subtracted ones. Nodes in `whole` are not split."""
+    """Return the operands of a chain: added or multiplied ones, and subtracted ones.
+
+    Nodes in `whole` are not split.
+    """
     if (
         not isinstance(node, Call)
         or node in whole
@@ -242,7 +258,11 @@ def _uses(roots: Iterable[Node]) -> Counter[Node]:
 
 class _Builder:
     def __init__(
-        self, places: dict[str, Place], uses: Counter[Node], taken: set[str], users: Mapping[Hashable, str]
+        self,
+        places: dict[str, Place],
+        uses: Counter[Node],
+        taken: set[str],
+        users: Mapping[Hashable, str],
     ) -> None:
         self.places = places
         self.bound: dict[str, Node] = {}
@@ -260,14 +280,18 @@ class _Builder:
         return self.operand(node, user, role)
 
     def operand(self, node: Node, user: Place, role: str) -> Node:
-        """Return `node` as an operand of a value computed at `user`: the node, or the name of its binding."""
+        """Return `node` as an operand of a value computed at `user`: the node, or the name of its
+        binding.
+        """
         if node in self._names:
             return Var(self._names[node], node.type)
         place = place_of(node, self.places, self._known)
         rebuilt = rebuild(node, tuple(self.operand(c, place, role) for c in children(node)))
         if isinstance(node, (Const, Var)):
             return node
-        further_out = place.in_loop != user.in_loop or (place.axes != user.axes and bool(place.axes))
+        further_out = place.in_loop != user.in_loop or (
+            place.axes != user.axes and bool(place.axes)
+        )
         if not (isinstance(node, Read) or further_out or self._uses[node] > 1):
             return rebuilt
         name = self._name(node, place, role)
@@ -283,7 +307,9 @@ class _Builder:
         wanted += candidates(node, role, place.axes, self._names, whole=node is self.whole)
         counts = self._counts.setdefault(wanted[-1], itertools.count(2))
         further = (numbered(wanted[-1], count) for count in counts)
-        name = next(name for name in itertools.chain(wanted, further) if not is_taken(name, self._taken))
+        name = next(
+            name for name in itertools.chain(wanted, further) if not is_taken(name, self._taken)
+        )
         self._taken.add(name)
         return name
 

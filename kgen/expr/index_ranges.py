@@ -1,7 +1,8 @@
 """Pass: prove that an index stays inside its buffer, so that the emitted load needs no guard.
 
-Bounds are linear forms over sizes: `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. A size is at least 1,
-or 0 if it may be empty. Indices without a proof get a guard in the emitted code.
+Bounds are linear forms over sizes: `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. A
+size is at least 1, or 0 if it may be empty. Indices without a proof get a guard in the emitted
+code.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ Linear = Mapping[str, int]
 
 @dataclass(frozen=True)
 class IndexRanges:
-    """Upper bounds of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all lower bounds are zero.
+    """Upper bounds of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all lower bounds
+    are zero.
 
-    A variable without an entry is unbounded above. Names in `sizes` stand for themselves, names in `definitions` for
-    their expressions.
+    A variable without an entry is unbounded above. Names in `sizes` stand for themselves, names in
+    `definitions` for their expressions.
     """
 
     greatest: Mapping[str, Linear]
@@ -89,10 +91,18 @@ class IndexRanges:
             case "min" | "where":
                 values = low[-2:]
                 return [
-                    a for a in values[0] if any(self._holds(_sum(b, _scaled(a, -1))) for b in values[1])
-                ] + [b for b in values[1] if any(self._holds(_sum(a, _scaled(b, -1))) for a in values[0])]
+                    a
+                    for a in values[0]
+                    if any(self._holds(_sum(b, _scaled(a, -1))) for b in values[1])
+                ] + [
+                    b
+                    for b in values[1]
+                    if any(self._holds(_sum(a, _scaled(b, -1))) for a in values[0])
+                ]
             case "clamp":  # min(max(x, lo), hi)
-                return [a for a in low[1] if any(self._holds(_sum(b, _scaled(a, -1))) for b in low[2])]
+                return [
+                    a for a in low[1] if any(self._holds(_sum(b, _scaled(a, -1))) for b in low[2])
+                ]
             case "mod":
                 return [{"": 0}] if any(self._holds(_sum(b, {"": -1})) for b in low[1]) else []
             case "floordiv" | "mul":
@@ -123,8 +133,14 @@ class IndexRanges:
             case "max" | "where":
                 values = high[-2:]
                 return [
-                    a for a in values[0] if any(self._holds(_sum(a, _scaled(b, -1))) for b in values[1])
-                ] + [b for b in values[1] if any(self._holds(_sum(b, _scaled(a, -1))) for a in values[0])]
+                    a
+                    for a in values[0]
+                    if any(self._holds(_sum(a, _scaled(b, -1))) for b in values[1])
+                ] + [
+                    b
+                    for b in values[1]
+                    if any(self._holds(_sum(b, _scaled(a, -1))) for a in values[0])
+                ]
             case "clamp":
                 return high[2]
             case "mod":
@@ -134,9 +150,9 @@ class IndexRanges:
                     else []
                 )
             case "floordiv" if isinstance(node.args[1], Const) and node.args[1].value > 0:
-                return [{"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}] + high[
-                    0
-                ] * any(self._holds(a) for a in low[0])
+                return [
+                    {"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}
+                ] + high[0] * any(self._holds(a) for a in low[0])
         return []
 
     def _holds(self, form: Linear) -> bool:

@@ -11,15 +11,18 @@ _WORDS = frozenset(sign + word for sign in ("", "+", "-") for word in ("inf", "i
 
 
 class Infinity(NamedTuple):
-    """An infinity. A `bound` is the last finite number of a dtype, which means -inf only as the value of a mask."""
+    """An infinity.
+
+    A `bound` is the last finite number of a dtype, which means -inf only as the value of a mask.
+    """
 
     negative: bool
     bound: bool
 
 
 def infinity(node: ast.expr) -> Infinity | None:
-    """Return the infinity that `inf`, `-math.inf`, `float("-inf")` or `torch.finfo(torch.float32).min` spells, else
-    None.
+    """Return the infinity that `inf`, `-math.inf`, `float("-inf")` or
+    `torch.finfo(torch.float32).min` spells, else None.
     """
     negative = False
     while True:
@@ -28,12 +31,18 @@ def infinity(node: ast.expr) -> Infinity | None:
                 negative ^= isinstance(sign, ast.USub)
             case ast.Call(func=ast.Name("float"), args=[ast.Constant(str(text))], keywords=[]):
                 word = text.strip().lower()
-                return Infinity(negative ^ (word[0] == "-"), bound=False) if word in _WORDS else None
+                return (
+                    Infinity(negative ^ (word[0] == "-"), bound=False) if word in _WORDS else None
+                )
             case ast.Call(func=ast.Name("float"), args=[inner], keywords=[]):
                 pass
-            case ast.Name("inf") | ast.Attribute(ast.Name("math" | "torch" | "np" | "numpy"), "inf"):
+            case ast.Name("inf") | ast.Attribute(
+                ast.Name("math" | "torch" | "np" | "numpy"), "inf"
+            ):
                 return Infinity(negative, bound=False)
-            case ast.Attribute(ast.Call() as limits, "min" | "max" as which) if _is_of_reals(limits):
+            case ast.Attribute(ast.Call() as limits, "min" | "max" as which) if _is_of_reals(
+                limits
+            ):
                 return Infinity(negative ^ (which == "min"), bound=True)
             case _:
                 return None

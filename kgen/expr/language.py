@@ -47,7 +47,10 @@ NO_OPERATOR: dict[type[ast.AST], tuple[str, str]] = {
     ast.NotIn: ("not in", "compare with `!=`, and join the cases with `and`"),
 }
 NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
-    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are defined"),
+    ast.Lambda: (
+        "a lambda",
+        "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are defined",
+    ),
     ast.NamedExpr: ("`:=`", "define the name on its own line: `x = ...`"),
     ast.JoinedStr: ("an f-string", "expressions have no strings"),
     ast.Starred: ("`*`", "write the operands one by one"),
@@ -120,8 +123,14 @@ def no_function(name: str, span: Span, scope: Scope, local: Collection[str]) -> 
         how = f"index it with square brackets: `{indexed(name, buffer.rank)}`"
         return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
     if buffer or name in scope.names or name in local or name == "inf":
-        return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
-    hint = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE) or f"choose from {', '.join(CALLABLE)}"
+        return wrong(
+            span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply"
+        )
+    hint = (
+        FUNCTION_HINTS.get(name)
+        or did_you_mean(name, CALLABLE)
+        or f"choose from {', '.join(CALLABLE)}"
+    )
     return wrong(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
 
@@ -154,5 +163,7 @@ def integral(index: Node) -> str:
     """Return a hint that turns an index into an integer."""
     if index.type is not Type.FLOAT:
         return "use `where(condition, 1, 0)`"
-    rounded = next((part.fn for part in walk(index) if isinstance(part, Call) and part.fn in WHOLE), None)
+    rounded = next(
+        (part.fn for part in walk(index) if isinstance(part, Call) and part.fn in WHOLE), None
+    )
     return f"write `int({rounded}(...))`" if rounded else "use `//` to divide integers"

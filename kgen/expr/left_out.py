@@ -2,10 +2,12 @@
 
     where(m, x, -inf)                 x under m
     where(c, where(m, x, -inf), y)    where(c, x, y) under `m or not c`
-    x + where(m, y, -inf)             x + y under m, and `min` in the same way; for `-` only the left side
+    x + where(m, y, -inf)             x + y under m, and `min` in the same way;
+                                      for `-` only the left side
     -inf                              no pair is visible
 
-A condition that depends on the score stays in the score, because only the loop knows it. So do `max` and factors.
+A condition that depends on the score stays in the score, because only the loop knows it. So do
+`max` and factors.
 """
 
 from __future__ import annotations

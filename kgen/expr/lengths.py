@@ -1,4 +1,5 @@
-"""Lengths of buffers in expressions: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which counts from the end.
+"""Lengths of buffers in expressions: `len(t)`, `t.shape[1]`, `t.size(-1)`, and `t[-1]`, which
+counts from the end.
 
 All spellings of one length give one tree.
 """
@@ -21,14 +22,18 @@ SpanOf = Callable[[ast.expr], Span]
 def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
     """Return the length that an expression names; None for any other expression."""
     match node:
-        case ast.Call(func=ast.Name(id="len")) if any(b.shape is not None for b in scope.buffers.values()):
+        case ast.Call(func=ast.Name(id="len")) if any(
+            b.shape is not None for b in scope.buffers.values()
+        ):
             return _of_call(node, scope, span)
-        case ast.Call(func=ast.Attribute(value=of, attr="size"), args=axes, keywords=more) if _is_buffer(
-            of, scope
+        case ast.Call(func=ast.Attribute(value=of, attr="size"), args=axes, keywords=more) if (
+            _is_buffer(of, scope)
         ):
             named = [keyword.value for keyword in more if keyword.arg == "dim"]
             return _along(node, of, [*axes, *named] if len(named) == len(more) else [], scope, span)
-        case ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=axis) if _is_buffer(of, scope):
+        case ast.Subscript(value=ast.Attribute(value=of, attr="shape"), slice=axis) if _is_buffer(
+            of, scope
+        ):
             return _along(node, of, [axis], scope, span)
         case ast.Attribute(value=of, attr="shape" | "size" as attr) if _is_buffer(of, scope):
             name = ast.unparse(of)
@@ -36,19 +41,26 @@ def length(node: ast.expr, scope: Scope, span: SpanOf) -> Node | None:
                 return _at(name, 0, scope, span(node))
             wanted = f"{name}.shape[0]" if attr == "shape" else f"{name}.size(0)"
             raise wrong(
-                span(node), "bad-length", f"`{name}.{attr}` has no axis", f"name the axis: `{wanted}`"
+                span(node),
+                "bad-length",
+                f"`{name}.{attr}` has no axis",
+                f"name the axis: `{wanted}`",
             )
     return None
 
 
 def from_end(node: ast.expr, name: str, axis: int, buffer: BufferType, at: Span) -> Node | None:
-    """Return the index for a negative literal; None for any other index, or if the extents are unknown."""
+    """Return the index for a negative literal; None for any other index, or if the extents are
+    unknown.
+    """
     back = _below_zero(node)
     if back is None or buffer.shape is None or axis >= buffer.rank:
         return None
     extent = buffer.shape[axis]
     if isinstance(extent, int) and back > extent:
-        message = f"axis {axis} of `{name}` has {extent} elements, and the index -{back} is out of bounds"
+        message = (
+            f"axis {axis} of `{name}` has {extent} elements, and the index -{back} is out of bounds"
+        )
         raise wrong(at, "bad-index", message, f"use an index from -{extent} to {extent - 1}")
     size = _extent(name, axis, extent)
     if isinstance(size, Const):
@@ -61,14 +73,19 @@ def _of_call(node: ast.Call, scope: Scope, span: SpanOf) -> Node:
     if len(args) != 1 or node.keywords:
         message = f"`len` takes 1 buffer, got {len(args)} arguments"
         raise wrong(
-            span(node), "bad-length", message, "write `len(buffer)`, or `buffer.shape[1]` for another axis"
+            span(node),
+            "bad-length",
+            message,
+            "write `len(buffer)`, or `buffer.shape[1]` for another axis",
         )
     (of,) = args
     if not _is_buffer(of, scope):
         hint = "write the name of a buffer"
         if isinstance(of, ast.Name) and of.id not in scope.names:
             hint = did_you_mean(of.id, sorted(scope.buffers)) or hint
-        raise wrong(span(of), "bad-length", f"`len` takes a buffer, not {shown(ast.unparse(of))}", hint)
+        raise wrong(
+            span(of), "bad-length", f"`len` takes a buffer, not {shown(ast.unparse(of))}", hint
+        )
     return _at(ast.unparse(of), 0, scope, span(node))
 
 
@@ -86,7 +103,10 @@ def _at(name: str, axis: int, scope: Scope, at: Span) -> Node:
     if not buffer.rank:
         raise wrong(at, "bad-length", f"`{name}` has no axes: it is one number", hint)
     if not -buffer.rank <= axis < buffer.rank:
-        message = f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, but no axis {axis}"
+        message = (
+            f"`{name}` has {buffer.rank} {'axis' if buffer.rank == 1 else 'axes'}, but no axis "
+            f"{axis}"
+        )
         raise wrong(at, "bad-length", message, f"use an axis from 0 to {buffer.rank - 1}")
     assert buffer.shape is not None
     axis %= buffer.rank

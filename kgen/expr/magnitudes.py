@@ -9,7 +9,9 @@ from kgen.expr.nodes import Const, Node, Read, Type, Var, measured
 LENGTH = 2**29
 """Largest size, and upper limit of positions."""
 FAR = 2**30
-"""Farther than any position. Parameters and elements of int32 buffers lie within it; nothing larger is added to one."""
+"""Farther than any position. Parameters and elements of int32 buffers lie within it; nothing larger
+is added to one.
+"""
 
 _POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "q_last", "kv_start", "kv_last"})
 _LENGTHS = _POSITIONS | {"B", "HQ", "HKV", "SQ", "SK"}

@@ -1,9 +1,10 @@
 """Pass: normal forms of a mask.
 
-In *negation normal form*, `not` is on leaves only, and `abs(x) <= w` is two comparisons. To derive a tile range, `==`
-and `!=` of integers become a conjunction and a disjunction of inequalities. *Conjuncts* are the conditions that hold
-together. A conjunct of the key side only (`kv_idx < lens[b]`) guards loads of K and V. One of the query side only
-guards loads of Q and dO. The ends of the tensors are guards of the same kind.
+In *negation normal form*, `not` is on leaves only, and `abs(x) <= w` is two comparisons. To derive
+a tile range, `==` and `!=` of integers become a conjunction and a disjunction of inequalities.
+*Conjuncts* are the conditions that hold together. A conjunct of the key side only
+(`kv_idx < lens[b]`) guards loads of K and V. One of the query side only guards loads of Q and dO.
+The ends of the tensors are guards of the same kind.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def any_of(conditions: list[Node]) -> Node:
 
 
 def normalize(mask: Node) -> Node:
-    """Push negations to the leaves and split `abs` comparisons; the result is equal for every input.
+    """Push negations to the leaves and split `abs` comparisons; the result is equal for every
+    input.
 
-    Comparisons inside values, as in `where`, stay: they give no range, and splitting nested ones doubles their number
-    at each level.
+    Comparisons inside values, as in `where`, stay: they give no range, and splitting nested ones
+    doubles their number at each level.
     """
     return _positive(mask, _split_abs)
 

@@ -1,7 +1,8 @@
 """Names of values that kernels compute: the user's name for a value, or a name that describes it.
 
-A short integer or bool is spelled out: `SK - SQ` is `sk_minus_sq`, `kv_idx < prefix` is `kv_lt_prefix`. Other names
-state the result to which the value belongs, its axis, and the operation: `core_tanh`, `bias_kv`, `mask_q_sum`.
+A short integer or bool is spelled out: `SK - SQ` is `sk_minus_sq`, `kv_idx < prefix` is
+`kv_lt_prefix`. Other names state the result to which the value belongs, its axis, and the
+operation: `core_tanh`, `bias_kv`, `mask_q_sum`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _CHOICES = {"where": "choice", "min": "least", "max": "most", "float": "real", "
 def candidates(
     node: Node, role: str, axes: tuple[str, ...], bound: Mapping[Node, str], *, whole: bool
 ) -> Iterator[str]:
-    """Yield names for a value, best first: the `whole` result `role` or a part of it, over `axes` of a tile."""
+    """Yield names for a value, best first: the `whole` result `role` or a part of it, over `axes`
+    of a tile.
+    """
     if isinstance(node, Read):
         yield _of_read(node)
         return
@@ -52,8 +55,8 @@ def candidates(
 
 
 def numbered(name: str, count: int) -> str:
-    """Return one of several values of a name. Beyond nine, initials replace the words, because the number identifies
-    the value.
+    """Return one of several values of a name. Beyond nine, initials replace the words, because the
+    number identifies the value.
     """
     return f"{name if count <= FEW else ''.join(word[:1] for word in name.split('_'))}_{count}"
 

@@ -1,7 +1,7 @@
 """The expression tree: immutable, typed, compared and hashed by value.
 
-There are four kinds of nodes. Operators are calls: `a + b` is `Call("add", (a, b))`. A row of `functions.TABLE` defines
-how `add` is typed, differentiated, evaluated and spelled.
+There are four kinds of nodes. Operators are calls: `a + b` is `Call("add", (a, b))`. A row of
+`functions.TABLE` defines how `add` is typed, differentiated, evaluated and spelled.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 FIRST_AT_LEAST = ".first_at_least"
-"""Suffix that turns the name of a sorted buffer into a search: `Read("doc.first_at_least", (value,))` is the first
-position whose element is at least `value`, or the length if there is none.
+"""Suffix that turns the name of a sorted buffer into a search:
+`Read("doc.first_at_least", (value,))` is the first position whose element is at least `value`, or
+the length if there is none.
 """
 LENGTH_OF = ".size_"
-"""Separator of buffer and axis in the name of a length: `Var("doc.size_0")` is `len(doc)`. Names of specs have no dot.
+"""Separator of buffer and axis in the name of a length: `Var("doc.size_0")` is `len(doc)`. Names of
+specs have no dot.
 """
 
 
@@ -41,7 +43,8 @@ class Type(enum.Enum):
 
 
 class _HashedOnce:
-    """A base of nodes that caches the hash: without it, every pass would be quadratic, because trees are keys.
+    """A base of nodes that caches the hash: without it, every pass would be quadratic, because
+    trees are keys.
 
     The hash differs between processes, so it is not pickled.
     """
@@ -67,7 +70,9 @@ class Const:
 
 @dataclass(frozen=True)
 class Var:
-    """A named scalar: `score`, an index (`b`, `h`, `q_idx`, `kv_idx`), a size (`SQ`), or a parameter."""
+    """A named scalar: `score`, an index (`b`, `h`, `q_idx`, `kv_idx`), a size (`SQ`), or a
+    parameter.
+    """
 
     name: str
     type: Type
@@ -75,7 +80,10 @@ class Var:
 
 @dataclass(frozen=True)
 class Read(_HashedOnce):
-    """An element of a declared buffer, `buffer[i, j]`. It is zero out of range; indices do not wrap."""
+    """An element of a declared buffer, `buffer[i, j]`.
+
+    It is zero out of range; indices do not wrap.
+    """
 
     __hash__ = _HashedOnce.__hash__
 
@@ -163,7 +171,9 @@ def distinct(node: Node) -> Iterator[Node]:
 
 @lru_cache(2**14)
 def variables(node: Node) -> frozenset[str]:
-    """Return the names of the scalars that the value depends on, including those in indices of reads."""
+    """Return the names of the scalars that the value depends on, including those in indices of
+    reads.
+    """
     return frozenset(n.name for n in distinct(node) if isinstance(n, Var))
 
 
@@ -184,7 +194,9 @@ def measured(name: str) -> tuple[str, int] | None:
 
 
 def buffers_of(node: Node) -> tuple[str, ...]:
-    """Return the buffers that a value depends on, by an element or a length, in order of first appearance."""
+    """Return the buffers that a value depends on, by an element or a length, in order of first
+    appearance.
+    """
     found: dict[str, None] = {}
     for part in distinct(node):
         if isinstance(part, Read):

@@ -1,8 +1,8 @@
 """Parse the text of an expression to a typed tree.
 
-The language is a small subset of Python. `ast.parse` reads the text, and every node is looked up in an allowlist.
-Nothing is evaluated, so specs may be untrusted input. Anything else is an `ExpressionError` with a position in the
-text.
+The language is a small subset of Python. `ast.parse` reads the text, and every node is looked up in
+an allowlist. Nothing is evaluated, so specs may be untrusted input. Anything else is an
+`ExpressionError` with a position in the text.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def parse_expression(text: str, scope: Scope, result: Type) -> Node:
 def parse_with_locals(text: str, scope: Scope, result: Type) -> tuple[Node, dict[str, Node]]:
     """Parse `text`; also return the values of local names, in the order of their lines.
 
-    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises only `ExpressionError`, for any
-    text.
+    A `FLOAT` result accepts an integer value, and the tree then has type `INT`. Raises only
+    `ExpressionError`, for any text.
     """
     text = without_comments(text)
     check_characters(text)
@@ -101,7 +101,9 @@ class _Builder:
             if len(statement.targets) == 1 and isinstance(target, ast.Name):
                 return target, statement.value
             message = "a line before the last must define exactly one name"
-            raise wrong(self.span(statement.targets[-1]), "bad-statement", message, "write `x = ...`")
+            raise wrong(
+                self.span(statement.targets[-1]), "bad-statement", message, "write `x = ...`"
+            )
         if isinstance(statement, ast.Expr):
             raise wrong(
                 self.span(statement),
@@ -136,7 +138,9 @@ class _Builder:
             or name in self.scope.elsewhere
             or name == "inf"
         ):
-            raise wrong(span, "shadowed-name", f"`{name}` already has a meaning", "choose another name")
+            raise wrong(
+                span, "shadowed-name", f"`{name}` already has a meaning", "choose another name"
+            )
         if name in language.CALLABLE:
             raise wrong(span, "shadowed-name", f"`{name}` is a function", "choose another name")
 
@@ -159,7 +163,9 @@ class _Builder:
                 "compare it, for example `x > 0`: true keeps the pair",
             ),
         }
-        wrong_, what, hint = needed.get(self.result, (not built.type.integral, "an integer", "use `//`"))
+        wrong_, what, hint = needed.get(
+            self.result, (not built.type.integral, "an integer", "use `//`")
+        )
         if wrong_:
             message = f"the value must be {what}, not {language.kind_of(built.type)}"
             raise wrong(self.span(at), "wrong-type", message, hint)
@@ -179,9 +185,9 @@ class _Builder:
                 return self.literal(node, node.value)
             case ast.Name():
                 return self.name(node)
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if (
-                not isinstance(value, bool)
-            ):
+            case ast.UnaryOp(
+                op=ast.USub(), operand=ast.Constant(value=int() | float() as value)
+            ) if not isinstance(value, bool):
                 return self.literal(node, -value)
             case ast.UnaryOp():
                 return self.unary(node, inner)
@@ -200,14 +206,18 @@ class _Builder:
                 arguments = tuple(
                     self.expression(part, inner) for part in (node.test, node.body, node.orelse)
                 )
-                return self.apply("where", "if", arguments, self.between(node.body, node.test, "if"))
+                return self.apply(
+                    "where", "if", arguments, self.between(node.body, node.test, "if")
+                )
             case ast.Call():
                 return self.call(node, inner)
             case ast.Subscript():
                 return self.read(node, inner)
             case ast.Attribute():
                 raise self.attribute_error(node)
-        what, hint = language.NO_EXPRESSION.get(type(node), ("this", "see `docs/specs.md` for the language"))
+        what, hint = language.NO_EXPRESSION.get(
+            type(node), ("this", "see `docs/specs.md` for the language")
+        )
         raise wrong(self.span(node), "not-in-language", f"{what} is not part of the language", hint)
 
     def infinite(self, node: ast.expr, found: Infinity) -> Built:
@@ -251,7 +261,9 @@ class _Builder:
             how = f"index it: `{language.indexed(name, buffer.rank)}`"
             raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", how)
         if name in language.CALLABLE:
-            raise wrong(span, "bad-call", f"`{name}` is a function, not a value", f"call it: `{name}(...)`")
+            raise wrong(
+                span, "bad-call", f"`{name}` is a function, not a value", f"call it: `{name}(...)`"
+            )
         if name in self.needs:
             raise self.order_error(name, span)
         raise self.unknown_name(name, span)
@@ -261,7 +273,10 @@ class _Builder:
         if name == self.current:
             message = f"the definition of `{name}` uses `{name}`"
             return wrong(
-                span, "cyclic-name", message, "a name has one value: give the second value another name"
+                span,
+                "cyclic-name",
+                message,
+                "a name has one value: give the second value another name",
             )
         if self.current is not None and self.current in self.reachable(name):
             message = f"the definitions of `{self.current}` and `{name}` use each other"
@@ -280,7 +295,9 @@ class _Builder:
 
     def unknown_name(self, name: str, span: Span) -> ExpressionError:
         if name in self.scope.elsewhere:
-            return wrong(span, "unknown-name", f"`{name}` cannot be used here", self.scope.elsewhere[name])
+            return wrong(
+                span, "unknown-name", f"`{name}` cannot be used here", self.scope.elsewhere[name]
+            )
         known = sorted({*self.scope.names, *self.scope.buffers, *self.locals})
         hint = None if closest(name, known) else language.NAME_HINTS.get(name)
         hint = hint or did_you_mean(name, known) or "declare it under `buffers` or `params`"
@@ -298,7 +315,9 @@ class _Builder:
                 return self.apply(row, "~", (operand,), start._replace(length=1))
         if operand.type is Type.BOOL:
             hint = "use `where(condition, 1, 0)` to count a bool"
-            raise wrong(start._replace(length=1), "wrong-type", "`+` expects numbers, got a bool", hint)
+            raise wrong(
+                start._replace(length=1), "wrong-type", "`+` expects numbers, got a bool", hint
+            )
         return operand
 
     def binary(self, node: ast.BinOp, inner: int) -> Built:
@@ -318,7 +337,9 @@ class _Builder:
             row = language.OF_BITS.get(row, row)
         return self.apply(row, symbol, operands, span)
 
-    def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
+    def same_truth(
+        self, row: str, symbol: str, operands: Sequence[Built], span: Span
+    ) -> Built | None:
         """Return `==` or `!=` of two bools as a choice between one of them and its negation."""
         if row not in ("eq", "ne") or any(operand.type is not Type.BOOL for operand in operands):
             return None
@@ -383,7 +404,10 @@ class _Builder:
         if not isinstance(node.func, ast.Name):
             message = "only functions of the language can be called"
             raise wrong(
-                self.span(node.func), "bad-call", message, f"choose from {', '.join(language.CALLABLE)}"
+                self.span(node.func),
+                "bad-call",
+                message,
+                f"choose from {', '.join(language.CALLABLE)}",
             )
         name = node.func.id
         span = self.span(node.func)
@@ -393,7 +417,10 @@ class _Builder:
         if node.keywords:
             keyword = self.span(node.keywords[0])
             raise wrong(
-                keyword, "bad-call", f"`{name}` takes no keyword arguments", "pass the arguments by position"
+                keyword,
+                "bad-call",
+                f"`{name}` takes no keyword arguments",
+                "pass the arguments by position",
             )
         arguments = [self.expression(argument, inner) for argument in node.args]
         low, high = TABLE[name].arity
@@ -421,18 +448,28 @@ class _Builder:
         if isinstance(node.value, ast.Subscript):
             message = "a buffer must be indexed once, with all its indices"
             raise wrong(
-                self.span(node), "bad-index", message, "write `buffer[i, j]` instead of `buffer[i][j]`"
+                self.span(node),
+                "bad-index",
+                message,
+                "write `buffer[i, j]` instead of `buffer[i][j]`",
             )
         if isinstance(node.value, ast.Attribute):
             raise self.attribute_error(node.value)
         at = self.span(node.value)
         if not isinstance(node.value, ast.Name):
-            raise wrong(at, "bad-index", "only declared buffers can be indexed", "write `buffer[i]`")
+            raise wrong(
+                at, "bad-index", "only declared buffers can be indexed", "write `buffer[i]`"
+            )
         name = node.value.id
         self.check_dunder(name, at)
         buffer = self.scope.buffers.get(name)
         if buffer is None:
-            if name in self.scope.names or name in self.locals or name == "inf" or name in language.CALLABLE:
+            if (
+                name in self.scope.names
+                or name in self.locals
+                or name == "inf"
+                or name in language.CALLABLE
+            ):
                 raise wrong(
                     at,
                     "bad-index",
@@ -457,7 +494,9 @@ class _Builder:
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
 
     def index(self, node: ast.expr, inner: int, buffer: BufferType, name: str, axis: int) -> Built:
-        """Build an index: a rounded real number becomes an integer, and a negative literal counts from the end."""
+        """Build an index: a rounded real number becomes an integer, and a negative literal counts
+        from the end.
+        """
         if (last := lengths.from_end(node, name, axis, buffer, self.span(node))) is not None:
             return of_tree(last)
         built = self.expression(node, inner)
@@ -470,11 +509,16 @@ class _Builder:
             type_ = TABLE[row].typed(tuple(argument.type for argument in arguments))
         except TypeRuleError as error:
             raise wrong(span, "wrong-type", f"`{symbol}` {error}", error.hint) from None
-        built = grown(Call(row, tuple(a.node for a in arguments), type_), arguments, times_printed(row))
+        built = grown(
+            Call(row, tuple(a.node for a in arguments), type_), arguments, times_printed(row)
+        )
         if row in ("add", "sub"):
             terms, factors = sum(a.terms for a in arguments), max(a.factors for a in arguments)
         elif row in ("mul", "div", "neg"):
-            terms, factors = math.prod(a.terms for a in arguments), sum(a.factors for a in arguments)
+            terms, factors = (
+                math.prod(a.terms for a in arguments),
+                sum(a.factors for a in arguments),
+            )
         else:
             terms = factors = 1
         if symbol != "**":

@@ -1,4 +1,6 @@
-"""Check of bitwise operators next to a comparison: Python binds them tighter, which is wrong for bools."""
+"""Check of bitwise operators next to a comparison: Python binds them tighter, which is wrong for
+bools.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from kgen.expr.text_checks import span_between, span_of, wrong
 
 
 def check_precedence(operand: ast.expr, operator: ast.cmpop, lines: Sequence[str]) -> None:
-    """Raise for `a >= b & c >= d`, which Python reads as `a >= (b & c) >= d`, unless the operand has brackets."""
+    """Raise for `a >= b & c >= d`, which Python reads as `a >= (b & c) >= d`, unless the operand
+    has brackets.
+    """
     if _is_bracketed(operand, lines):
         return
     symbol = COMPARISONS.get(type(operator), ("", ">="))[1]

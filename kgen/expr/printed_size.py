@@ -17,7 +17,8 @@ MAX_EXPANDED = 512
 class Built(NamedTuple):
     """A tree with its printed size and depth.
 
-    Local names are inlined, and some functions print an operand twice, so the printed tree may be far larger.
+    Local names are inlined, and some functions print an operand twice, so the printed tree may be
+    far larger.
     """
 
     node: Node
@@ -48,14 +49,21 @@ def of_tree(tree: Node) -> Built:
 def times_printed(row: str) -> tuple[int, ...]:
     """Return how often targets print each operand of a row, at most: `abs` is `max(x, -x)`."""
     forms = [spelling.form for spelling in TABLE[row].spelled.values()]
-    return tuple(max(form.count(f"{{{i}}}") for form in forms) for i in range(max(TABLE[row].arity[0], 1)))
+    return tuple(
+        max(form.count(f"{{{i}}}") for form in forms) for i in range(max(TABLE[row].arity[0], 1))
+    )
 
 
 def check_expansion(terms: int, factors: int, span: Span) -> None:
-    """Raise if sympy would have to multiply out too much. Differentiation makes a term of each factor."""
+    """Raise if sympy would have to multiply out too much.
+
+    Differentiation makes a term of each factor.
+    """
     if factors > MAX_DEPTH:
         message = f"the expression multiplies more than {MAX_DEPTH} factors"
-        raise wrong(span, "too-large", message, "use `exp2(y * log2(x))` for high powers of a positive x")
+        raise wrong(
+            span, "too-large", message, "use `exp2(y * log2(x))` for high powers of a positive x"
+        )
     if terms * factors > MAX_EXPANDED:
         message = f"multiplied out, the expression has more than {MAX_EXPANDED} factors"
         hint = "use fewer sums in products, or move numbers into a buffer"

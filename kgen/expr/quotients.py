@@ -1,8 +1,9 @@
 """Canonical form of quotients.
 
-`x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`, the start of the block of x,
-is `n * (x // n)`. This holds for integers that do not wrap (`kgen.expr.wrapping`). A hash keeps its shifts, because a
-quotient of a wrapped integer is out of contract.
+`x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`, the start
+of the block of x, is `n * (x // n)`. This holds for integers that do not wrap
+(`kgen.expr.wrapping`). A hash keeps its shifts, because a quotient of a wrapped integer is out of
+contract.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from kgen.expr.wrapping import may_wrap
 
 
 def quotient(node: Call) -> Node:
-    """Return an integer as a quotient or remainder if it is one. Its operands are in canonical form."""
+    """Return an integer as a quotient or remainder if it is one.
+
+    Its operands are in canonical form.
+    """
     match node:
         case Call("rshift", (x, Const(int(bits)))) if 0 < bits < 31 and not may_wrap(x):
             return quotient(call("floordiv", x, Const(2**bits, Type.INT)))
@@ -54,8 +58,8 @@ def starts(total: Affine, *, expands: bool = True) -> Affine:
 
 
 def blocks(total: Affine) -> Affine:
-    """Return a sum that is zero where the given one is: starts of equal blocks are replaced by the numbers of the
-    blocks.
+    """Return a sum that is zero where the given one is: starts of equal blocks are replaced by the
+    numbers of the blocks.
     """
     found = {_block(start): factor for start, factor in total.terms.items()}
     known: dict[Node, int] = {block: factor for block, factor in found.items() if block is not None}

@@ -1,4 +1,6 @@
-"""The rows of the function table, and helpers that build them: a function, or an operator with a symbol."""
+"""The rows of the function table, and helpers that build them: a function, or an operator with a
+symbol.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class Finite(enum.Enum):
-    """The points at which a function of finite numbers is finite: zero times infinity or NaN would be NaN."""
+    """The points at which a function of finite numbers is finite: zero times infinity or NaN would
+    be NaN.
+    """
 
     EVERYWHERE = enum.auto()
     UP_TO_OVERFLOW = enum.auto()
@@ -39,12 +43,17 @@ class Function:
     reference: Callable[..., Any]
     """The reference on torch tensors, called as `reference(torch, *tensors)`."""
     value: Callable[..., Any]
-    """The function of Python numbers. Raises `ArithmeticError` or `ValueError` if it has no value."""
+    """The function of Python numbers. Raises `ArithmeticError` or `ValueError` if it has no
+    value.
+    """
     derivative: Callable[..., tuple[Any | None, ...]] | None
-    """Partial derivatives. `None` if they are zero wherever the function is smooth (`floor`), or operands are integers.
+    """Partial derivatives. `None` if they are zero wherever the function is smooth (`floor`), or
+    operands are integers.
     """
     spelled: dict[str, Spelling]
-    """Spellings by language: `python` is the syntax of specs, `torch` eager PyTorch, the others are for kernels."""
+    """Spellings by language: `python` is the syntax of specs, `torch` eager PyTorch, the others are
+    for kernels.
+    """
     callable: bool = True
     """True if specs can call the function by name; operators are not callable."""
     fast: dict[str, Spelling] = field(default_factory=dict)
@@ -83,7 +92,8 @@ class Operators(TypedDict, total=False):
 
 
 class Calls(TypedDict, total=False):
-    """Spellings of a call in languages with another name for the function. `{tl}` is the module of Triton or Gluon.
+    """Spellings of a call in languages with another name for the function. `{tl}` is the module of
+    Triton or Gluon.
 
     Gluon uses `triton` unless there is a `gluon`.
     """
@@ -106,7 +116,10 @@ def operation(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Operators],
 ) -> Function:
-    """Return the row of an operator. A language without its own spelling uses the spelling of Python."""
+    """Return the row of an operator.
+
+    A language without its own spelling uses the spelling of Python.
+    """
     arity = 1 if "{1}" not in python.form else 2
     spelled = {
         "python": python,
@@ -117,7 +130,15 @@ def operation(
     }
     value = value or getattr(operator, name)
     return Function(
-        name, (arity, arity), typed, reference, value, derivative, spelled, callable=False, finite=finite
+        name,
+        (arity, arity),
+        typed,
+        reference,
+        value,
+        derivative,
+        spelled,
+        callable=False,
+        finite=finite,
     )
 
 
@@ -132,7 +153,10 @@ def function(
     finite: Finite = Finite.EVERYWHERE,
     **others: Unpack[Calls],
 ) -> Function:
-    """Return the row of a function. Without another spelling, languages and Python's `math` have it under this name."""
+    """Return the row of a function.
+
+    Without another spelling, languages and Python's `math` have it under this name.
+    """
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
     forms: dict[str, str | Spelling] = {
         "python": f"{name}({operands})",

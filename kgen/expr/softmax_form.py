@@ -5,19 +5,22 @@
 
 Here `score = scale * qk`. The three steps are exact in real arithmetic:
 
-*Drop.* Softmax is invariant to a term that is added to a whole row. If `score_mod(q_idx, kv_idx) - score_mod(q_start,
-kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`. That is the first row of the tile.
-ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`,
-which only the log-sum-exp needs. Without the row's term, `slope * kv_idx` would be so large at long lengths that fp32
-rounds the score away. Relative to the tile it is small wherever the softmax has weight.
+*Drop.* Softmax is invariant to a term that is added to a whole row. If
+`score_mod(q_idx, kv_idx) - score_mod(q_start, kv_idx)` does not depend on the key, the loop
+evaluates the term at `q_start`. That is the first row of the tile. ALiBi's
+`slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is
+`row_rest`, which only the log-sum-exp needs. Without the row's term, `slope * kv_idx` would be so
+large at long lengths that fp32 rounds the score away. Relative to the tile it is small wherever the
+softmax has weight.
 
-With `exact`, only terms that depend on no key are dropped. Terms relative to a tile differ between kernels with
-different tiles. Backward would not reproduce the scores of forward bit for bit.
+With `exact`, only terms that depend on no key are dropped. Terms relative to a tile differ between
+kernels with different tiles. Backward would not reproduce the scores of forward bit for bit.
 
-*Fold.* Terms that are affine in the score become one multiply-add: `multiplier` includes the softmax scale, log2(e) and
-the slope.
+*Fold.* Terms that are affine in the score become one multiply-add: `multiplier` includes the
+softmax scale, log2(e) and the slope.
 
-*Peel.* For `c * f(score)` with a positive scalar `c`, the factor moves into `multiplier` at no cost: 30 * tanh(score /
+*Peel.* For `c * f(score)` with a positive scalar `c`, the factor moves into `multiplier` at no
+cost: 30 * tanh(score /
 30) costs the loop one tanh.
 """
 
@@ -51,7 +54,9 @@ class SoftmaxForm:
     multiplier: Node
     bias: Node | None
     row_rest: Node | None
-    """The dropped term of a row, in natural units: `lse` is the log-sum-exp of the loop plus this term."""
+    """The dropped term of a row, in natural units: `lse` is the log-sum-exp of the loop plus this
+    term.
+    """
     positive: bool
     """True if `multiplier` is a positive number for a whole (b, h)."""
     finite: bool
@@ -66,8 +71,8 @@ class SoftmaxForm:
 def softmax_form(score_mod: Node, algebra: Algebra, exact: bool = False) -> SoftmaxForm:
     """Return the form of a `score_mod` over `score, b, h, q_idx, kv_idx`.
 
-    If the form leaves fp32 at scores where `score_mod` does not, it keeps `score_mod` as written. `exact` forms have
-    the same bits in every kernel, whatever its tiles.
+    If the form leaves fp32 at scores where `score_mod` does not, it keeps `score_mod` as written.
+    `exact` forms have the same bits in every kernel, whatever its tiles.
     """
     written = with_scores(score_mod)
     finite = not _may_be_infinite(score_mod, algebra)
@@ -94,8 +99,9 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool, exact: bool) -> Softm
 
     scale, log2e = algebra.symbol(SCALE), algebra.symbol(LOG2E)
     slope, offset = scored.diff(score), scored.subs(score, 0)
-    # A derivative without `score` does not prove that a value is affine (the derivative of `floor` is zero). Compare
-    # the values instead. A derivative with `score` may also add up, as in score * floor(score).
+    # A derivative without `score` does not prove that a value is affine (the derivative of `floor`
+    # is zero). Compare the values instead. A derivative with `score` may also add up, as in score *
+    # floor(score).
     core: Node
     if not slope.has(score) and vanishes(scored - slope * score - offset):
         bias += offset
@@ -116,7 +122,9 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool, exact: bool) -> Softm
 
 
 def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
-    """Split the terms added to the score into those of the loop and those of the log-sum-exp only."""
+    """Split the terms added to the score into those of the loop and those of the log-sum-exp
+    only.
+    """
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
     if bias.has(algebra.symbol(INF)):
         return bias, sp.Integer(0)  # -inf on a whole row hides it, which the softmax must see
@@ -124,13 +132,19 @@ def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
         return sp.Integer(0), bias
     if exact:
         terms = sp.Add.make_args(bias)
-        of_keys, of_rows = (sp.Add(*(t for t in terms if t.has(kv) is moves)) for moves in (True, False))
+        of_keys, of_rows = (
+            sp.Add(*(t for t in terms if t.has(kv) is moves)) for moves in (True, False)
+        )
         return algebra.collected(of_keys), algebra.collected(of_rows)
     # The expression as written is separable: keep its form, at the first row of the tile.
-    if bias.has(q) and _is_finite_in_each_row(bias, q) and (rest := _separated(bias, algebra)) is not None:
+    if (
+        bias.has(q)
+        and _is_finite_in_each_row(bias, q)
+        and (rest := _separated(bias, algebra)) is not None
+    ):
         return bias.subs(q, q_start), algebra.collected(rest)
-    # Otherwise separate term by term, as written. Expanded, (kv_idx - q_idx)**2 would be a difference of squares of
-    # positions, in which fp32 has no digits left.
+    # Otherwise separate term by term, as written. Expanded, (kv_idx - q_idx)**2 would be a
+    # difference of squares of positions, in which fp32 has no digits left.
     kept: list[Any] = []
     dropped: list[Any] = []
     for term in _terms(bias, algebra):
@@ -143,7 +157,9 @@ def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
         dropped.append(0 if rest is None else rest)
     row_rest = sp.Add(*dropped)
     return (
-        (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
+        (bias, row_rest)
+        if row_rest == 0
+        else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
     )
 
 
@@ -173,25 +189,39 @@ def _terms(bias: Any, algebra: Algebra) -> list[Any]:
 
 
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
-    """Split a tree into a factor that is one number for a whole (b, h), and the rest. `keep` stays in the rest."""
+    """Split a tree into a factor that is one number for a whole (b, h), and the rest.
+
+    `keep` stays in the rest.
+    """
     if not algebra.takes(node):
         return ONE, node
-    factor, rest = (algebra.to_tree(part) for part in _peel(algebra.to_sympy(node), algebra, keep=keep))
-    return (factor, rest) if algebra.stays_in_range(call("mul", factor, rest), node) else (ONE, node)
+    factor, rest = (
+        algebra.to_tree(part) for part in _peel(algebra.to_sympy(node), algebra, keep=keep)
+    )
+    return (
+        (factor, rest) if algebra.stays_in_range(call("mul", factor, rest), node) else (ONE, node)
+    )
 
 
-def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()) -> tuple[Any, Any]:
-    """Split a product into its scalar factors (with `positive`, only positive ones) and the rest."""
+def _peel(
+    expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()
+) -> tuple[Any, Any]:
+    """Split a product into its scalar factors (with `positive`, only positive ones) and the
+    rest.
+    """
     if expr == 0:
         return sp.Integer(0), sp.Integer(1)
     factors = [
-        f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)
+        f
+        for f in sp.Mul.make_args(expr)
+        if _scalar(f, algebra, keep) and (f.is_positive or not positive)
     ]
     factor = sp.Mul(*factors)
     rest = expr / factor
     sizes = {abs(term.as_coeff_Mul()[0]) for term in sp.Add.make_args(rest)}
     if len(sizes) == 1 and not positive:
-        # Also for 0.01 - 0.01 * t**2: without the factor, the gradient is larger where it is rounded to 16 bits.
+        # Also for 0.01 - 0.01 * t**2: without the factor, the gradient is larger where it is
+        # rounded to 16 bits.
         size = sizes.pop()
         factor, rest = factor * size, sp.Add(*(term / size for term in sp.Add.make_args(rest)))
     return factor, rest
@@ -212,7 +242,8 @@ def _times(factor: Any, expr: Any) -> Any:
 def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
     """True if a logit may be -inf although the score is finite.
 
-    The contract makes terms of a whole row finite: -inf there would be a mask, which belongs in `mask_mod`.
+    The contract makes terms of a whole row finite: -inf there would be a mask, which belongs in
+    `mask_mod`.
     """
     if node == INF:
         return True
@@ -223,6 +254,8 @@ def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
         if finite is Finite.UP_TO_OVERFLOW:
             return True
         divisor = node.args[1] if node.fn == "div" else None
-        if finite is Finite.AWAY_FROM_POLES and not (divisor and algebra.to_sympy(divisor).is_nonzero):
+        if finite is Finite.AWAY_FROM_POLES and not (
+            divisor and algebra.to_sympy(divisor).is_nonzero
+        ):
             return True
     return any(_may_be_infinite(child, algebra) for child in children(node))

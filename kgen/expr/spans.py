@@ -1,8 +1,8 @@
 """Pass: merge the spans of a mask's alternatives into as few as possible, in the order of visits.
 
-Two spans with a common start or end become one. Spans whose order is unknown become their hull. The conditions of two
-spans on the outer tile may exclude each other. Then one span is empty except in tiles across the border, and the hull
-is the other span.
+Two spans with a common start or end become one. Spans whose order is unknown become their hull. The
+conditions of two spans on the outer tile may exclude each other. Then one span is empty except in
+tiles across the border, and the hull is the other span.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ZERO = Const(0, Type.INT)
 
 @dataclass(frozen=True)
 class Span:
-    """Positions of the inner index to visit, `[lo, hi)`, and the part without masking; integer scalars of the outer
-    tile.
+    """Positions of the inner index to visit, `[lo, hi)`, and the part without masking; integer
+    scalars of the outer tile.
     """
 
     lo: Node
@@ -41,7 +41,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Given:
-    """Conditions on the outer tile only: true for some of its rows (`some`), and for all of them (`all`)."""
+    """Conditions on the outer tile only: true for some of its rows (`some`), and for all of them
+    (`all`).
+    """
 
     conditions: frozenset[Node]
     some: Node
@@ -49,7 +51,10 @@ class Given:
 
     def excludes(self, other: Given) -> bool:
         """True if no row satisfies both."""
-        return any(other.conditions.issuperset(conjuncts(normalize(call("not", c)))) for c in self.conditions)
+        return any(
+            other.conditions.issuperset(conjuncts(normalize(call("not", c))))
+            for c in self.conditions
+        )
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,20 @@ class Part:
 def ascending(parts: Sequence[Part], size: Node) -> tuple[tuple[Span, ...], bool]:
     """Return the spans in order, and True if they are as narrow as the spans of the alternatives.
 
-    If two spans overlap, the later one must start after the earlier one. `size` is the length of the inner tensor.
+    If two spans overlap, the later one must start after the earlier one. `size` is the length of
+    the inner tensor.
     """
     groups = [[part] for part in _merged(parts)]
     while (pair := next(_unordered(groups), None)) is not None:
         first, second = pair
-        groups = [[*first, *second] if group is first else group for group in groups if group is not second]
+        groups = [
+            [*first, *second] if group is first else group
+            for group in groups
+            if group is not second
+        ]
     groups = sorted(
-        groups, key=lambda group: sum(_all_before(other, group) for other in groups if other is not group)
+        groups,
+        key=lambda group: sum(_all_before(other, group) for other in groups if other is not group),
     )
     return tuple(_hull(group, size) for group in groups), all(map(_exclusive, groups))
 
@@ -98,16 +109,22 @@ def _either_given(a: Given | None, b: Given | None) -> Given | None:
     return (
         a
         if a == b
-        else Given(a.conditions & b.conditions, call("or", a.some, b.some), call("or", a.all, b.all))
+        else Given(
+            a.conditions & b.conditions, call("or", a.some, b.some), call("or", a.all, b.all)
+        )
     )
 
 
 def _union(a: Span, b: Span) -> Span | None:
     if a.has_full and b.has_full:
         if a.lo == b.lo and a.full_lo == b.full_lo:
-            return replace(a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi))
+            return replace(
+                a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi)
+            )
         if a.hi == b.hi and a.full_hi == b.full_hi:
-            return replace(a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo))
+            return replace(
+                a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo)
+            )
         if _all_or_nothing(a) or _all_or_nothing(b):
             return _all_or(a, b) if _all_or_nothing(a) else _all_or(b, a)
     elif (a.lo, a.hi) == (b.lo, b.hi):
@@ -118,13 +135,16 @@ def _union(a: Span, b: Span) -> Span | None:
 def _all_or_nothing(span: Span) -> bool:
     """True if the span consists of conditions on the outer tile only."""
     chosen = all(
-        isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO for b in (span.hi, span.full_hi)
+        isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO
+        for b in (span.hi, span.full_hi)
     )
     return chosen and (span.lo, span.full_lo) == (_ZERO, _ZERO)
 
 
 def _all_or(everything: Span, other: Span) -> Span:
-    """Return all positions where the outer tile allows them, else the positions of the other span."""
+    """Return all positions where the outer tile allows them, else the positions of the other
+    span.
+    """
 
     def choice(every: Node, first: Node, second: Node) -> Node:
         condition = children(every)[0]
@@ -186,7 +206,10 @@ def _exclusive(group: list[Part]) -> bool:
 
 
 def _hull(group: list[Part], size: Node) -> Span:
-    """Return one span around all. Its part without masking is that of the first span that holds for all rows."""
+    """Return one span around all.
+
+    Its part without masking is that of the first span that holds for all rows.
+    """
     if len(group) == 1:
         return group[0].span
 
@@ -200,7 +223,8 @@ def _hull(group: list[Part], size: Node) -> Span:
     for part in others:
         bounds = ((part.span.full_lo, full.full_lo), (part.span.full_hi, full.full_hi))
         full_lo, full_hi = (
-            a if part.given is None or a == b else call("where", part.given.all, a, b) for a, b in bounds
+            a if part.given is None or a == b else call("where", part.given.all, a, b)
+            for a, b in bounds
         )
         full = replace(part.span, full_lo=full_lo, full_hi=full_hi)
     return replace(full, lo=lo, hi=hi)

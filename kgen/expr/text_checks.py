@@ -44,7 +44,9 @@ def span_of(node: ast.expr | ast.stmt | ast.keyword, lines: Sequence[str]) -> Sp
 
 
 def span_between(left: ast.expr, right: ast.expr, symbol: str, lines: Sequence[str]) -> Span:
-    """Return the span of the operator between two operands; only brackets and blanks are there besides it."""
+    """Return the span of the operator between two operands; only brackets and blanks are there
+    besides it.
+    """
     line, column = left.end_lineno or left.lineno, left.end_col_offset or left.col_offset
     pattern = re.compile(r"\s+".join(map(re.escape, symbol.split())))
     while line <= right.lineno:
@@ -58,11 +60,12 @@ def wrong(span: Span, code: str, message: str, hint: str | None = None) -> Expre
     return ExpressionError(code, message, hint, *span)
 
 
-# --- before the parser: what must not reach it, and what it would explain badly ------------------------
+# --- before the parser: what must not reach it, and what it would explain badly -------------------
 
 
 def without_comments(text: str) -> str:
-    # The language has no strings, so `#` always begins a comment. Only ends of lines are removed: positions stay.
+    # The language has no strings, so `#` always begins a comment. Only ends of lines are removed:
+    # positions stay.
     return re.sub(r"#[^\n]*", "", text)
 
 
@@ -74,7 +77,10 @@ def at_index(text: str, index: int, length: int = 1) -> Span:
 def check_characters(text: str) -> None:
     if not text.strip():
         raise wrong(
-            Span(1, 1, 1), "empty-expression", "the expression is empty", "write its value on the last line"
+            Span(1, 1, 1),
+            "empty-expression",
+            "the expression is empty",
+            "write its value on the last line",
         )
     if len(text) > MAX_LENGTH:
         raise wrong(
@@ -116,12 +122,17 @@ def check_brackets(text: str) -> None:
             if not opened or text[opened[-1]] != pairs[character]:
                 message = f"`{character}` closes nothing"
                 raise wrong(
-                    at_index(text, i), "unbalanced-bracket", message, "remove it, or add the opening one"
+                    at_index(text, i),
+                    "unbalanced-bracket",
+                    message,
+                    "remove it, or add the opening one",
                 )
             opened.pop()
     if opened:
         span = at_index(text, opened[-1])
-        raise wrong(span, "unbalanced-bracket", f"`{text[opened[-1]]}` is never closed", "close the bracket")
+        raise wrong(
+            span, "unbalanced-bracket", f"`{text[opened[-1]]}` is never closed", "close the bracket"
+        )
 
 
 def module(text: str) -> list[ast.stmt]:
@@ -132,7 +143,10 @@ def module(text: str) -> list[ast.stmt]:
     except IndentationError as error:
         span = clipped(text, error.lineno, 1)
         raise wrong(
-            span, "syntax-error", "the indentation changes here", "begin every line in the same column"
+            span,
+            "syntax-error",
+            "the indentation changes here",
+            "begin every line in the same column",
         ) from None
     except SyntaxError as error:
         # The messages of Python differ between its versions; these must not.
@@ -156,7 +170,10 @@ def clipped(text: str, line: int | None, column: int | None) -> Span:
 def too_deep(span: Span) -> ExpressionError:
     message = f"the expression nests more than {MAX_DEPTH} deep"
     return wrong(
-        span, "too-deep", message, "split it into balanced parts with brackets, or move numbers into a buffer"
+        span,
+        "too-deep",
+        message,
+        "split it into balanced parts with brackets, or move numbers into a buffer",
     )
 
 

@@ -1,8 +1,9 @@
 """Pass: the smallest and largest value of an index over the pairs of a tile.
 
-An index such as `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)` saturates far from the diagonal.
-It has one value in the tiles there, so a read at it loads one element. Bounds are computed by interval arithmetic
-(Moore, Interval Analysis, 1966). If both bounds are equal, all values are.
+An index such as `min(abs(q_idx - kv_idx), 1023)` or `clamp(kv_idx - q_idx, -64, 64)` saturates far
+from the diagonal. It has one value in the tiles there, so a read at it loads one element. Bounds
+are computed by interval arithmetic (Moore, Interval Analysis, 1966). If both bounds are equal, all
+values are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def tile_bounds(index: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
     The result is None if the bounds are unknown, or can be equal only in a tile of one pair.
     """
     saturates = any(
-        isinstance(node, Call) and node.fn in _SATURATES and any(not _varies(a, ends) for a in node.args)
+        isinstance(node, Call)
+        and node.fn in _SATURATES
+        and any(not _varies(a, ends) for a in node.args)
         for node in walk(index)
         if _varies(node, ends)
     )
@@ -62,7 +65,9 @@ def _bounds(node: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
 
 
 def _scaled(fn: str, low: list[Node], high: list[Node]) -> Bounds | None:
-    """Return bounds of `x * n`, `n * x` or `x // n`, which increase with x if n is a positive number."""
+    """Return bounds of `x * n`, `n * x` or `x // n`, which increase with x if n is a positive
+    number.
+    """
     if fn == "mul" and isinstance(low[0], Const):
         low, high = low[::-1], high[::-1]
     factor = low[1]

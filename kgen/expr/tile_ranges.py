@@ -1,20 +1,22 @@
 """Pass: the tiles that a mask needs, in closed form.
 
-For a tile of the *outer* index (for example query rows `q_start .. q_last`), find two ranges of the *inner* index
-(keys). In the first, the mask can hold for some row of the tile; in the second, it holds for every row:
+For a tile of the *outer* index (for example query rows `q_start .. q_last`), find two ranges of the
+*inner* index (keys). In the first, the mask can hold for some row of the tile; in the second, it
+holds for every row:
 
     [lo, hi)            holds for some row of the tile      tiles outside are never visited
     [full_lo, full_hi)  holds for every row of the tile     tiles inside need no mask
 
-Both come from the inequalities of the mask. `f(kv) <= g(q)` with monotone `f` and `g` holds for some row where `f(kv)
-<= max g`, and for every row where `f(kv) <= min g`. The extremes of `g` lie at the ends of the tile. A conjunction
-intersects ranges, a disjunction makes a list of them. The first range is exact or too large, the second exact or too
-small. Some conditions cannot be classified: a read of an unsorted buffer, a remainder. They keep the first range and
-empty the second, so the kernel evaluates the mask there. The backward pass uses the same code with the indices
-exchanged.
+Both come from the inequalities of the mask. `f(kv) <= g(q)` with monotone `f` and `g` holds for
+some row where `f(kv) <= max g`, and for every row where `f(kv) <= min g`. The extremes of `g` lie
+at the ends of the tile. A conjunction intersects ranges, a disjunction makes a list of them. The
+first range is exact or too large, the second exact or too small. Some conditions cannot be
+classified: a read of an unsorted buffer, a remainder. They keep the first range and empty the
+second, so the kernel evaluates the mask there. The backward pass uses the same code with the
+indices exchanged.
 
-Sums, products with numbers, `//` by a positive number, `min`, `max` and reads of sorted buffers are monotone. For
-sorted buffers, a binary search finds the end of the range.
+Sums, products with numbers, `//` by a positive number, `min`, `max` and reads of sorted buffers are
+monotone. For sorted buffers, a binary search finds the end of the range.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ from kgen.expr.spans import Given, Part, Span, ascending
 
 @dataclass(frozen=True)
 class Axis:
-    """An index with its tile: `start` and `last` are its first and last position, `size` is the tensor's length."""
+    """An index with its tile: `start` and `last` are its first and last position, `size` is the
+    tensor's length.
+    """
 
     index: Var
     start: Var
@@ -46,7 +50,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Range:
-    """Bounds `[low, high)`, `None` if unbounded. `full` is `None` if no position is known to hold for all rows."""
+    """Bounds `[low, high)`, `None` if unbounded.
+
+    `full` is `None` if no position is known to hold for all rows.
+    """
 
     some: tuple[Node | None, Node | None]
     full: tuple[Node | None, Node | None] | None
@@ -62,9 +69,10 @@ _UNKNOWN = _Range((None, None), None)
 class RangeFinder:
     """Finder of the spans of masks over one pair of axes.
 
-    `positive` has the parameters with a value above zero. `is_sorted(read)` is true if the row of the read ascends.
-    Conditions on a name in `varying`, which differs within the outer tile, give no range. Nor do conditions on a number
-    that cannot be added to a position in 32 bits. `values` has the values of compile-time parameters.
+    `positive` has the parameters with a value above zero. `is_sorted(read)` is true if the row of
+    the read ascends. Conditions on a name in `varying`, which differs within the outer tile, give
+    no range. Nor do conditions on a number that cannot be added to a position in 32 bits. `values`
+    has the values of compile-time parameters.
     """
 
     inner: Axis
@@ -76,7 +84,10 @@ class RangeFinder:
     values: Mapping[str, int] = field(default_factory=dict)
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
-        """Return the spans of a mask, ascending. If two overlap, the later one must start after the earlier one."""
+        """Return the spans of a mask, ascending.
+
+        If two overlap, the later one must start after the earlier one.
+        """
         found = alternatives(mask)
         return ascending(
             [self._part(atoms, [self._atom(a) for a in atoms]) for atoms in found], self.inner.size
@@ -85,7 +96,8 @@ class RangeFinder:
     def unclassified(self, mask: Node) -> tuple[Node, ...]:
         """Return the conditions that the spans of a mask ignore.
 
-        These include conditions with too many alternatives, and the whole mask if its alternatives have no known order.
+        These include conditions with too many alternatives, and the whole mask if its alternatives
+        have no known order.
         """
         found = alternatives(mask)
         ranges = {atom: self._atom(atom) for atoms in found for atom in atoms}
@@ -120,7 +132,10 @@ class RangeFinder:
         return self._meet([self._at_most(left, right), self._at_most(right, left)])
 
     def _less(self, left: Node, right: Node) -> _Range:
-        """Return the range of `left < right`. The side with the inner index stays as it is, as it may be a quotient."""
+        """Return the range of `left < right`.
+
+        The side with the inner index stays as it is, as it may be a quotient.
+        """
         if self.inner.index.name in variables(right):
             return self._at_most(call("add", left, _ONE), right)
         return self._at_most(left, call("sub", right, _ONE))
@@ -146,9 +161,11 @@ class RangeFinder:
         return _Range((None, lowest), (None, highest), (some, throughout))
 
     def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
-        """Return the range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index.
+        """Return the range of `left <= right` (`upper`) or `left >= right`, where only `left` has
+        the inner index.
 
-        The term with the inner index is isolated, first from multiples, then from quotients, and so on.
+        The term with the inner index is isolated, first from multiples, then from quotients, and so
+        on.
         """
         alone = _alone(left, self.inner.index.name)
         if alone is None:
@@ -181,13 +198,17 @@ class RangeFinder:
     def _near(self, bound: Node, whole: Node, divisor: Node) -> Node:
         """Return a bound on `whole // divisor` whose product with the divisor fits in 32 bits.
 
-        A bound beyond all quotients is equivalent to one just beyond them. If no such bound is known, the product is
-        assumed to fit, as in all rearrangements.
+        A bound beyond all quotients is equivalent to one just beyond them. If no such bound is
+        known, the product is assumed to fit, as in all rearrangements.
         """
         alone = _alone(whole, self.inner.index.name)
         rest = call("sub", _ONE, alone[2]) if alone else _ONE
         size, far, most, moved = (magnitude(n, self.values) for n in (divisor, bound, whole, rest))
-        if size * (far + 1) + moved < 2**31 or most + 3 * size + moved >= 2**31 or bound.type is Type.LONG:
+        if (
+            size * (far + 1) + moved < 2**31
+            or most + 3 * size + moved >= 2**31
+            or bound.type is Type.LONG
+        ):
             return bound
         beyond = most // size + 2
         return call("max", call("min", bound, Const(beyond, Type.INT)), Const(-beyond, Type.INT))
@@ -205,8 +226,8 @@ class RangeFinder:
     # --- extremes over the outer tile ------------------------
 
     def _bounds(self, node: Node) -> tuple[Node, Node] | None:
-        """Return the smallest and largest value over the outer tile; `None` if the expression is not known to be
-        monotone.
+        """Return the smallest and largest value over the outer tile; `None` if the expression is
+        not known to be monotone.
         """
         outer = self.outer.index
         if outer.name not in variables(node):
@@ -227,7 +248,9 @@ class RangeFinder:
             return None
         match node.fn:
             case "add" | "min" | "max":
-                return call(node.fn, known[0][0], known[1][0]), call(node.fn, known[0][1], known[1][1])
+                return call(node.fn, known[0][0], known[1][0]), call(
+                    node.fn, known[0][1], known[1][1]
+                )
             case "sub":
                 return call("sub", known[0][0], known[1][1]), call("sub", known[0][1], known[1][0])
             case "neg":
@@ -241,7 +264,10 @@ class RangeFinder:
         return None
 
     def _elements(self, read: Read, first: Node, last: Node) -> tuple[Node, Node]:
-        """Return the smallest and largest of some elements of a sorted row. Elements before the first one are zero."""
+        """Return the smallest and largest of some elements of a sorted row.
+
+        Elements before the first one are zero.
+        """
         rows = read.indices[:-1]
         least, least_of_row, greatest = (
             Read(read.buffer, (*rows, i), read.type) for i in (first, _ZERO, last)
@@ -252,7 +278,9 @@ class RangeFinder:
         low, high = call("min", least_of_row, _ZERO), call("max", greatest, _ZERO)
         return call("where", before, low, least), call("where", before, high, greatest)
 
-    def _scaled(self, args: tuple[Node, ...], known: list[tuple[Node, Node]]) -> tuple[Node, Node] | None:
+    def _scaled(
+        self, args: tuple[Node, ...], known: list[tuple[Node, Node]]
+    ) -> tuple[Node, Node] | None:
         for factor, (low, high) in ((args[0], known[1]), (args[1], known[0])):
             if self._is_positive(factor):
                 return call("mul", factor, low), call("mul", factor, high)
@@ -282,21 +310,25 @@ class RangeFinder:
         return _Range(
             both([r.some for r in ranges]),
             None if None in full else both([f for f in full if f is not None]),
-            (all_of([some for some, _ in given]), all_of([every for _, every in given])) if given else None,
+            (all_of([some for some, _ in given]), all_of([every for _, every in given]))
+            if given
+            else None,
         )
 
     def _implied(self, bound: Node, others: list[Node], upper: bool) -> bool:
         """True if another bound is as tight as the result of a search.
 
-        The run of elements equal to the one at `i` includes `i`, and ends at or after `i + 1`. So `kv_idx <= q_idx`
-        also bounds the keys of a document.
+        The run of elements equal to the one at `i` includes `i`, and ends at or after `i + 1`. So
+        `kv_idx <= q_idx` also bounds the keys of a document.
         """
         if not (isinstance(bound, Read) and bound.buffer.endswith(FIRST_AT_LEAST)):
             return False
         for i in (self.outer.start, self.outer.last):
             buffer, width = bound.buffer.removesuffix(FIRST_AT_LEAST), bound.indices[-1].type
             element = Read(buffer, (*bound.indices[:-1], i), width)
-            value, tighter = (call("add", element, _ONE), call("add", i, _ONE)) if upper else (element, i)
+            value, tighter = (
+                (call("add", element, _ONE), call("add", i, _ONE)) if upper else (element, i)
+            )
             if bound.indices[-1] == value and tighter in others:
                 return True
         return False
@@ -319,7 +351,8 @@ class RangeFinder:
         size = self.inner.size
         lo = _ZERO if low is None else low
         hi = size if high is None else high
-        # A position of the outer tile, or zero, is not negative. A choice of size and zero is not too large.
+        # A position of the outer tile, or zero, is not negative. A choice of size and zero is not
+        # too large.
         if lo not in (_ZERO, self.outer.start, self.outer.last):
             lo = call("max", lo, _ZERO)
         chosen = isinstance(hi, Call) and hi.fn == "where" and set(hi.args[1:]) <= {size, _ZERO}
@@ -351,13 +384,17 @@ class RangeFinder:
 
 
 def _alone(node: Node, x: str) -> tuple[int, Node, Node] | None:
-    """Return `node` as `slope * part + rest` with an integer slope; only `part` has x, and is no sum. Or `None`."""
+    """Return `node` as `slope * part + rest` with an integer slope; only `part` has x, and is no
+    sum. Or `None`.
+    """
     total = affine(node)
     moving = {n: f for n, f in total.terms.items() if x in variables(n)}
     if len(moving) > 1 or is_large(total):
         return None
     rest = Affine({n: f for n, f in total.terms.items() if n not in moving}, total.number)
-    return next(((slope, part, rest.tree()) for part, slope in moving.items()), (0, _ZERO, rest.tree()))
+    return next(
+        ((slope, part, rest.tree()) for part, slope in moving.items()), (0, _ZERO, rest.tree())
+    )
 
 
 def _divided(bound: Node, divisor: Node, upper: bool) -> Node:

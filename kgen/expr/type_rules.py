@@ -1,4 +1,6 @@
-"""Type rules of the function table: from the types of arguments to the type of the result, or an error."""
+"""Type rules of the function table: from the types of arguments to the type of the result, or an
+error.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class TypeRuleError(Exception):
 
 def numbers(types: tuple[Type, ...]) -> None:
     if BOOL in types:
-        raise TypeRuleError("expects numbers, got a bool", "use `where(condition, 1, 0)` to count a bool")
+        raise TypeRuleError(
+            "expects numbers, got a bool", "use `where(condition, 1, 0)` to count a bool"
+        )
 
 
 def arithmetic(types: tuple[Type, ...]) -> Type:
@@ -48,7 +52,10 @@ def bits(types: tuple[Type, ...]) -> Type:
     if not all(t.integral for t in types):
         raise TypeRuleError(
             "expects integers, whose bits it combines",
-            "write `x ** 2` for a power, `and`, `or` and `!=` for bools, `int(x)` for a real number",
+            (
+                "write `x ** 2` for a power, `and`, `or` and `!=` for bools, `int(x)` for a real "
+                "number"
+            ),
         )
     return width(types)
 
@@ -74,7 +81,9 @@ def logical(types: tuple[Type, ...]) -> Type:
 def choice(types: tuple[Type, ...]) -> Type:
     condition, *values = types
     if condition is not BOOL:
-        raise TypeRuleError("expects a bool as its condition", "compare first, for example `x != 0`")
+        raise TypeRuleError(
+            "expects a bool as its condition", "compare first, for example `x != 0`"
+        )
     if (BOOL in values) and any(t is not BOOL for t in values):
         raise TypeRuleError("has a bool and a number as branches", "make both numbers")
     return BOOL if BOOL in values else arithmetic(tuple(values))

@@ -1,4 +1,6 @@
-"""Print a tree in the syntax of specs, with minimal brackets: `parse_expression(show(tree))` returns the tree."""
+"""Print a tree in the syntax of specs, with minimal brackets: `parse_expression(show(tree))`
+returns the tree.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _form(node: Node) -> tuple[str, int]:
     spelling = TABLE[node.fn].spelled["python"]
     # The right operand of an operator gets brackets at equal precedence: a - (b - c).
     is_infix = spelling.binds != ATOM
-    operands = [show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
+    operands = [
+        show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)
+    ]
     return spelling.form.format(*operands), spelling.binds
 
 
@@ -44,6 +48,9 @@ def _name(name: str) -> str:
 
 
 def _index(node: Node) -> str:
-    """Return an index. A negative literal would count from the end, so its sign is printed as an operation."""
+    """Return an index.
+
+    A negative literal would count from the end, so its sign is printed as an operation.
+    """
     below_zero = isinstance(node, Const) and node.value < 0
     return f"+{show(node)}" if below_zero else show(node)

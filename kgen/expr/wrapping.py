@@ -1,9 +1,10 @@
 """Integers that are assumed not to wrap, so that their parts may become real numbers.
 
-Integers are two's complement. `float(kv_idx * 1103515245 + 12345)` is the value of the low 32 bits of the sum, and a
-sum of two reals would differ. `slope * (kv_idx - q_idx)` may be split: sums and differences of positions, sizes,
-parameters, elements and small literals, times small literals, are assumed to fit. So are values in a comparison, an
-index, `//` or `%`, where a wrap is out of contract.
+Integers are two's complement. `float(kv_idx * 1103515245 + 12345)` is the value of the low 32 bits
+of the sum, and a sum of two reals would differ. `slope * (kv_idx - q_idx)` may be split: sums and
+differences of positions, sizes, parameters, elements and small literals, times small literals, are
+assumed to fit. So are values in a comparison, an index, `//` or `%`, where a wrap is out of
+contract.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ def may_wrap(node: Node) -> bool:
 
 
 def wrapped(node: Call) -> Const:
-    """Return the sum, difference or product of two literals, wrapped to 32 bits: Python would print a larger number."""
+    """Return the sum, difference or product of two literals, wrapped to 32 bits: Python would print
+    a larger number.
+    """
     a, b = (int(arg.value) for arg in node.args if isinstance(arg, Const))
     value = {"add": a + b, "sub": a - b, "mul": a * b}[node.fn]
     return Const((value + 2**31) % 2**32 - 2**31, Type.INT)

@@ -1,4 +1,7 @@
-"""Import of FlexAttention functions as specs, and the reverse. The functions are read as text, never run."""
+"""Import of FlexAttention functions as specs, and the reverse.
+
+The functions are read as text, never run.
+"""
 
 from kgen.flex.live import spec
 

@@ -16,7 +16,16 @@ from kgen.flex.values import Tensor
 COUNT = 2**31 - 1
 """The largest number of elements in a dimension."""
 _OF_NO_ACCOUNT = frozenset(
-    {"dtype", "device", "layout", "pin_memory", "requires_grad", "memory_format", "non_blocking", "copy"}
+    {
+        "dtype",
+        "device",
+        "layout",
+        "pin_memory",
+        "requires_grad",
+        "memory_format",
+        "non_blocking",
+        "copy",
+    }
 )
 """Options that change no integer, except that a dtype may be too narrow."""
 _OPTIONS = {
@@ -30,7 +39,12 @@ _OPTIONS = {
     "unique_consecutive": frozenset({"dim", "return_inverse", "return_counts"}),
 }
 """Further options by function. The rules of the functions handle them."""
-_RANGES = {"bool": (0, 1), "uint8": (0, 255), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1)}
+_RANGES = {
+    "bool": (0, 1),
+    "uint8": (0, 255),
+    "int8": (-(2**7), 2**7 - 1),
+    "int16": (-(2**15), 2**15 - 1),
+}
 _RANGES |= {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
@@ -38,8 +52,8 @@ _RANGES |= {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 class Facts:
     """Proved facts about the integers of a tensor.
 
-    `ascends`: each row of the last axis ascends. `ordered`: the source sorted the elements, and they are not
-    placeholders.
+    `ascends`: each row of the last axis ascends. `ordered`: the source sorted the elements, and
+    they are not placeholders.
     """
 
     least: int
@@ -74,16 +88,27 @@ def ascends(tensor: Tensor) -> bool:
 def learn(name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
     """Record the facts that a torch function proves about its result."""
     made = result
-    if (name == "sort" and isinstance(result, tuple)) or (name == "unique" and isinstance(result, tuple)):
+    if (name == "sort" and isinstance(result, tuple)) or (
+        name == "unique" and isinstance(result, tuple)
+    ):
         made = result[0]
     elif (
-        name == "unique_consecutive" and isinstance(result, tuple) and keywords.get("return_inverse") is True
+        name == "unique_consecutive"
+        and isinstance(result, tuple)
+        and keywords.get("return_inverse") is True
     ):
         made = result[1]
     rule = _RULES.get(name)
-    if rule is None or not isinstance(made, Tensor) or made.dtype not in _RANGES or made.facts is not None:
+    if (
+        rule is None
+        or not isinstance(made, Tensor)
+        or made.dtype not in _RANGES
+        or made.facts is not None
+    ):
         return
-    known = _OF_NO_ACCOUNT | _OPTIONS.get(name, frozenset()) | inspect.signature(rule).parameters.keys()
+    known = (
+        _OF_NO_ACCOUNT | _OPTIONS.get(name, frozenset()) | inspect.signature(rule).parameters.keys()
+    )
     if not keywords.keys() <= known:
         return
     if any(made is a for a in args) or made.place.source.name.startswith("--"):
@@ -154,7 +179,9 @@ def _cumsum(made: Tensor, input: Any, dim: Any = None, **keywords: Any) -> Facts
     if found is None or found.least < 0 or not _last(made, keywords.get("axis", dim)):
         return None
     length = made.shape[-1] if made.shape else None
-    most = min(found.most * (COUNT if length is None else length), COUNT if found.most <= 1 else 2**63)
+    most = min(
+        found.most * (COUNT if length is None else length), COUNT if found.most <= 1 else 2**63
+    )
     return Facts(0, most, True, True)
 
 
@@ -162,7 +189,8 @@ def _repeat_interleave(
     made: Tensor, input: Any, repeats: Any = None, dim: Any = None, **keywords: Any
 ) -> Facts | None:
     if repeats is None:
-        return Facts(0, COUNT, True, True)  # only counts: position 0 repeated by its count, then 1, ...
+        # only counts: position 0 repeated by its count, then 1, ...
+        return Facts(0, COUNT, True, True)
     found = facts(input)
     if found is None or not isinstance(input, Tensor):
         return None
@@ -183,7 +211,9 @@ def _bucketize(made: Tensor, input: Any, boundaries: Any, **keywords: Any) -> Fa
     return _searchsorted(made, boundaries, input)
 
 
-def _sort(made: Tensor, input: Any, dim: Any = -1, descending: Any = False, **keywords: Any) -> Facts | None:
+def _sort(
+    made: Tensor, input: Any, dim: Any = -1, descending: Any = False, **keywords: Any
+) -> Facts | None:
     found = facts(input)
     in_order = descending is False and _last(made, dim)
     return Facts(found.least, found.most, in_order, True) if found is not None else None
@@ -236,7 +266,11 @@ def _moved(made: Tensor, input: Any, *rest: Any, **keywords: Any) -> Facts | Non
 def _unsqueeze(made: Tensor, input: Any, dim: Any, **keywords: Any) -> Facts | None:
     found = facts(input)
     before_last = made.shape is not None and dim in range(len(made.shape) - 1)
-    return None if found is None else replace(found, ascends=found.ascends and (dim == 0 or before_last))
+    return (
+        None
+        if found is None
+        else replace(found, ascends=found.ascends and (dim == 0 or before_last))
+    )
 
 
 def _repeat(made: Tensor, input: Any, *sizes: Any, **keywords: Any) -> Facts | None:
@@ -301,7 +335,9 @@ def _bounded(choose: Any) -> Any:
     return rule
 
 
-def _clamp(made: Tensor, a: Any, low: Any = None, high: Any = None, **keywords: Any) -> Facts | None:
+def _clamp(
+    made: Tensor, a: Any, low: Any = None, high: Any = None, **keywords: Any
+) -> Facts | None:
     found = facts(a)
     low, high = keywords.get("min", low), keywords.get("max", high)
     if found is None or not all(n is None or type(n) is int for n in (low, high)):

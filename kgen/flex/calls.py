@@ -70,7 +70,10 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
     """Return the result of a function that is known only by its name."""
     package, _, name = path.partition(".")
     if ev.of_a_pair and package != "builtins":
-        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
+        args, keywords = (
+            [*map(measured, args)],
+            {key: measured(value) for key, value in keywords.items()},
+        )
     last = path.rpartition(".")[2]
     if path == JOINED:
         return _joined(ev, args, place)
@@ -93,20 +96,20 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
     if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
-        # Comparisons and calls use its mask.
         mask = args[0] if args else keywords["mask_mod"]
         if is_callable(mask):
-            called = instances.caller(mask, place) if isinstance(mask, Instance) else mask
-            if effects.runs_changes(ev, called):
-                effects.escaped(ev, [mask], place)
-            return mask
+            return _block_mask(ev, mask, place)
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
         return args[0]
     if last == "causal_mask_function" and len(args) == 4:
         return ev.operate("le", (args[3], args[2]), place)
-    if package in ("math", "numpy", "np") and last in numbers.MATH and all(is_number(a) for a in args):
+    if (
+        package in ("math", "numpy", "np")
+        and last in numbers.MATH
+        and all(is_number(a) for a in args)
+    ):
         return numbers.mathematics(last, args, place)
     if package == "torch":
         return _torch(ev, path, args, keywords, place)
@@ -114,13 +117,22 @@ def external(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: 
         if last in RANDOM:
             place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
         if package == "math" and any(isinstance(a, Term | Part) for a in args):
-            place.refuse(
-                "other-package", f"`{path}` takes numbers, not tensors", f"write `torch.{last}(...)`"
-            )
+            message = f"`{path}` takes numbers, not tensors"
+            place.refuse("other-package", message, f"write `torch.{last}(...)`")
         message = f"`{path}` is a function of another package"
-        place.refuse("other-package", message, "write the computation with torch, or import a mod without it")
+        place.refuse(
+            "other-package", message, "write the computation with torch, or import a mod without it"
+        )
     effects.escaped(ev, [*args, *keywords.values()], place)
     return Unknown(place, f"the result of `{path}`")
+
+
+def _block_mask(ev: Reader, mask: Any, place: Place) -> Any:
+    """Return the mask of `create_block_mask`, which comparisons and calls use."""
+    called = instances.caller(mask, place) if isinstance(mask, Instance) else mask
+    if effects.runs_changes(ev, called):
+        effects.escaped(ev, [mask], place)
+    return mask
 
 
 def _of_types(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
@@ -136,7 +148,12 @@ def _of_types(ev: Reader, path: str, args: list[Any], keywords: Keywords, place:
         return Partial(records.DATACLASS, (), keywords)
     if path == "dataclasses.field" and not args:
         return records.field(keywords, place)
-    if package in ("numpy", "np") and last in numbers.SCALARS and len(args) == 1 and is_number(args[0]):
+    if (
+        package in ("numpy", "np")
+        and last in numbers.SCALARS
+        and len(args) == 1
+        and is_number(args[0])
+    ):
         return numbers.computed(lambda: numbers.scalar(last, args[0]), place)
     return MISSING
 
@@ -153,7 +170,9 @@ def _torch(ev: Reader, path: str, args: list[Any], keywords: Keywords, place: Pl
     return found
 
 
-def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _of_torch(
+    ev: Reader, path: str, last: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in NO_GRAD:
@@ -167,7 +186,9 @@ def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywo
         return External(path)
     if any(isinstance(a, Term) for a in args) and not ev.of_a_pair and not effects.harmless(path):
         place.refuse(
-            "not-in-language", f"`{path}` changes a tensor in place", "create it with its final value"
+            "not-in-language",
+            f"`{path}` changes a tensor in place",
+            "create it with its final value",
         )
     effects.escaped(ev, [a for a in (*args, *keywords.values()) if is_callable(a)], place)
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
@@ -194,7 +215,9 @@ def _of_torch(ev: Reader, path: str, last: str, args: list[Any], keywords: Keywo
             place.refuse("reduction", f"`{path}` is a reduction", NO_REDUCTION)
         message = f"`{path}` is not a pointwise function that can be read"
         place.refuse(
-            "not-in-language", message, "write the computation with arithmetic, `where`, `exp`, `log`"
+            "not-in-language",
+            message,
+            "write the computation with arithmetic, `where`, `exp`, `log`",
         )
     return tensors.derived(args, keywords, place)
 
@@ -210,10 +233,14 @@ class _Limits:
         if self.of == "finfo" and name == "min":
             # Scores are fp32, and unknown dtypes are assumed to be.
             known = isinstance(self.dtype, External)
-            return Least(-_MOST.get(tensors.dtype(self.dtype, place) if known else "fp32", FLOAT32_MAX))
+            return Least(
+                -_MOST.get(tensors.dtype(self.dtype, place) if known else "fp32", FLOAT32_MAX)
+            )
         if self.of == "iinfo" and name in ("min", "max"):
             return -(2**31) if name == "min" else 2**31 - 1
-        place.refuse("not-in-language", f"`{self.of}(...).{name}` depends on a dtype", "write the number")
+        place.refuse(
+            "not-in-language", f"`{self.of}(...).{name}` depends on a dtype", "write the number"
+        )
 
 
 _MOST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127}
@@ -274,7 +301,9 @@ def decorated(ev: Reader, decorator: Any, function: Any, place: Place) -> Any:
     if not isinstance(decorator, External | Unknown):
         return ev.call(decorator, [function], {}, place)
     name = decorator.path if isinstance(decorator, External) else decorator.what
-    if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(function, Function):
+    if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(
+        function, Function
+    ):
         return replace(function, results={})
     if name in _WRAPPING and isinstance(function, Function):
         return Wrapped(_WRAPPING[name], function)

@@ -46,7 +46,9 @@ def assign(ev: Reader, target: ast.expr, value: Any, frame: Frame, source: Sourc
             if isinstance(value, Tensor) and value.name is None:
                 value.name = name
             if isinstance(value, Passing):
-                value = Unknown(place, "an iterator that has a name", "make a list of it, `list(...)`")
+                value = Unknown(
+                    place, "an iterator that has a name", "make a list of it, `list(...)`"
+                )
             put(ev, frame, name, value, place)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
             if isinstance(value, Unknown):
@@ -86,7 +88,9 @@ def set_item(ev: Reader, owner: Any, index: Any, value: Any, place: Place) -> No
     elif isinstance(owner, Unknown):
         effects.escaped(ev, [value], place)
     elif ev.of_a_pair or not isinstance(owner, Tensor):
-        place.refuse("not-in-language", "an element is assigned", "make a new value, with `torch.where`")
+        place.refuse(
+            "not-in-language", "an element is assigned", "make a new value, with `torch.where`"
+        )
     else:
         owner.change()
 
@@ -180,7 +184,9 @@ def delete(ev: Reader, target: ast.expr, frame: Frame, source: Source) -> None:
             owner = ev.expression(target.value, frame, source)
             index = ev.expression(target.slice, frame, source)
             if not isinstance(owner, list | dict) or not isinstance(index, int | str | slice):
-                place.refuse("not-in-language", "an element is deleted", "make a new value without it")
+                place.refuse(
+                    "not-in-language", "an element is deleted", "make a new value without it"
+                )
             ev.changing(owner, place)
             numbers.computed(lambda: operator.delitem(owner, index), place)  # type: ignore[arg-type]
         case _:

@@ -1,7 +1,7 @@
 """Class definitions of the source: constants, methods, enumerations and named tuples.
 
-A class is read only if it has Python's default behavior. A metaclass, a decorator, or a special method
-for attribute lookup makes the class unknown.
+A class is read only if it has Python's default behavior. A metaclass, a decorator, or a special
+method for attribute lookup makes the class unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from kgen.flex.values import (
 
 _SPECIAL = frozenset(
     {
-        *("__new__", "__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init_subclass__"),
+        *(
+            "__new__",
+            "__getattribute__",
+            "__getattr__",
+            "__setattr__",
+            "__delattr__",
+            "__init_subclass__",
+        ),
         *("__get__", "__set__", "__set_name__", "__class_getitem__", "__prepare__", "_missing_"),
         *("_generate_next_value_", "__slots__"),
     }
@@ -53,7 +60,9 @@ def defined(ev: Reader, node: ast.ClassDef, scope: Frame, place: Place) -> Any:
     decorators = [ev.expression(d, scope, place.source) for d in node.decorator_list]
     of_data = records.options(decorators.pop()) if records.marked(decorators) else None
     body = Body(scope, bound=scopes.bound(node.body).bound, context=ev.context)
-    body.shared = dict.fromkeys(scopes.bound(node.body).module | scopes.bound(node.body).outer, scope)
+    body.shared = dict.fromkeys(
+        scopes.bound(node.body).module | scopes.bound(node.body).outer, scope
+    )
     for statement in node.body:
         statements.run(ev, [statement], body, place.source)
         if set(paths) & set(ENUMS):
@@ -73,12 +82,18 @@ def defined(ev: Reader, node: ast.ClassDef, scope: Frame, place: Place) -> Any:
     for name, value in body.names.items():
         made.names[name] = value.of(made) if isinstance(value, Function | Wrapped) else value
     if made.parent is not None:
-        made.fields, made.data, made.frozen = made.parent.fields, made.parent.data, made.parent.frozen
+        made.fields, made.data, made.frozen = (
+            made.parent.fields,
+            made.parent.data,
+            made.parent.frozen,
+        )
     if of_data is not None and not records.fill(made, node, of_data):
         return Unknown(place, f"the class `{node.name}`")
     if "typing.NamedTuple" in paths:
         made.fields = tuple(
-            s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
+            s.target.id
+            for s in node.body
+            if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
         )
     if set(made.bases) & set(ENUMS):
         _number(made)
@@ -87,7 +102,11 @@ def defined(ev: Reader, node: ast.ClassDef, scope: Frame, place: Place) -> Any:
 
 def _automatic(body: Body, flags: bool) -> None:
     """Number the `auto()` members: consecutive numbers, or powers of two for flags."""
-    before = [value for name, value in body.names.items() if type(value) is int and not name.startswith("_")]
+    before = [
+        value
+        for name, value in body.names.items()
+        if type(value) is int and not name.startswith("_")
+    ]
     for name, value in body.names.items():
         if value == AUTO and before and before[-1] != max(before):
             # Versions of Python choose different next numbers.
@@ -110,7 +129,9 @@ def _number(cls: Class) -> None:
         if value not in found:
             own = {"value": value, "_value_": value}
             found[value] = (
-                Member(int(value), cls, name) if whole else Instance(cls, {**own, "name": name}, cls.context)
+                Member(int(value), cls, name)
+                if whole
+                else Instance(cls, {**own, "name": name}, cls.context)
             )
         cls.names[name] = found[value]
     cls.members = found

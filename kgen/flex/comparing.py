@@ -46,7 +46,9 @@ def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Plac
                 same = type(left) is type(right) and left == right
             return same == isinstance(operator, ast.Is)
         case ast.In() | ast.NotIn():
-            if isinstance(left, Term | Tensor | Part) or not isinstance(right, tuple | list | dict | range):
+            if isinstance(left, Term | Tensor | Part) or not isinstance(
+                right, tuple | list | dict | range
+            ):
                 if isinstance(right, Unknown):
                     return known(right, place)
                 hint = "compare with `==`, and join the cases with `|`"
@@ -56,7 +58,11 @@ def compared(ev: Reader, operator: ast.cmpop, left: Any, right: Any, place: Plac
             untold = [item for item in right if isinstance(item, Unknown | Term | Tensor)]
             among = any(left is item or (_plain(item) and left == item) for item in right)
             if untold and not among:
-                return known(untold[0], place) if isinstance(untold[0], Unknown) else Unknown(place, "`in`")
+                return (
+                    known(untold[0], place)
+                    if isinstance(untold[0], Unknown)
+                    else Unknown(place, "`in`")
+                )
             return among == isinstance(operator, ast.In)
     return ev.operate(COMPARISONS[type(operator)], (left, right), place)
 
@@ -75,5 +81,7 @@ def _identity_varies(value: Any) -> bool:
 def known(value: Any, place: Place) -> Unknown:
     """Return an unknown comparison. The kernel chooses the dtype of a value of the pair."""
     return (
-        value.lost() if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
+        value.lost()
+        if isinstance(value, Unknown)
+        else Unknown(place, "the dtype of a value", "leave it out")
     )

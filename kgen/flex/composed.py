@@ -1,7 +1,8 @@
 """Torch functions composed of functions of the language, with torch's parameters and defaults.
 
-The first argument `f` applies functions of the language. Operands support `+ - * /` and comparisons. Truth
-values also support `&`, `|` and `~`. A branch of `where` that is not chosen may be infinite or NaN.
+The first argument `f` applies functions of the language. Operands support `+ - * /` and
+comparisons. Truth values also support `&`, `|` and `~`. A branch of `where` that is not chosen may
+be infinite or NaN.
 """
 
 from __future__ import annotations
@@ -198,7 +199,9 @@ _TAIL = (
     *(1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807),
     *(-1.13520398, 1.48851587, -0.82215223, 0.17087277),
 )
-"""Chebyshev coefficients of the tail: its relative error stays below 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
+"""Chebyshev coefficients of the tail: its relative error stays below 1.2e-7 (Press et al.,
+Numerical Recipes, 6.2).
+"""
 
 
 def _tail(f: Functions, z: Any) -> tuple[Any, Any]:
@@ -206,7 +209,8 @@ def _tail(f: Functions, z: Any) -> tuple[Any, Any]:
     t = 1 / (1 + 0.5 * z)
     p: Any = _TAIL[-1]
     for i, coefficient in enumerate(_TAIL[-2::-1]):
-        # No sum is below -9, so this `max` changes nothing. It only stops the simplifier from expanding the product.
+        # No sum is below -9, so this `max` changes nothing. It only stops the simplifier from
+        # expanding the product.
         p = coefficient + t * (p if i % 3 else f("max", p, -9.0))
     return t, f("max", t * p, -9.0) - 1.26551223
 
@@ -302,7 +306,9 @@ def selu(f: Functions, input: Any) -> Any:
 
 
 @of_torch()
-def rrelu(f: Functions, input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: Any = False) -> Any:
+def rrelu(
+    f: Functions, input: Any, lower: Any = 1 / 8, upper: Any = 1 / 3, training: Any = False
+) -> Any:
     if training.number != 0:
         f.operations.place.refuse("randomness", "`rrelu` is random in training", "use `leaky_relu`")
     return f.where(input >= 0, input, input * (0.5 * (lower + upper)))
@@ -377,7 +383,9 @@ def frac(f: Functions, input: Any) -> Any:
 def round(f: Functions, input: Any, decimals: Any = 0) -> Any:
     digits = decimals.number
     if digits is None:
-        f.operations.place.refuse("bad-call", "`decimals` is not a number of the source", "write a number")
+        f.operations.place.refuse(
+            "bad-call", "`decimals` is not a number of the source", "write a number"
+        )
     if input.integral or digits == 0:
         return Operand(f, f.operations._round(input.node))
     power = 10.0 ** abs(digits)

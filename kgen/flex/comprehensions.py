@@ -33,7 +33,9 @@ def listed(
                 each(rest, ev.expression(rest[0].iter, frame, source))
             elif isinstance(node, ast.DictComp):
                 key = ev.expression(node.key, frame, source)
-                changes.set_item(ev, ev.own(pairs), key, ev.expression(node.value, frame, source), place)
+                changes.set_item(
+                    ev, ev.own(pairs), key, ev.expression(node.value, frame, source), place
+                )
             else:
                 numbers.sized(found, 1, place).append(ev.expression(node.elt, frame, source))
 

@@ -1,7 +1,7 @@
 """The names and values that unread code could change. Later uses of them are refused.
 
-Code is unread if one of its statements cannot be read, or if another package calls it. The analysis uses only
-syntax and is conservative: a value is kept only if no code within reach can change it.
+Code is unread if one of its statements cannot be read, or if another package calls it. The analysis
+uses only syntax and is conservative: a value is kept only if no code within reach can change it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,18 @@ from kgen.flex.values import (
 )
 
 WILD = frozenset(
-    ("exec", "eval", "globals", "locals", "vars", "setattr", "delattr", "__import__", "reload", "_getframe")
+    (
+        "exec",
+        "eval",
+        "globals",
+        "locals",
+        "vars",
+        "setattr",
+        "delattr",
+        "__import__",
+        "reload",
+        "_getframe",
+    )
 )
 """Names through which code can bind any name."""
 HIDDEN = frozenset(
@@ -47,18 +58,85 @@ HIDDEN = frozenset(
 )
 """Attributes through which code can change functions and modules."""
 _HARMLESS_METHODS = (frozenset(ELEMENTWISE) | (SAME - {"requires_grad_"}) | frozenset(DTYPES)) | {
-    *("to", "view", "reshape", "size", "dim", "sum", "item", "tolist", "unsqueeze", "squeeze", "expand"),
-    *("get", "items", "keys", "values", "copy", "index", "count", "format", "join", "split", "strip"),
-    *("lower", "upper", "startswith", "endswith", "type", "flatten", "permute", "transpose", "new_ones"),
-    *("new_zeros", "new_full", "new_tensor", "numel", "any", "all", "cumsum", "max", "min", "is_available"),
+    *(
+        "to",
+        "view",
+        "reshape",
+        "size",
+        "dim",
+        "sum",
+        "item",
+        "tolist",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+    ),
+    *(
+        "get",
+        "items",
+        "keys",
+        "values",
+        "copy",
+        "index",
+        "count",
+        "format",
+        "join",
+        "split",
+        "strip",
+    ),
+    *(
+        "lower",
+        "upper",
+        "startswith",
+        "endswith",
+        "type",
+        "flatten",
+        "permute",
+        "transpose",
+        "new_ones",
+    ),
+    *(
+        "new_zeros",
+        "new_full",
+        "new_tensor",
+        "numel",
+        "any",
+        "all",
+        "cumsum",
+        "max",
+        "min",
+        "is_available",
+    ),
 }
 _HARMLESS_PACKAGES = frozenset(
     {
-        *("torch", "math", "cmath", "functools", "itertools", "typing", "numpy", "os", "sys", "warnings"),
-        *("logging", "time", "enum", "dataclasses", "collections", "builtins", "argparse", "pathlib"),
+        *(
+            "torch",
+            "math",
+            "cmath",
+            "functools",
+            "itertools",
+            "typing",
+            "numpy",
+            "os",
+            "sys",
+            "warnings",
+        ),
+        *(
+            "logging",
+            "time",
+            "enum",
+            "dataclasses",
+            "collections",
+            "builtins",
+            "argparse",
+            "pathlib",
+        ),
     }
 )
-_CHANGING = frozenset({"init", "random", "modules", "partialmethod", "insert", "remove", "addHandler"})
+_CHANGING = frozenset(
+    {"init", "random", "modules", "partialmethod", "insert", "remove", "addHandler"}
+)
 
 
 def harmless(path: str) -> bool:
@@ -203,7 +281,9 @@ class Reach:
                     return self._found(known, name)
         return None
 
-    def _harmless(self, func: ast.expr, parts: list[ast.AST], scope: Scope, inner: set[str]) -> bool:
+    def _harmless(
+        self, func: ast.expr, parts: list[ast.AST], scope: Scope, inner: set[str]
+    ) -> bool:
         """True if a call has no effects except the effects of the code that it runs."""
         match func:
             case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
@@ -226,18 +306,25 @@ class Reach:
         values = [
             p.value
             for p in parts
-            if isinstance(p, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in p.targets)
+            if isinstance(p, ast.Assign)
+            and any(isinstance(t, ast.Name) and t.id == name for t in p.targets)
         ]
-        others = sum(isinstance(p, ast.Name) and p.id == name and isinstance(p.ctx, ast.Store) for p in parts)
+        others = sum(
+            isinstance(p, ast.Name) and p.id == name and isinstance(p.ctx, ast.Store) for p in parts
+        )
         updates = sum(
             isinstance(p, ast.AugAssign) and isinstance(p.target, ast.Name) and p.target.id == name
             for p in parts
         )
-        if any(isinstance(p, ast.arg) and p.arg == name for p in parts) or others > updates + len(values):
+        if any(isinstance(p, ast.arg) and p.arg == name for p in parts) or others > updates + len(
+            values
+        ):
             return False
         if not values:
             return isinstance(self._found(scope, name), bool | int | float | str)
-        return all(isinstance(v, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant) for v in values)
+        return all(
+            isinstance(v, ast.BinOp | ast.UnaryOp | ast.Compare | ast.Constant) for v in values
+        )
 
     # --- consequences ------------------------
 
@@ -325,7 +412,10 @@ def _forget(scope: Scope, name: str, unknown: Unknown) -> None:
 def lost(
     ev: Reader, node: ast.stmt | ast.expr, frame: Scope, error: KgenError | None, place: Place
 ) -> Unknown:
-    """Forget everything that unread code could bind or change. The code may have run partly or fully."""
+    """Forget everything that unread code could bind or change.
+
+    The code may have run partly or fully.
+    """
     symbols = scopes.bound([node])
     names = sorted(symbols.bound)
     unknown = Unknown(place, "the effect of this code", "write its value as a literal", error)
@@ -337,7 +427,9 @@ def lost(
         if name == "*":
             frame.forget_all(unknown)  # type: ignore[attr-defined]
             continue
-        scopes.store(frame, name, place).names[name] = Unknown(place, f"`{name}`", unknown.hint, error)
+        scopes.store(frame, name, place).names[name] = Unknown(
+            place, f"`{name}`", unknown.hint, error
+        )
     return unknown
 
 
@@ -359,7 +451,9 @@ def runs_changes(ev: Reader, function: Any) -> bool:
 
 
 def escaped(ev: Reader, values: Iterable[Any], place: Place) -> None:
-    """Forget everything that a call of unread code could change: its list arguments, and the reach of its functions."""
+    """Forget everything that a call of unread code could change: its list arguments, and the reach
+    of its functions.
+    """
     reach = Reach(ev)
     reach.given = list(values)
     for value in reach.given:

@@ -42,7 +42,9 @@ def applied(ev: Reader, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         place.refuse("whole-tensor", message, "index it, so that one element is left")
     if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
-        place.refuse("not-in-language", "a product with infinity is NaN if the other factor is zero", hint)
+        place.refuse(
+            "not-in-language", "a product with infinity is NaN if the other factor is zero", hint
+        )
     return made(ev, fn, [operand(ev, a, place) for a in args], place)
 
 
@@ -51,7 +53,8 @@ def of_lengths(
 ) -> tuple[tuple[Any, ...], Extent | None]:
     """Return the operands with lengths as terms, and None.
 
-    Before the mods, return the operands unchanged and the length that the operator computes, if there is one.
+    Before the mods, return the operands unchanged and the length that the operator computes, if
+    there is one.
     """
     first = next((a for a in args if isinstance(a, Extent)), None)
     if first is None or ev.of_a_pair:
@@ -94,7 +97,9 @@ def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
     scale = keywords.pop("value", 1) if fn == "addcmul" else scale
     tanh = keywords.pop("approximate", "none") == "tanh"
     if len(args) > len(parameters) or set(keywords) - {*parameters}:
-        place.refuse("bad-call", f"wrong arguments for `{name}`", f"write `{name}({', '.join(parameters)})`")
+        place.refuse(
+            "bad-call", f"wrong arguments for `{name}`", f"write `{name}({', '.join(parameters)})`"
+        )
     given |= keywords
     if fn == "clamp":
         return _clamped(ev, given, place)
@@ -102,7 +107,9 @@ def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
     given = {p: value for p, value in given.items() if value is not None or p not in defaults}
     missing = [p for p in parameters if p not in given and p not in defaults]
     if missing:
-        place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")
+        place.refuse(
+            "bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`"
+        )
     values = tuple(given.get(p, defaults.get(p)) for p in parameters)
     if any(isinstance(v, Unknown) for v in values) and not ev.of_a_pair:
         return next(v for v in values if isinstance(v, Unknown))
@@ -122,4 +129,6 @@ def _clamped(ev: Reader, given: Keywords, place: Place) -> Any:
         place.refuse("bad-call", "`clamp` needs a bound", "write `clamp(x, min, max)`")
     if low is not None and high is not None:
         return applied(ev, "clamp", (value, low, high), place)
-    return applied(ev, "min" if low is None else "max", (value, high if low is None else low), place)
+    return applied(
+        ev, "min" if low is None else "max", (value, high if low is None else low), place
+    )

@@ -1,7 +1,9 @@
-"""Symbolic evaluation of the source. Calls are inlined, and the result is the term that a pair computes.
+"""Symbolic evaluation of the source. Calls are inlined, and the result is the term that a pair
+computes.
 
-The evaluator walks syntax trees only. Control flow may depend on numbers of the source; `torch.where` must handle
-choices that depend on the pair. Steps, calls and items are limited, so that no source takes long.
+The evaluator walks syntax trees only. Control flow may depend on numbers of the source;
+`torch.where` must handle choices that depend on the pair. Steps, calls and items are limited, so
+that no source takes long.
 """
 
 from __future__ import annotations
@@ -93,7 +95,9 @@ class Evaluator(Reader):
         """Apply a Python operator to operands of any kind."""
         args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
-            place.refuse("reduction", "`@` is a reduction", "the kernel computes the matrix products")
+            place.refuse(
+                "reduction", "`@` is a reduction", "the kernel computes the matrix products"
+            )
         args, length = elementwise.of_lengths(self, fn, args, place)
         if length is not None:
             return length
@@ -103,7 +107,9 @@ class Evaluator(Reader):
                 self.untold(first)
             return first
         if any(isinstance(a, Class | Instance) for a in args):
-            special = any(a.cls.find(f"__{fn}__") is not MISSING for a in args if isinstance(a, Instance))
+            special = any(
+                a.cls.find(f"__{fn}__") is not MISSING for a in args if isinstance(a, Instance)
+            )
             if fn not in ("eq", "ne") or special:
                 word = next(kind(a) for a in args if isinstance(a, Class | Instance))
                 place.refuse("bad-call", f"{word} is used as a number", "use its attributes")
@@ -122,7 +128,9 @@ class Evaluator(Reader):
                 value = owner.member(name)
                 if value is MISSING:
                     place.refuse(
-                        "unknown-name", f"the module has no {shown(name)}", "check the names that it defines"
+                        "unknown-name",
+                        f"the module has no {shown(name)}",
+                        "check the names that it defines",
                     )
                 return value
             case External(path=path):
@@ -146,7 +154,9 @@ class Evaluator(Reader):
         """Return `owner[index]`."""
         match owner:
             case Tensor() | Part():
-                return tensors.indexed(self, owner, index if isinstance(index, tuple) else (index,), place)
+                return tensors.indexed(
+                    self, owner, index if isinstance(index, tuple) else (index,), place
+                )
             case list() | tuple() | dict() | range() | str():
                 if isinstance(index, Term | Part):
                     hint = "put the numbers into a tensor, `torch.tensor([...])`"
@@ -156,7 +166,9 @@ class Evaluator(Reader):
                 try:
                     return owner[index]
                 except (LookupError, TypeError, ValueError):
-                    place.refuse("bad-index", "there is no such element", "check the length of the sequence")
+                    place.refuse(
+                        "bad-index", "there is no such element", "check the length of the sequence"
+                    )
             case Class(members=dict()) if isinstance(index, str):
                 return self.attribute(owner, index, place)
             case Term():
@@ -177,19 +189,25 @@ class Evaluator(Reader):
         if isinstance(value, Passing):
             if value.used and value.once:
                 place.refuse(
-                    "not-in-language", "this loop would consume an iterator", "make a list of it, `list(...)`"
+                    "not-in-language",
+                    "this loop would consume an iterator",
+                    "make a list of it, `list(...)`",
                 )
             value.used = True
             return value.items
         if not isinstance(value, list | tuple | range | dict):
             place.refuse(
-                "not-in-language", f"{kind(value)} cannot be looped over", "loop over a tuple, or a range"
+                "not-in-language",
+                f"{kind(value)} cannot be looped over",
+                "loop over a tuple, or a range",
             )
         return value
 
     # Calls and definitions ------------------------
 
-    def call(self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+    def call(
+        self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+    ) -> Any:
         """Call a callee of any kind."""
         match callee:
             case Function():

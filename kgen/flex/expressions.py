@@ -6,7 +6,16 @@ import ast
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kgen.flex import changes, comparing, comprehensions, effects, instances, naming, numbers, scopes
+from kgen.flex import (
+    changes,
+    comparing,
+    comprehensions,
+    effects,
+    instances,
+    naming,
+    numbers,
+    scopes,
+)
 from kgen.flex.operators import UNARY, binary
 from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
@@ -126,7 +135,9 @@ def _named(ev: Reader, node: ast.NamedExpr, frame: Scope, place: Place) -> Any:
 
 def _dictionary(ev: Reader, node: ast.Dict, frame: Scope, place: Place) -> Any:
     names = elements(ev, [key for key in node.keys if key is not None], frame, place.source)
-    if len(names) < len(node.keys) or not all(isinstance(name, str | int | float | None) for name in names):
+    if len(names) < len(node.keys) or not all(
+        isinstance(name, str | int | float | None) for name in names
+    ):
         return effects.lost(ev, node, frame, None, place)
     return dict(zip(names, elements(ev, node.values, frame, place.source), strict=True))
 

@@ -61,7 +61,9 @@ def flex_code(loaded: Loaded) -> str:
     """
     if not hasattr(loaded.spec, "score_mod"):
         message = "only attention specs have FlexAttention code"
-        raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))
+        raise KgenError(
+            Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`")
+        )
     loaded = _from_zero(loaded)
     trees, spec = loaded.trees, loaded.spec
     constants, given = _constants(loaded), _given(loaded)
@@ -84,17 +86,25 @@ def flex_code(loaded: Loaded) -> str:
         lines += [f"    return {made}", ""] if trees else []
     else:
         lines += [
-            line for part in body for line in ([*apart, part] if part.startswith("def ") else [part])
+            line
+            for part in body
+            for line in ([*apart, part] if part.startswith("def ") else [part])
         ] + apart
     lines += [*_call(loaded, given)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
-    """Return the lines of `mods(...)`, which returns score_mod and mask_mod (or None), and its arguments."""
+    """Return the lines of `mods(...)`, which returns score_mod and mask_mod (or None), and its
+    arguments.
+    """
     loaded = _from_zero(loaded)
     given, trees = _given(loaded), loaded.trees
-    lines = [*_constants(loaded), *["", ""] * bool(_constants(loaded)), f"def mods({', '.join(given)}):"]
+    lines = [
+        *_constants(loaded),
+        *["", ""] * bool(_constants(loaded)),
+        f"def mods({', '.join(given)}):",
+    ]
     lines += map(_indented, ["", *_mods(trees.items())] if len(trees) > 1 else _mods(trees.items()))
     found = [field if field in trees else "None" for field in ("score_mod", "mask_mod")]
     return [*lines, f"    return {', '.join(found)}"], given
@@ -103,10 +113,13 @@ def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
 def _from_zero(loaded: Loaded) -> Loaded:
     """Move query positions and key counts into the functions.
 
-    FlexAttention has no arguments for them: its queries count from zero, and all sequences have the same keys.
+    FlexAttention has no arguments for them: its queries count from zero, and all sequences have the
+    same keys.
     """
     spec, trees = loaded.spec, dict(loaded.trees)
-    end: Node = Read("kv_lens", (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    end: Node = (
+        Read("kv_lens", (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    )
     if spec.aligned_to_end:
         at = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
         trees = {field: substitute(tree, {Q_IDX: at}) for field, tree in trees.items()}
@@ -114,12 +127,15 @@ def _from_zero(loaded: Loaded) -> Loaded:
         there = call("lt", KV_IDX, end)
         trees["mask_mod"] = call("and", there, trees["mask_mod"]) if "mask_mod" in trees else there
     return replace(
-        loaded, trees={field: transform(tree, _without_idle_detach) for field, tree in trees.items()}
+        loaded,
+        trees={field: transform(tree, _without_idle_detach) for field, tree in trees.items()},
     )
 
 
 def _without_idle_detach(node: Node) -> Node:
-    """Remove `detach(x)` if x cannot have a gradient: sizes and numbers are no tensors in PyTorch."""
+    """Remove `detach(x)` if x cannot have a gradient: sizes and numbers are no tensors in
+    PyTorch.
+    """
     if not isinstance(node, Call) or node.fn != "detach":
         return node
     has_gradient = SCORE in walk(node) or any(True for _ in reads(node))
@@ -167,7 +183,9 @@ def _of_pair(field: str, tree: Node) -> str:
     if not _is_host(tree):
         return _printed(tree)
     like = "score" if field == "score_mod" else "q_idx"
-    return f"torch.full_like({like}, {_printed(tree)}{', dtype=torch.bool' * (field == 'mask_mod')})"
+    return (
+        f"torch.full_like({like}, {_printed(tree)}{', dtype=torch.bool' * (field == 'mask_mod')})"
+    )
 
 
 def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
@@ -177,12 +195,18 @@ def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
         yield f"{', '.join(trees)} = {spec.name}_mods({', '.join(given)})"
     arguments = ["q", "k", "v"] + ["score_mod=score_mod"] * ("score_mod" in trees)
     if "mask_mod" in trees:
-        sizes = "B, HQ, SQ, SK" if variables(trees["mask_mod"]) & {"b", "h"} else "None, None, SQ, SK"
+        sizes = (
+            "B, HQ, SQ, SK" if variables(trees["mask_mod"]) & {"b", "h"} else "None, None, SQ, SK"
+        )
         yield f"block_mask = create_block_mask(mask_mod, {sizes}, device=q.device)"
         arguments.append("block_mask=block_mask")
     arguments += ["enable_gqa=True"] * (spec.gqa != 1)
     yield f"out = flex_attention({', '.join(arguments)})"
-    without = {"sinks": spec.sinks, "packed sequences": spec.varlen, "pages": spec.paged_kv is not None}
+    without = {
+        "sinks": spec.sinks,
+        "packed sequences": spec.varlen,
+        "pages": spec.paged_kv is not None,
+    }
     for said in (words for words, there in without.items() if there):
         yield f"# Without {said}: FlexAttention has no such argument."
 
@@ -196,10 +220,14 @@ def _printed(node: Node, context: int = 0) -> str:
 
 
 def _is_host(node: Node) -> bool:
-    """True if a node is a Python number: numbers, sizes and parameters, joined by Python operators."""
+    """True if a node is a Python number: numbers, sizes and parameters, joined by Python
+    operators.
+    """
     if reads(node) or variables(node) & {"score", *PAIR}:
         return False
-    return not any(isinstance(n, Call) and n.fn not in HOST and TABLE[n.fn].callable for n in walk(node))
+    return not any(
+        isinstance(n, Call) and n.fn not in HOST and TABLE[n.fn].callable for n in walk(node)
+    )
 
 
 def _form(node: Node) -> tuple[str, int]:
@@ -241,7 +269,8 @@ def _tensor(node: Node) -> str:
     """Print a node as a tensor argument: a real number or a truth value."""
     if not _is_host(node):
         return _printed(node)
-    return f"torch.tensor({_printed(node) if node.type is not Type.INT else f'float({_printed(node)})'})"
+    number = _printed(node) if node.type is not Type.INT else f"float({_printed(node)})"
+    return f"torch.tensor({number})"
 
 
 def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:
@@ -251,7 +280,10 @@ def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:
     for value, bound in ((a, b), (b, a)):
         if _is_host(bound):
             return (
-                f"torch.clamp({_printed(value)}, {'max' if fn == 'min' else 'min'}={_printed(bound)})",
+                (
+                    f"torch.clamp({_printed(value)}, "
+                    f"{'max' if fn == 'min' else 'min'}={_printed(bound)})"
+                ),
                 ATOM,
             )
     return f"torch.{'minimum' if fn == 'min' else 'maximum'}({_printed(a)}, {_printed(b)})", ATOM

@@ -21,7 +21,9 @@ def defined(ev: Reader, node: ast.FunctionDef | ast.Lambda, scope: Scope, place:
     decorators = [(ev.expression(d, scope, place.source), Place(place.source, d)) for d in listed]
     names = [a.arg for a in (*given.posonlyargs, *given.args)]
     last = names[len(names) - len(given.defaults) :]
-    defaults = dict(zip(last, expressions.elements(ev, given.defaults, scope, place.source), strict=True))
+    defaults = dict(
+        zip(last, expressions.elements(ev, given.defaults, scope, place.source), strict=True)
+    )
     for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         if value is not None:
             defaults[argument.arg] = ev.expression(value, scope, place.source)
@@ -31,7 +33,9 @@ def defined(ev: Reader, node: ast.FunctionDef | ast.Lambda, scope: Scope, place:
     return made
 
 
-def inlined(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def inlined(
+    ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
     """Return the result of a call. The body is read with the arguments bound to its parameters."""
     ev.step(place)
     if f.results is not None and not ev.of_a_pair:
@@ -55,12 +59,19 @@ def inlined(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str,
     return ev.deeper(body, place)
 
 
-def _kept(ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """Return the result of a function with `lru_cache`. Calls with equal arguments return the same object."""
+def _kept(
+    ev: Reader, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
+    """Return the result of a function with `lru_cache`.
+
+    Calls with equal arguments return the same object.
+    """
     results = f.results
     assert results is not None
     key = (tuple(args), tuple(keywords.items()))
-    if not all(is_number(a) or a is None or isinstance(a, str) for a in (*args, *keywords.values())):
+    if not all(
+        is_number(a) or a is None or isinstance(a, str) for a in (*args, *keywords.values())
+    ):
         message = "the cached calls of this function are unknown"
         place.refuse("not-known", message, "leave out `lru_cache`, or call it with numbers")
     if key not in results:
@@ -91,7 +102,9 @@ def arguments(
         if name in values:
             place.refuse("bad-call", f"`{f.name}` gets `{name}` twice", "pass it once")
         if name not in known and given.kwarg is None:
-            place.refuse("bad-call", f"`{f.name}` has no argument `{name}`", f"write `{signature(f)}`")
+            place.refuse(
+                "bad-call", f"`{f.name}` has no argument `{name}`", f"write `{signature(f)}`"
+            )
         (values if name in known else rest)[name] = value
     for name in (*names, *(a.arg for a in given.kwonlyargs)):
         if name not in values:

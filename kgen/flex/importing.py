@@ -63,7 +63,10 @@ class Options:
 
 @dataclass(eq=False)
 class Asked:
-    """The scope of an EXPR: names of the source, torch and math. Any other name is a tensor of the call."""
+    """The scope of an EXPR: names of the source, torch and math.
+
+    Any other name is a tensor of the call.
+    """
 
     outer: Scope
     source: Source
@@ -88,10 +91,17 @@ class Asked:
 
 
 def imported(given: str, asked: Mapping[str, str | None], options: Options) -> Spec:
-    """Return the spec of the mods `asked` (EXPR by field) of SOURCE. Raise `KgenError` if one is refused."""
+    """Return the spec of the mods `asked` (EXPR by field) of SOURCE.
+
+    Raise `KgenError` if one is refused.
+    """
     if not any(asked.values()):
-        hint = "name a function of the source with `--score` or `--mask`, or a call that returns one"
-        raise KgenError(Diagnostic("usage", "expected `--score` or `--mask`, got neither", hint=hint))
+        hint = (
+            "name a function of the source with `--score` or `--mask`, or a call that returns one"
+        )
+        raise KgenError(
+            Diagnostic("usage", "expected `--score` or `--mask`, got neither", hint=hint)
+        )
     evaluator = Evaluator()
     module = evaluator.module(modules.find(given))
     mods: dict[str, tuple[Any, Place]] = {}
@@ -103,7 +113,9 @@ def imported(given: str, asked: Mapping[str, str | None], options: Options) -> S
     said = ", ".join(f"{field}={text}" for field, text in asked.items() if text is not None)
     path = module.path
     of_package = path is not None and path.name == "__init__.py"
-    origin = f"{(path.parent.name or given if of_package else path.name) if path else given}: {said}"
+    origin = (
+        f"{(path.parent.name or given if of_package else path.name) if path else given}: {said}"
+    )
     return built(evaluator, mods, options, origin)
 
 
@@ -121,7 +133,9 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
         hint = f"the source has {known}" if known else "name a function of the source"
         said = f"`{escaped(text.strip())}`"
         if any(named is unknown for unknown in scope.tensors.values()):
-            place.refuse("unknown-name", f"{said} is not defined in {escaped(module.source.name)}", hint)
+            place.refuse(
+                "unknown-name", f"{said} is not defined in {escaped(module.source.name)}", hint
+            )
         what = "a tensor" if named is value else "a method of a tensor"
         place.refuse("bad-call", f"{said} is {what}, expected a function of a pair", hint)
     return value, place
@@ -133,10 +147,14 @@ def reading(place: Place) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        place.refuse("too-deep", "the source nests too deep to be read", "split it into smaller parts")
+        place.refuse(
+            "too-deep", "the source nests too deep to be read", "split it into smaller parts"
+        )
 
 
-def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options, origin: str) -> Spec:
+def built(
+    ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options, origin: str
+) -> Spec:
     """Return the spec of some functions. Raise `KgenError` if one is refused."""
     terms: dict[str, Term] = {}
     for field_, (function, place) in mods.items():
@@ -149,14 +167,19 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
     lowering = Lowering(dtypes, names)
     trees = {f: _rooted(lowering, f, term) for f, term in terms.items()}
     trees = {f: tree for f, tree in trees.items() if not _says_nothing(f, tree)}
-    shapes = {t: _shape(t, name, terms.values(), lowering, options.gqa) for t, name in names.items()}
+    shapes = {
+        t: _shape(t, name, terms.values(), lowering, options.gqa) for t, name in names.items()
+    }
     ends = {
-        node: _from_end(end, names[end.tensor], shapes[end.tensor]) for node, end in lowering.ends.items()
+        node: _from_end(end, names[end.tensor], shapes[end.tensor])
+        for node, end in lowering.ends.items()
     }
     trees = {f: transform(tree, lambda node: ends.get(node, node)) for f, tree in trees.items()}
     used = {name for tree in trees.values() for name in buffers_of(tree)}
     learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
-    spec = Spec(_name(options.name, mods), origin, options.dtype, options.head_dim, options.gqa, trees)
+    spec = Spec(
+        _name(options.name, mods), origin, options.dtype, options.head_dim, options.gqa, trees
+    )
     for tensor, name in names.items():
         if name not in used:
             continue
@@ -170,7 +193,11 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         spec.places[field_] = function.place if isinstance(function, Function) else place
     for node, label in lowering.labels.items():
         spec.labels[transform(node, lambda part: ends.get(part, part))] = label
-    checks = [check.note for check in ev.unchecked if check.concerns({t for t in names if names[t] in used})]
+    checks = [
+        check.note
+        for check in ev.unchecked
+        if check.concerns({t for t in names if names[t] in used})
+    ]
     spec.notes += [*ev.notes, *lowering.notes, *dict.fromkeys(checks)]
     return spec
 
@@ -194,7 +221,9 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         return Term("const", (value,), place)
     value = element(value) if isinstance(value, Part) else scalar(measured(value), place)
     if not isinstance(value, Term):
-        hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "true if the pair is kept")
+        hint = f"a {field_} returns " + (
+            "a score" if field_ == "score_mod" else "true if the pair is kept"
+        )
         at = function.place if isinstance(function, Function) else place
         if is_callable(value):
             hint = (
@@ -215,11 +244,16 @@ def _check_signature(function: Any, names: tuple[str, ...], field_: str, place: 
     needed = [p for p in parameters if p not in function.defaults]
     most = len(names) if given.vararg else len(parameters)
     if len(needed) > len(names) or most < len(names):
-        message = f"a {field_} takes ({', '.join(names)}), `{function.name}` takes ({', '.join(parameters)})"
+        message = (
+            f"a {field_} takes ({', '.join(names)}), `{function.name}` takes "
+            f"({', '.join(parameters)})"
+        )
         other = "mask_mod" if field_ == "score_mod" else "score_mod"
         hint = f"call it if it returns one: `{signature(function)}`"
         if len(parameters) == len(MODS[other]) and parameters[-4:-2] == ["b", "h"]:
-            hint = f"it has the parameters of a {other}: name it with `--{other.removesuffix('_mod')}`"
+            hint = (
+                f"it has the parameters of a {other}: name it with `--{other.removesuffix('_mod')}`"
+            )
         place.refuse("bad-call", message, hint)
 
 
@@ -230,7 +264,9 @@ def _rooted(lowering: Lowering, field_: str, term: Term) -> Node:
         node = lowering.truth(node)
     elif node.type is Type.BOOL:
         term.place.refuse(
-            "wrong-type", "the score_mod returns a truth value", "return a number, with `torch.where`"
+            "wrong-type",
+            "the score_mod returns a truth value",
+            "return a number, with `torch.where`",
         )
     if size(node) > MAX_NODES:
         hint = "use fewer operations, or put numbers into a tensor"
@@ -279,8 +315,12 @@ def _names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
 def _shape(
     tensor: Tensor, name: str, terms: Iterable[Term], lowering: Lowering, gqa: int | str
 ) -> tuple[int | str, ...]:
-    """Return the shape of a buffer: sizes that its indices imply, otherwise the extents of the source."""
-    indexed = [term.args[1:] for term in walk(list(terms)) if term.fn == "read" and term.args[0] is tensor]
+    """Return the shape of a buffer: sizes that its indices imply, otherwise the extents of the
+    source.
+    """
+    indexed = [
+        term.args[1:] for term in walk(list(terms)) if term.fn == "read" and term.args[0] is tensor
+    ]
     ranks = {len(indices) for indices in indexed}
     if len(ranks) > 1:
         tensor.place.refuse(
@@ -297,7 +337,11 @@ def _shape(
         message, hint = f"`{name}` has {rank} dimensions", f"a buffer has at most {MAX_RANK}"
         tensor.place.refuse("bad-shape", message, hint)
     columns = [
-        [lowering.of(indices[axis]) for indices in indexed if not isinstance(indices[axis], FromEnd)]
+        [
+            lowering.of(indices[axis])
+            for indices in indexed
+            if not isinstance(indices[axis], FromEnd)
+        ]
         for axis in range(rank)
     ]
     known = tensor.shape or (None,) * rank
@@ -340,7 +384,11 @@ def _from_end(end: End, name: str, shape: tuple[int | str, ...]) -> Node:
     if isinstance(known, int):
         return Const(known + (end.position or 0), Type.INT)
     length = length_of(name, axis) if known == "any" else Var(known, Type.INT)
-    return length if end.position is None else Call("sub", (length, Const(-end.position, Type.INT)), Type.INT)
+    return (
+        length
+        if end.position is None
+        else Call("sub", (length, Const(-end.position, Type.INT)), Type.INT)
+    )
 
 
 def _of_kv_head(node: Node, gqa: int) -> bool:
@@ -390,7 +438,9 @@ def _name(given: str | None, mods: Mapping[str, tuple[Any, Place]]) -> str:
         except PydanticCustomError as error:
             context = error.context or {}
             raise KgenError(
-                Diagnostic(context["code"], context["message"], "--name", 1, 1, hint=context["hint"])
+                Diagnostic(
+                    context["code"], context["message"], "--name", 1, 1, hint=context["hint"]
+                )
             ) from None
     return _usable(_called(function) for function, _ in mods.values()) or "imported"
 
@@ -408,7 +458,9 @@ def _snake(name: str) -> str:
     """Return a Python name in lower_snake_case."""
     made = ""
     for before, c in zip(" " + name, name, strict=False):
-        made += "_" * (c.isupper() and before.islower()) + (c.lower() if c.isascii() and c.isalnum() else "_")
+        made += "_" * (c.isupper() and before.islower()) + (
+            c.lower() if c.isascii() and c.isalnum() else "_"
+        )
     return "_".join(part for part in made.split("_") if part)
 
 

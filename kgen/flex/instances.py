@@ -69,7 +69,11 @@ def attribute(ev: Reader, owner: Any, name: str, place: Place) -> Any:
     value = owner.cls.find(name)
     if name in owner.names and not isinstance(value, Wrapped):
         return owner.names[name]
-    if value is MISSING and MODULE in owner.cls.bases and name in ("register_buffer", "register_parameter"):
+    if (
+        value is MISSING
+        and MODULE in owner.cls.bases
+        and name in ("register_buffer", "register_parameter")
+    ):
         return Method(owner, name)
     return _bound(ev, value, owner, owner.cls, name, place)
 
@@ -96,10 +100,14 @@ def store(ev: Reader, owner: Class | Instance, name: str, value: Any, place: Pla
     cls = owner if isinstance(owner, Class) else owner.cls
     if isinstance(cls.find(name), Wrapped) or set(cls.bases) & set(ENUMS):
         place.refuse(
-            "not-in-language", f"`.{name}` of `{cls.name}` is set", "use an attribute without a setter"
+            "not-in-language",
+            f"`.{name}` of `{cls.name}` is set",
+            "use an attribute without a setter",
         )
     if isinstance(owner, Instance) and cls.frozen:
-        place.refuse("raises", f"a `{cls.name}` is frozen and cannot be changed", "create another one")
+        place.refuse(
+            "raises", f"a `{cls.name}` is frozen and cannot be changed", "create another one"
+        )
     ev.changing(owner, place)
     if isinstance(value, Tensor) and value.name is None:
         value.name = name
@@ -116,7 +124,9 @@ def inherited(scope: Scope, place: Place) -> Super:
 # --- calls ------------------------
 
 
-def called(ev: Reader, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def called(
+    ev: Reader, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
     """Return the result of calling a class or an instance."""
     if not isinstance(callee, Class):
         return ev.call(caller(callee, place), [callee, *args], keywords, place)
@@ -148,7 +158,11 @@ def called(ev: Reader, callee: Any, args: Sequence[Any], keywords: Mapping[str, 
 def _tuple(cls: Class, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Named:
     given = dict(zip(cls.fields or (), args, strict=False)) | dict(keywords)
     known = {name: given.get(name, cls.names.get(name, MISSING)) for name in cls.fields or ()}
-    if len(given) != len(args) + len(keywords) or set(given) - set(known) or MISSING in known.values():
+    if (
+        len(given) != len(args) + len(keywords)
+        or set(given) - set(known)
+        or MISSING in known.values()
+    ):
         place.refuse("bad-call", f"wrong arguments for `{cls.name}`", f"pass {', '.join(known)}")
     return Named(known.values(), cls)
 
@@ -164,14 +178,23 @@ def caller(instance: Any, place: Place) -> Function:
 
 
 def method(
-    ev: Reader, owner: Instance, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+    ev: Reader,
+    owner: Instance,
+    name: str,
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    place: Place,
 ) -> None:
     """Run `register_buffer` or `register_parameter` of a torch module."""
     given = dict(zip(("name", "tensor", "persistent"), args, strict=False)) | dict(keywords)
     value = given.get("tensor", given.get("param", MISSING))
     if not isinstance(given.get("name"), str) or value is MISSING:
-        place.refuse("bad-call", f"`{name}` needs a name and a tensor", "write the name as a literal")
+        place.refuse(
+            "bad-call", f"`{name}` needs a name and a tensor", "write the name as a literal"
+        )
     if name == "register_buffer":
         # The module may convert it or load another number.
-        value = tensors.owned(value, place, grad=isinstance(value, Tensor) and value.grad, follows=True)
+        value = tensors.owned(
+            value, place, grad=isinstance(value, Tensor) and value.grad, follows=True
+        )
     store(ev, owner, given["name"], value, place)

@@ -12,7 +12,9 @@ from kgen.flex.values import MISSING, Passing, Unknown
 
 
 def called(ev: Reader, name: str, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
-    """Return the result of a function of `itertools`, or `MISSING` if the function is not supported."""
+    """Return the result of a function of `itertools`, or `MISSING` if the function is not
+    supported.
+    """
     if any(isinstance(a, Unknown) for a in (*args, *keywords.values())):
         return next(a for a in (*args, *keywords.values()) if isinstance(a, Unknown))
     match name:
@@ -43,7 +45,9 @@ def called(ev: Reader, name: str, args: list[Any], keywords: dict[str, Any], pla
 def _accumulated(ev: Reader, args: list[Any], keywords: dict[str, Any], place: Place) -> Any:
     function = keywords.get("func", args[1] if len(args) > 1 else None)
     if function is not None and effects.runs_changes(ev, function):
-        place.refuse("not-in-language", "`accumulate` calls a function that changes values", "write a loop")
+        place.refuse(
+            "not-in-language", "`accumulate` calls a function that changes values", "write a loop"
+        )
     items = _listed(ev, args[0], place)
     if keywords.get("initial") is not None:
         items.insert(0, keywords["initial"])
@@ -51,7 +55,9 @@ def _accumulated(ev: Reader, args: list[Any], keywords: dict[str, Any], place: P
     for item in items[1:]:
         pair = (found[-1], item)
         found.append(
-            ev.operate("add", pair, place) if function is None else ev.call(function, pair, {}, place)
+            ev.operate("add", pair, place)
+            if function is None
+            else ev.call(function, pair, {}, place)
         )
     return Passing(found, of=args[:1])
 

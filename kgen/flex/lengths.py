@@ -14,8 +14,8 @@ _MEASURES = frozenset({"len", "size", "numel"})
 def settled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a reader of calls so that it does not return a length argument as its result.
 
-    A reader returns an unknown argument to say that its result is unknown. A length is unknown before the mods but
-    has a value inside them. That value is not the result of the call.
+    A reader returns an unknown argument to say that its result is unknown. A length is unknown
+    before the mods but has a value inside them. That value is not the result of the call.
     """
 
     @wraps(function)

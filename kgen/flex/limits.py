@@ -1,7 +1,7 @@
 """Integers of more than 32 bits: most stand for "no limit", as in `q_idx - kv_idx < 2**62`.
 
-Integers of the language have 32 bits, so a comparison with a longer integer is constant. In an operation with a
-real number, the integer is converted to a real number.
+Integers of the language have 32 bits, so a comparison with a longer integer is constant. In an
+operation with a real number, the integer is converted to a real number.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def with_reals(term: Term) -> Term:
 def unlimited(ops: Operations, term: Term, others: Sequence[Node | None]) -> Node | None:
     """Return the tree of an operation on a large integer, or None.
 
-    `others` has the trees of the arguments, with None for a large integer. Comparisons with an int64 tensor stay,
-    because its elements may be as large.
+    `others` has the trees of the arguments, with None for a large integer. Comparisons with an
+    int64 tensor stay, because its elements may be as large.
     """
     nodes = [node for node in others if node is not None]
     if any(node.type is Type.LONG for node in nodes):

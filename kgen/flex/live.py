@@ -44,8 +44,9 @@ def spec(
 ) -> str:
     """Return the YAML of a spec for live FlexAttention functions.
 
-    Captured numbers become constants. Captured tensors become buffers with the names that the functions use, and keep
-    their shapes and dtypes. No function is called. Raise `KgenError` if a function is refused.
+    Captured numbers become constants. Captured tensors become buffers with the names that the
+    functions use, and keep their shapes and dtypes. No function is called. Raise `KgenError` if a
+    function is refused.
     """
     from kgen.flex.importing import Options, built
     from kgen.flex.writing import settled
@@ -63,7 +64,9 @@ def spec(
             mods[field_] = (value, place)
     if not mods:
         raise KgenError(
-            Diagnostic("usage", "expected a score_mod or a mask_mod, got neither", hint="pass one of them")
+            Diagnostic(
+                "usage", "expected a score_mod or a mask_mod, got neither", hint="pass one of them"
+            )
         )
     origin = ", ".join(
         f"{f}={getattr(g, '__qualname__', 'a function')}" for f, g in given.items() if g is not None
@@ -86,7 +89,11 @@ class _Reader:
         live = _unwrapped(live)
         if isinstance(live, enum.Enum):
             return _member(live, place)
-        if type(live).__module__ == "numpy" and getattr(live, "shape", None) == () and hasattr(live, "item"):
+        if (
+            type(live).__module__ == "numpy"
+            and getattr(live, "shape", None) == ()
+            and hasattr(live, "item")
+        ):
             return numbers.computed(lambda: _scalar(live), place)
         if isinstance(live, tuple) and type(live) is not tuple:
             items = [self.value(item, name, place) for item in live]
@@ -98,7 +105,9 @@ class _Reader:
             # A mod may change only objects that it created.
             return self.known(type(live)(self.value(item, name, place) for item in live))
         if type(live) is dict:
-            return self.known({key: self.value(item, str(key), place) for key, item in live.items()})
+            return self.known(
+                {key: self.value(item, str(key), place) for key, item in live.items()}
+            )
         if isinstance(live, types.ModuleType):
             return External(live.__name__)
         if isinstance(live, functools.partial):
@@ -109,7 +118,9 @@ class _Reader:
             return self.function(live, place)
         if isinstance(live, types.MethodType):
             return Partial(
-                self.value(live.__func__, name, place), (self.value(live.__self__, "self", place),), {}
+                self.value(live.__func__, name, place),
+                (self.value(live.__self__, "self", place),),
+                {},
             )
         if _is_tensor(live):
             return self.tensor(live, name, place)
@@ -117,7 +128,11 @@ class _Reader:
             return _Object(live, self, place, name)
         if _of_torch(live):
             return External(f"torch.{getattr(live, '__name__', str(live).removeprefix('torch.'))}")
-        if isinstance(live, type) and type(live) in (type, abc.ABCMeta) and live.__module__ not in _KNOWN:
+        if (
+            isinstance(live, type)
+            and type(live) in (type, abc.ABCMeta)
+            and live.__module__ not in _KNOWN
+        ):
             return _Object(live, self, place, name)
         if isinstance(live, types.BuiltinFunctionType | type):
             return External(f"{live.__module__}.{live.__name__}")
@@ -208,14 +223,19 @@ class _Captured:
 
 _KNOWN = frozenset(("builtins", "math", "enum", "functools", "itertools", "operator"))
 """Packages whose classes are known only by name."""
-_CONTAINERS = frozenset(("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict"))
+_CONTAINERS = frozenset(
+    ("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict")
+)
 _PARTS = ("_member_map_", "_parameters", "_buffers", "_modules")
 """Attributes that contain members of enumerations or parts of torch modules."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Object:
-    """An object of another class. Its attributes are looked up without running code of the class."""
+    """An object of another class.
+
+    Its attributes are looked up without running code of the class.
+    """
 
     live: Any
     reader: _Reader
@@ -238,7 +258,9 @@ class _Object:
         if isinstance(found, staticmethod):
             return self.reader.value(found.__func__, name, place)
         if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-            return self.reader.evaluator.call(self.reader.function(found.fget, place), [self], {}, place)
+            return self.reader.evaluator.call(
+                self.reader.function(found.fget, place), [self], {}, place
+            )
         if isinstance(found, types.MemberDescriptorType):
             # A slot has its value without code of the class.
             return self.reader.value(found.__get__(self.live), name, place)
@@ -285,10 +307,14 @@ class _Object:
         if found is None:
             return Unknown(place, f"an element of a {type(self.live).__name__}")
         by_name = type(self.live).__name__.endswith("Dict")
-        names: dict[Any, str] = {name: name for name in found} if by_name else dict(enumerate(found))
+        names: dict[Any, str] = (
+            {name: name for name in found} if by_name else dict(enumerate(found))
+        )
         at = index + len(found) if type(index) is int and index < 0 else index
         if type(at) not in (int, str) or at not in names:
-            place.refuse("bad-index", "there is no such element", "check the elements of the container")
+            place.refuse(
+                "bad-index", "there is no such element", "check the elements of the container"
+            )
         return self.part(names[at], found[names[at]], place)
 
 
@@ -323,7 +349,9 @@ def _scalar(live: Any) -> Any:
 
 
 def _is_tensor(live: Any) -> bool:
-    return type(live).__module__.partition(".")[0] == "torch" and hasattr(type(live), "requires_grad")
+    return type(live).__module__.partition(".")[0] == "torch" and hasattr(
+        type(live), "requires_grad"
+    )
 
 
 def _of_torch(live: Any) -> bool:
@@ -342,7 +370,11 @@ def _is(node: ast.AST, code: types.CodeType) -> bool:
         lines = {node.lineno, *(d.lineno for d in node.decorator_list)}
         if node.name != code.co_name or code.co_firstlineno not in lines:
             return False
-    elif not isinstance(node, ast.Lambda) or code.co_name != "<lambda>" or node.lineno != code.co_firstlineno:
+    elif (
+        not isinstance(node, ast.Lambda)
+        or code.co_name != "<lambda>"
+        or node.lineno != code.co_firstlineno
+    ):
         return False
     given = node.args
     names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
@@ -350,7 +382,11 @@ def _is(node: ast.AST, code: types.CodeType) -> bool:
         return False
     if isinstance(node, ast.Lambda) and hasattr(code, "co_positions"):
         first, last = node.body.col_offset, node.body.end_col_offset or 0
-        places = [p for p in code.co_positions() if p[0] == p[1] == node.body.lineno == node.body.end_lineno]
+        places = [
+            p
+            for p in code.co_positions()
+            if p[0] == p[1] == node.body.lineno == node.body.end_lineno
+        ]
         return all(first <= (a or 0) and (z or 0) <= last for _, _, a, z in places if a != z)
     return True
 
@@ -362,6 +398,9 @@ def _place(function: Any, field_: str) -> Place:
     name = code.co_filename if code else field_
     text = "".join(linecache.getlines(name)) if code else ""
     node = ast.Pass(
-        lineno=code.co_firstlineno if code else 1, col_offset=0, end_lineno=None, end_col_offset=None
+        lineno=code.co_firstlineno if code else 1,
+        col_offset=0,
+        end_lineno=None,
+        end_col_offset=None,
     )
     return Place(Source(name, text), node)

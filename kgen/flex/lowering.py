@@ -119,7 +119,10 @@ class Lowering(Operations):
             self.place.refuse("bad-index", "an index is not an integer", hint)
         if not all(self.not_negative(node) for node in nodes):
             self.notes[
-                f"a negative index of {self.names[tensor]} reads zero in kernels, and counts from the end in torch"
+                (
+                    f"a negative index of {self.names[tensor]} reads zero in kernels, and counts "
+                    "from the end in torch"
+                )
             ] = None
         return self.one(Read(self.names[tensor], tuple(nodes), ELEMENTS[dtype]))
 
@@ -143,7 +146,9 @@ class Lowering(Operations):
             case Var():
                 return True
             case Read(buffer=buffer):
-                return any(not_negative(tensor) for tensor, name in self.names.items() if name == buffer)
+                return any(
+                    not_negative(tensor) for tensor, name in self.names.items() if name == buffer
+                )
             case Call(fn="add" | "mul" | "where" | "min", args=args):
                 return all(map(self.not_negative, args[1:] if node.fn == "where" else args))
             case Call(fn="max", args=args):

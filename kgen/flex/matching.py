@@ -10,14 +10,24 @@ from kgen.flex.reader import Reader
 from kgen.flex.source import Place, Source
 from kgen.flex.values import Class, External, Frame, Instance, Named, Unknown, is_number, kind
 
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "tuple": tuple, "dict": dict}
+_TYPES = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "list": list,
+    "tuple": tuple,
+    "dict": dict,
+}
 
 
 def holds(ev: Reader, value: Any, case: ast.match_case, frame: Frame, source: Source) -> bool:
     """True if the case matches. Bind the names of its pattern."""
     if not _matches(ev, case.pattern, value, frame, source):
         return False
-    return case.guard is None or ev.decided(ev.expression(case.guard, frame, source), case.guard, source)
+    return case.guard is None or ev.decided(
+        ev.expression(case.guard, frame, source), case.guard, source
+    )
 
 
 def _matches(ev: Reader, pattern: ast.pattern, value: Any, frame: Frame, source: Source) -> bool:
@@ -50,17 +60,26 @@ def _matches(ev: Reader, pattern: ast.pattern, value: Any, frame: Frame, source:
             return False
         case ast.MatchClass(cls=cls, patterns=patterns) if isinstance(value, Instance | Named):
             return _fields(ev, pattern, ev.expression(cls, frame, source), value, frame, source)
-        case ast.MatchClass(cls=ast.Name() as cls, patterns=patterns, kwd_attrs=[]) if len(patterns) < 2:
+        case ast.MatchClass(cls=ast.Name() as cls, patterns=patterns, kwd_attrs=[]) if (
+            len(patterns) < 2
+        ):
             type_ = ev.expression(cls, frame, source)
             name = type_.path.removeprefix("builtins.") if isinstance(type_, External) else ""
             if name in _TYPES:
                 right = isinstance(value, _TYPES[name])
                 return right and all(_matches(ev, p, value, frame, source) for p in patterns)
-    place.refuse("not-in-language", "this pattern cannot be read", "compare with `==`, in `if` and `elif`")
+    place.refuse(
+        "not-in-language", "this pattern cannot be read", "compare with `==`, in `if` and `elif`"
+    )
 
 
 def _fields(
-    ev: Reader, pattern: ast.MatchClass, cls: Any, value: Instance | Named, frame: Frame, source: Source
+    ev: Reader,
+    pattern: ast.MatchClass,
+    cls: Any,
+    value: Instance | Named,
+    frame: Frame,
+    source: Source,
 ) -> bool:
     """True if a value is an instance of a class pattern and its attributes match."""
     place = Place(source, pattern)
@@ -73,7 +92,9 @@ def _fields(
     if own is None:
         return False
     if len(pattern.patterns) > len(names):
-        place.refuse("bad-call", f"`{cls.name}` has {len(names)} fields", "match that number of fields")
+        place.refuse(
+            "bad-call", f"`{cls.name}` has {len(names)} fields", "match that number of fields"
+        )
     pairs = [*zip(names, pattern.patterns, strict=False)]
     pairs += zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
     found = [(ev.attribute(value, name, place), inner) for name, inner in pairs]
@@ -83,10 +104,16 @@ def _fields(
 def _known(ev: Reader, value: Any, place: Place) -> None:
     if isinstance(value, Unknown):
         ev.untold(value)
-    if isinstance(value, Instance) and (value.cls.members is not None or value.cls.data is not None):
+    if isinstance(value, Instance) and (
+        value.cls.members is not None or value.cls.data is not None
+    ):
         return
-    if not (is_number(value) or isinstance(value, str | list | tuple | dict | External) or value is None):
-        place.refuse("data-dependent", f"`match` depends on {kind(value)}", "write `torch.where(...)`")
+    if not (
+        is_number(value) or isinstance(value, str | list | tuple | dict | External) or value is None
+    ):
+        place.refuse(
+            "data-dependent", f"`match` depends on {kind(value)}", "write `torch.where(...)`"
+        )
 
 
 def _sequence(

@@ -34,7 +34,10 @@ def method(ev: Reader, bound: Method, args: list[Any], keywords: Keywords, place
         return python.of_sequence(ev, owner, name, args, keywords, place)
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
     if ev.of_a_pair:
-        args, keywords = [*map(measured, args)], {key: measured(value) for key, value in keywords.items()}
+        args, keywords = (
+            [*map(measured, args)],
+            {key: measured(value) for key, value in keywords.items()},
+        )
     if is_number(owner):
         return python.of_number(owner, name, args, place)
     if isinstance(owner, Tensor | Part):
@@ -67,7 +70,9 @@ def _of_tensor(
     return found
 
 
-def _of_value(ev: Reader, value: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _of_value(
+    ev: Reader, value: Any, name: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
     """Return the result of a method of a value of the pair or of an element."""
     if name == "requires_grad_" and not ev.of_a_pair:
         return ev.learn(value, not args or args[0] is not False, place)
@@ -87,7 +92,9 @@ def _of_value(ev: Reader, value: Any, name: str, args: list[Any], keywords: Keyw
     base = name.removesuffix("_") if not name.endswith("__") else name
     if base != name and base in ELEMENTWISE:
         place.refuse(
-            "not-in-language", f"`.{name}()` changes a tensor in place", f"write `x = x.{base}(...)`"
+            "not-in-language",
+            f"`.{name}()` changes a tensor in place",
+            f"write `x = x.{base}(...)`",
         )
     if name in ("max", "min") and args:
         return applied(ev, name, (value, *args), place)
@@ -99,9 +106,13 @@ def _of_value(ev: Reader, value: Any, name: str, args: list[Any], keywords: Keyw
     if name in REDUCTIONS:
         place.refuse("reduction", f"`.{name}()` is a reduction", NO_REDUCTION)
     if name in ("view", "reshape", "squeeze", "unsqueeze", "expand", "flatten"):
-        place.refuse("not-in-language", f"`.{name}()` changes a shape", "a value of the pair has no shape")
+        place.refuse(
+            "not-in-language", f"`.{name}()` changes a shape", "a value of the pair has no shape"
+        )
     place.refuse(
-        "not-in-language", f"`.{name}()` cannot be read", "write the computation with torch functions"
+        "not-in-language",
+        f"`.{name}()` cannot be read",
+        "write the computation with torch functions",
     )
 
 
@@ -113,7 +124,9 @@ def _by_elements(ev: Reader, owner: Tensor | Part) -> bool:
 def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
     axis = keywords.get("dim", args[0] if args else 0)
     if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
-        place.refuse("whole-tensor", "`.unbind()` returns columns here", "index them: `t[:, 0]` is `t[i, 0]`")
+        place.refuse(
+            "whole-tensor", "`.unbind()` returns columns here", "index them: `t[:, 0]` is `t[i, 0]`"
+        )
     return tuple(several.rows(owner, place))
 
 
@@ -128,7 +141,9 @@ def _cast(ev: Reader, value: Any, args: list[Any], keywords: Keywords, place: Pl
     return made(ev, "cast", (operand(ev, value, place), tensors.dtype(wanted, place)), place)
 
 
-def _new(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _new(
+    ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
     fills = {"new_ones": 1, "new_zeros": 0}
     if name == "new_tensor":
         value = args[0] if args else None
@@ -146,5 +161,9 @@ def _new(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords,
     wanted = keywords.get("dtype")
     const = Term("const", (value,), place)
     if wanted is None:
-        return const if name == "new_tensor" else Term("like", (const, operand(ev, owner, place)), place)
+        return (
+            const
+            if name == "new_tensor"
+            else Term("like", (const, operand(ev, owner, place)), place)
+        )
     return _cast(ev, const, [wanted], {}, place)

@@ -35,18 +35,25 @@ def find(given: str) -> Path:
             return path / "__init__.py"
         files = ", ".join(f"`{file.as_posix()}`" for file in sorted(path.glob("*.py"))[:4])
         hint = f"name a file of it: {files}" if files else "name a Python file"
-        raise KgenError(Diagnostic("no-source", "the folder has no `__init__.py`", given, 1, 1, hint=hint))
+        raise KgenError(
+            Diagnostic("no-source", "the folder has no `__init__.py`", given, 1, 1, hint=hint)
+        )
     if path.suffix == ".py" or path.exists():
         return path
     found = _located(given.split("."), ["", *sys.path])
     if found is None:
         hint = "name a Python file, or a module that Python can import here"
-        raise KgenError(Diagnostic("no-source", "there is no such file or module", given, 1, 1, hint=hint))
+        raise KgenError(
+            Diagnostic("no-source", "there is no such file or module", given, 1, 1, hint=hint)
+        )
     return found
 
 
 def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
-    """Return the file of a module below some folders. Unlike `importlib.util.find_spec`, run no package."""
+    """Return the file of a module below some folders.
+
+    Unlike `importlib.util.find_spec`, run no package.
+    """
     if not all(part.isidentifier() for part in parts):
         return None
     PathFinder.invalidate_caches()
@@ -92,7 +99,10 @@ class Deferred:
         return self.module.library.external(f"{found.path}.{self.name}")
 
     def _whole(self, found: Any) -> Any:
-        """Return a module. Refuse a package name that importing a module of the same name would change."""
+        """Return a module.
+
+        Refuse a package name that importing a module of the same name would change.
+        """
         package = found
         for name in self.inner:
             if not isinstance(package, Module):
@@ -124,7 +134,9 @@ class Folder:
             return Folder(self.module, parts, self.level)
         found = self.module.located(parts, self.level)
         if not isinstance(found, Module):
-            place.refuse("unknown-name", f"the folder has no module {shown(name)}", "check its files")
+            place.refuse(
+                "unknown-name", f"the folder has no module {shown(name)}", "check its files"
+            )
         return found
 
 
@@ -141,7 +153,8 @@ class Library(Protocol):
 class Module(Frame):
     """A file and its names.
 
-    Its statements are read in order. Names bound by a statement that cannot be read are refused where they are used.
+    Its statements are read in order. Names bound by a statement that cannot be read are refused
+    where they are used.
     """
 
     def __init__(self, text: Source, library: Library, path: Path | None = None) -> None:
@@ -177,8 +190,13 @@ class Module(Frame):
     # Imports ------------------------
 
     def imports(self, other: Module) -> bool:
-        """True if the file imports another one. Then Python runs one file between statements of the other."""
-        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        """True if the file imports another one.
+
+        Then Python runs one file between statements of the other.
+        """
+        found = (
+            node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)
+        )
         return any(path == other.path for node in found for path in self._files(node))
 
     def imported(self, node: ast.Import | ast.ImportFrom) -> list[Module]:
@@ -197,7 +215,11 @@ class Module(Frame):
     def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
         """Bind the names of an `import` in its frame."""
         place = Place(self.source, node)
-        parts = tuple(node.module.split(".")) if isinstance(node, ast.ImportFrom) and node.module else ()
+        parts = (
+            tuple(node.module.split("."))
+            if isinstance(node, ast.ImportFrom) and node.module
+            else ()
+        )
         for alias in node.names:
             if isinstance(node, ast.Import):
                 whole = tuple(alias.name.split("."))
@@ -213,11 +235,15 @@ class Module(Frame):
     def _whole(self, parts: tuple[str, ...], named: bool) -> Any:
         """Return the module of `import a.b as c`, or the package of `import a.b`."""
         if self._file(parts, 0) is not None and (not named or self.is_folder(parts[:1], 0)):
-            return Deferred(self, parts if named else parts[:1], 0, inner=() if named else parts[1:])
+            return Deferred(
+                self, parts if named else parts[:1], 0, inner=() if named else parts[1:]
+            )
         return self._deferred(parts if named else parts[:1], 0, None)
 
     def member(self, name: str) -> Any:
-        """Return `module.name`: a name of the module, or a submodule, which Python is assumed to have imported."""
+        """Return `module.name`: a name of the module, or a submodule, which Python is assumed to
+        have imported.
+        """
         value = self.find(name)
         return (self.inner(name) or MISSING) if value is MISSING else value
 
@@ -255,7 +281,9 @@ class Module(Frame):
             elif names is MISSING and found.lost is None and found.done:
                 chosen = [name for name in found.names if not name.startswith("_")]
             else:
-                place.refuse("not-known", "the names of this `*` are unknown", "import each name explicitly")
+                place.refuse(
+                    "not-known", "the names of this `*` are unknown", "import each name explicitly"
+                )
             for name in chosen:
                 frame.names[name] = found.names.get(name, MISSING)
                 if frame.names[name] is MISSING:
@@ -269,7 +297,10 @@ class Module(Frame):
             self.forget_all(Unknown(place, f"the definitions of `{found.path}`", error=error))
 
     def located(self, parts: Sequence[str], level: int) -> Module | External:
-        """Return a module in the same folder or package. Any other module belongs to another package."""
+        """Return a module in the same folder or package.
+
+        Any other module belongs to another package.
+        """
         path = self._file(parts, level)
         return External(".".join(parts)) if path is None else self.library.module(path)
 
@@ -302,7 +333,11 @@ def _stored(tree: ast.AST) -> Iterator[str]:
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
                 yield name
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+            ):
                 yield name
             case ast.alias(name=name, asname=other):
                 yield other or name.split(".")[0]
@@ -336,5 +371,7 @@ def functions(module: Module) -> list[str]:
     return [
         name
         for name, value in module.names.items()
-        if isinstance(value, Function) and value.place.source is module.source and value.name == name
+        if isinstance(value, Function)
+        and value.place.source is module.source
+        and value.name == name
     ]

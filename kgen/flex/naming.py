@@ -25,7 +25,9 @@ def value(ev: Reader, node: ast.Name, scope: Scope, place: Place) -> Any:
     if node.id in PYTHON:
         return ev.external(f"builtins.{node.id}")
     if hasattr(builtins, node.id):
-        place.refuse("not-in-language", f"`{node.id}` cannot be read", "use arithmetic, torch and math")
+        place.refuse(
+            "not-in-language", f"`{node.id}` cannot be read", "use arithmetic, torch and math"
+        )
     module = scope.closure()
     while not isinstance(module, modules.Module) and hasattr(module, "outer"):
         module = module.outer.closure()

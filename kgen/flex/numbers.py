@@ -49,7 +49,9 @@ MATH = frozenset(
 
 
 _FLOATS = {"float32": "f", "single": "f", "float16": "e", "half": "e"}
-_BITS = {f"{sign}int{bits}": bits * (1 if sign else -1) for sign in ("u", "") for bits in (8, 16, 32, 64)}
+_BITS = {
+    f"{sign}int{bits}": bits * (1 if sign else -1) for sign in ("u", "") for bits in (8, 16, 32, 64)
+}
 """Bits of numpy's integer types, negative for signed types."""
 _WIDE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
@@ -81,7 +83,11 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
     if not all(is_number(a) or (fn in ("eq", "ne") and isinstance(a, str | None)) for a in args):
         if fn in ("eq", "ne") and not any(isinstance(a, list | tuple | dict) for a in args):
             return _same(*args) == (fn == "eq")
-        if fn == "add" and all(isinstance(a, list | tuple) for a in args) and type(args[0]) is type(args[1]):
+        if (
+            fn == "add"
+            and all(isinstance(a, list | tuple) for a in args)
+            and type(args[0]) is type(args[1])
+        ):
             return sized(args[0], len(args[1]), place) + args[1]
         if fn == "mul" and isinstance(args[0], list | tuple) and type(args[1]) is int:
             return sized((), len(args[0]) * max(args[1], 0), place) or args[0] * args[1]
@@ -96,7 +102,9 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
             or (fn == "lshift" and bits[0] + args[1] > MAX_BITS)
             or (fn == "mul" and sum(bits) > MAX_BITS)
         ):
-            place.refuse("too-large", f"the number has more than {MAX_BITS} bits", "write a smaller one")
+            place.refuse(
+                "too-large", f"the number has more than {MAX_BITS} bits", "write a smaller one"
+            )
     return computed(lambda: _OPERATORS[fn](*args), place)
 
 
@@ -119,12 +127,16 @@ def computed(work: Callable[[], Any], place: Place) -> Any:
 def mathematics(name: str, args: list[Any], place: Place) -> Any:
     """Return the result of a function of `math` on numbers."""
     if name in ("comb", "prod", "gcd") and any(isinstance(a, int) and abs(a) > 2**16 for a in args):
-        place.refuse("too-large", f"the argument of `math.{name}` is too large", "write the result itself")
+        place.refuse(
+            "too-large", f"the argument of `math.{name}` is too large", "write the result itself"
+        )
     return computed(lambda: getattr(math, name)(*args), place)
 
 
 def sized(items: Any, more: int, place: Place) -> Any:
     """Return the items. Refuse the place if `more` further items exceed the limit."""
     if len(items) + more > MAX_ITEMS:
-        place.refuse("too-large", f"the sequence has more than {MAX_ITEMS} items", "write a shorter one")
+        place.refuse(
+            "too-large", f"the sequence has more than {MAX_ITEMS} items", "write a shorter one"
+        )
     return items

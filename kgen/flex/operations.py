@@ -38,7 +38,9 @@ class Operations:
             return self.one(Const(value, BOOL))
         if isinstance(value, int):
             if value not in INT32:
-                self.place.refuse("literal-range", "the number does not fit in 32 bits", "integers are int32")
+                self.place.refuse(
+                    "literal-range", "the number does not fit in 32 bits", "integers are int32"
+                )
             return self.one(Const(value, INT))
         if isinstance(value, Least):
             return Const(value, FLOAT)  # not shared: an equal plain number has another meaning
@@ -48,7 +50,9 @@ class Operations:
             inf = self.one(Var("inf", FLOAT))
             return inf if value > 0 else self.call("neg", inf)
         if abs(value) > FLOAT32_MAX:
-            self.place.refuse("literal-range", "the number does not fit in 32 bits", "reals are float32")
+            self.place.refuse(
+                "literal-range", "the number does not fit in 32 bits", "reals are float32"
+            )
         return self.one(Const(value, FLOAT))
 
     def call(self, fn: str, *args: Node) -> Node:
@@ -88,7 +92,9 @@ class Operations:
                 self.notes[f"values rounded to {dtype} in the source are fp32 in kernels"] = None
             return self.real(node)
         if node.type is FLOAT:
-            return self.number(int(node.value)) if isinstance(node, Const) else self.call("int", node)
+            return (
+                self.number(int(node.value)) if isinstance(node, Const) else self.call("int", node)
+            )
         if dtype not in ("int32", "int64"):
             self.missing(f"an integer of {dtype}", "use `torch.int32`")
         return self.numeric(node)
@@ -160,7 +166,9 @@ class Operations:
                 return self.call("div", self.number(1), self.call("mul", a, a))
         if isinstance(a, Const) and a.value > 0:
             power = self.numeric(b)
-            return self.call("exp2", power if a.value == 2 else self.scaled(power, math.log2(a.value)))
+            return self.call(
+                "exp2", power if a.value == 2 else self.scaled(power, math.log2(a.value))
+            )
         return self.call("pow", a, self.numeric(b))
 
     def scaled(self, node: Node, factor: float) -> Node:
@@ -170,13 +178,25 @@ class Operations:
         return self.call(fn, *map(self.numeric, args))
 
     def _bitand(self, a: Node, b: Node) -> Node:
-        return self._logical_and(a, b) if a.type is BOOL and b.type is BOOL else self.bits("bitand", a, b)
+        return (
+            self._logical_and(a, b)
+            if a.type is BOOL and b.type is BOOL
+            else self.bits("bitand", a, b)
+        )
 
     def _bitor(self, a: Node, b: Node) -> Node:
-        return self._logical_or(a, b) if a.type is BOOL and b.type is BOOL else self.bits("bitor", a, b)
+        return (
+            self._logical_or(a, b)
+            if a.type is BOOL and b.type is BOOL
+            else self.bits("bitor", a, b)
+        )
 
     def _bitxor(self, a: Node, b: Node) -> Node:
-        return self.compared("ne", a, b) if a.type is BOOL and b.type is BOOL else self.bits("bitxor", a, b)
+        return (
+            self.compared("ne", a, b)
+            if a.type is BOOL and b.type is BOOL
+            else self.bits("bitxor", a, b)
+        )
 
     def _invert(self, a: Node) -> Node:
         return self._logical_not(a) if a.type is BOOL else self.bits("invert", a)
@@ -227,7 +247,9 @@ class Operations:
     def _trunc(self, a: Node) -> Node:
         if a.type.integral:
             return a
-        return self.call("where", self.call("lt", a, self.number(0.0)), self._ceil(a), self.call("floor", a))
+        return self.call(
+            "where", self.call("lt", a, self.number(0.0)), self._ceil(a), self.call("floor", a)
+        )
 
     def _round(self, a: Node) -> Node:
         return a if a.type.integral else self.call("round", a)
@@ -256,7 +278,9 @@ class Operations:
         return self.call("div", self.call("sin", a), self.call("cos", a))
 
     def _cosh(self, a: Node) -> Node:
-        return self.scaled(self.call("add", self.call("exp", a), self.call("exp", self.call("neg", a))), 0.5)
+        return self.scaled(
+            self.call("add", self.call("exp", a), self.call("exp", self.call("neg", a))), 0.5
+        )
 
     def _log10(self, a: Node) -> Node:
         return self.scaled(self.call("log2", self.numeric(a)), math.log10(2))
@@ -278,7 +302,9 @@ class Operations:
 
     def _gelu_tanh(self, a: Node) -> Node:
         cube = self.call("mul", self.call("mul", a, a), a)
-        inner = self.scaled(self.call("add", a, self.scaled(cube, 0.044715)), math.sqrt(2 / math.pi))
+        inner = self.scaled(
+            self.call("add", a, self.scaled(cube, 0.044715)), math.sqrt(2 / math.pi)
+        )
         return self.call(
             "mul", self.scaled(a, 0.5), self.call("add", self.number(1), self.call("tanh", inner))
         )

@@ -20,13 +20,27 @@ PYTHON = frozenset(
 STARS = {
     "math": tuple(name for name in dir(math) if not name.startswith("_")),
     "torch.nn.attention.flex_attention": (
-        *("BlockMask", "flex_attention", "AuxOutput", "AuxRequest", "create_block_mask", "create_mask"),
+        *(
+            "BlockMask",
+            "flex_attention",
+            "AuxOutput",
+            "AuxRequest",
+            "create_block_mask",
+            "create_mask",
+        ),
         *("create_nested_block_mask", "or_masks", "and_masks", "noop_mask"),
     ),
 }
 """The names that `from package import *` binds, for known packages."""
 
-_NUMBERS = {"inf": math.inf, "pi": math.pi, "e": math.e, "nan": math.nan, "tau": math.tau, "newaxis": None}
+_NUMBERS = {
+    "inf": math.inf,
+    "pi": math.pi,
+    "e": math.e,
+    "nan": math.nan,
+    "tau": math.tau,
+    "newaxis": None,
+}
 
 
 def constant(path: str) -> Any:

@@ -27,13 +27,17 @@ from kgen.flex.values import (
 Keywords = dict[str, Any]
 
 
-def of_sequence(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def of_sequence(
+    ev: Reader, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
     if name in tables.CHANGING:
         ev.changing(owner, place)
     if name in ("get", "pop", "setdefault", "insert") and args and not _plain(args[0]):
         if isinstance(args[0], Unknown):
             ev.untold(args[0])
-        place.refuse("data-dependent", f"the result of `.{name}()` depends on the pair", "use a tensor")
+        place.refuse(
+            "data-dependent", f"the result of `.{name}()` depends on the pair", "use a tensor"
+        )
     match owner, name:
         case list(), "extend" if len(args) == 1:
             args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
@@ -46,7 +50,11 @@ def of_sequence(ev: Reader, owner: Any, name: str, args: list[Any], keywords: Ke
         case _:
             place.refuse("not-in-language", f"`.{name}()` cannot be read", "write the result")
     value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
-    return Passing(list(value), once=False, of=[owner]) if name in ("items", "keys", "values") else value
+    return (
+        Passing(list(value), once=False, of=[owner])
+        if name in ("items", "keys", "values")
+        else value
+    )
 
 
 def of_number(owner: Any, name: str, args: list[Any], place: Place) -> Any:
@@ -72,7 +80,9 @@ def called(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Pl
     left = set(keywords) - _KEYWORDS.get(name, set())
     if left and name not in ("print", "dict"):
         place.refuse(
-            "not-in-language", f"`{name}` is called with the argument `{min(left)}`", "leave the argument out"
+            "not-in-language",
+            f"`{name}` is called with the argument `{min(left)}`",
+            "leave the argument out",
         )
     if name in _FUNCTIONS:
         found = _FUNCTIONS[name](ev, name, args, keywords, place)
@@ -89,14 +99,17 @@ def _unread(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: P
     if ev.of_a_pair:
         if unknown is not None:
             ev.untold(unknown)
-        place.refuse("not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions")
-    # Builtins call their function arguments. Functions such as `list.append` change their first argument.
+        place.refuse(
+            "not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions"
+        )
+    # Builtins call their function arguments. Functions such as `list.append` change their first
+    # argument.
     given = (*args, *keywords.values())
     effects.escaped(ev, given if "." in name else filter(is_callable, given), place)
     return unknown or Unknown(place, f"the result of `{name}`")
 
 
-# --- one function each: its value, or `MISSING` for arguments that it does not know ------------------------
+# --- one function each: its value, or `MISSING` for arguments that it does not know ---------------
 
 
 def _print(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
@@ -107,7 +120,9 @@ def _number(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: P
     match args:
         case [Term() | Part() as value]:
             dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
-            return Term("cast", (tensors.element(value) if isinstance(value, Part) else value, dtype), place)
+            return Term(
+                "cast", (tensors.element(value) if isinstance(value, Part) else value, dtype), place
+            )
         case [str() as text] if name == "float":
             return numbers.computed(lambda: float(text), place)
     return MISSING
@@ -212,7 +227,9 @@ def _map(ev: Reader, name: str, args: list[Any], keywords: Keywords, place: Plac
     match args:
         case [function, value]:
             if effects.runs_changes(ev, function):
-                place.refuse("not-in-language", "`map` calls a function that changes values", "write a loop")
+                place.refuse(
+                    "not-in-language", "`map` calls a function that changes values", "write a loop"
+                )
             found = [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
             return Passing(found, of=[value])
     return MISSING
@@ -312,8 +329,15 @@ def _listed(ev: Reader, value: Any, place: Place) -> list[Any]:
 
 def _instance(args: list[Any], place: Place) -> Any:
     value, asked = (*args, None)[:2]
-    paths = [a.path for a in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(a, External)]
-    names = {"builtins.int": int, "builtins.float": float, "builtins.bool": bool, "builtins.tuple": tuple}
+    paths = [
+        a.path for a in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(a, External)
+    ]
+    names = {
+        "builtins.int": int,
+        "builtins.float": float,
+        "builtins.bool": bool,
+        "builtins.tuple": tuple,
+    }
     names |= {"builtins.list": list, "builtins.str": str, "builtins.dict": dict}
     if isinstance(value, Unknown) or not paths:
         return Unknown(place, "a type")

@@ -46,7 +46,10 @@ class Unchecked:
 
 
 class Reader(ABC):
-    """Counts of steps and calls, and a record of created and changed values. `Evaluator` adds evaluation."""
+    """Counts of steps and calls, and a record of created and changed values.
+
+    `Evaluator` adds evaluation.
+    """
 
     def __init__(self) -> None:
         self.steps = 0
@@ -64,7 +67,9 @@ class Reader(ABC):
         self.spoiled: dict[int, tuple[Any, Unknown]] = {}
         """Values that unread code may have changed."""
         self.learned: dict[int, tuple[Any, Tensor]] = {}
-        """Tensors with one element that the source makes trainable, by the identity of the number."""
+        """Tensors with one element that the source makes trainable, by the identity of the
+        number.
+        """
         self.patched: dict[str, Unknown] = {}
         """Names of other packages that the source assigns."""
         self.renamed = False
@@ -82,7 +87,9 @@ class Reader(ABC):
         """Return the value of an expression."""
 
     @abstractmethod
-    def call(self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+    def call(
+        self, callee: Any, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+    ) -> Any:
         """Call a callee of any kind."""
 
     @abstractmethod
@@ -196,7 +203,9 @@ class Reader(ABC):
             Place(source, node).refuse("data-dependent", "a branch depends on the pair", hint)
         if isinstance(value, Tensor):
             hint = "use numbers of the source in the condition"
-            Place(source, node).refuse("data-dependent", "a branch depends on the elements of a tensor", hint)
+            Place(source, node).refuse(
+                "data-dependent", "a branch depends on the elements of a tensor", hint
+            )
         if isinstance(value, Method):
             value = Unknown(Place(source, node), f"`.{value.name}`")
         if isinstance(value, Unknown):

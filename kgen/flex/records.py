@@ -12,7 +12,9 @@ from kgen.flex.source import Place
 from kgen.flex.values import MISSING, Class, External, Fresh, Partial, Unknown
 
 DATACLASS = External("dataclasses.dataclass")
-_READ = frozenset({"frozen", "eq", "order", "repr", "unsafe_hash", "slots", "match_args", "weakref_slot"})
+_READ = frozenset(
+    {"frozen", "eq", "order", "repr", "unsafe_hash", "slots", "match_args", "weakref_slot"}
+)
 """Options that do not change how instances are created."""
 
 
@@ -30,7 +32,10 @@ def options(decorator: Any) -> Mapping[str, Any]:
 
 
 def fill(cls: Class, node: ast.ClassDef, given: Mapping[str, Any]) -> bool:
-    """Record the fields of a dataclass. Return false if its options or annotations are not supported."""
+    """Record the fields of a dataclass.
+
+    Return false if its options or annotations are not supported.
+    """
     if set(given) - _READ or not all(isinstance(value, bool) for value in given.values()):
         return False
     fields = dict(cls.data or {})
@@ -56,7 +61,9 @@ def fill(cls: Class, node: ast.ClassDef, given: Mapping[str, Any]) -> bool:
 def field(keywords: Mapping[str, Any], place: Place) -> Any:
     """Return the value of `dataclasses.field(...)`."""
     left = {
-        name: value for name, value in keywords.items() if name not in ("repr", "compare", "hash", "metadata")
+        name: value
+        for name, value in keywords.items()
+        if name not in ("repr", "compare", "hash", "metadata")
     }
     match left:
         case {"default": value, **rest} if not rest:
@@ -88,7 +95,9 @@ def filled(
 
 
 def named_tuple(ev: Reader, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """Return the class of `namedtuple("P", "a b")` or `NamedTuple("P", [("a", int), ("b", int)])`."""
+    """Return the class of `namedtuple("P", "a b")` or
+    `NamedTuple("P", [("a", int), ("b", int)])`.
+    """
     match args:
         case [str() as name, str() as text]:
             fields = text.replace(",", " ").split()
@@ -97,10 +106,16 @@ def named_tuple(ev: Reader, args: Sequence[Any], keywords: Mapping[str, Any], pl
         case _:
             return Unknown(place, "this named tuple")
     defaults = keywords.get("defaults") or ()
-    named = all(isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) for f in fields)
+    named = all(
+        isinstance(f, str) and f.isidentifier() and not keyword.iskeyword(f) for f in fields
+    )
     if set(keywords) - {"defaults"} or not named or not isinstance(defaults, list | tuple):
         return Unknown(place, "this named tuple")
-    if len(set(fields)) < len(fields) or len(defaults) > len(fields) or any(f[0] == "_" for f in fields):
+    if (
+        len(set(fields)) < len(fields)
+        or len(defaults) > len(fields)
+        or any(f[0] == "_" for f in fields)
+    ):
         return Unknown(place, "this named tuple")
     values = dict(zip(fields[len(fields) - len(defaults) :], defaults, strict=True))
     return Class(name, place, values, None, ("typing.NamedTuple",), ev.context, tuple(fields))

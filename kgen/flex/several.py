@@ -16,6 +16,7 @@ Extents = tuple[int | None, ...]
 _PAIRED = frozenset(
     {"max", "min", "sort", "topk", "median", "nanmedian", "mode", "kthvalue", "cummax", "cummin"}
 )
+_OF_LISTS = frozenset(("stack", "cat", "concat", "concatenate"))
 _FROM_OUTSIDE = frozenset({"load", "from_numpy", "frombuffer", "from_dlpack", "from_file"})
 
 
@@ -84,15 +85,19 @@ def size(
     return numbers.computed(lambda: shape[axis], place)
 
 
-def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-    """Return the results of a torch function that splits tensors, before the mods; None for other functions."""
+def several(
+    ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
+    """Return the results of a torch function that splits tensors, before the mods; None for other
+    functions.
+    """
     if name in _FROM_OUTSIDE:
         of = [a for a in args if isinstance(a, Tensor)]  # the result may share memory with these
         roots = tuple(root for a in of for root in a.roots) or (Root(),)
         return Tensor(place, None, None, None, origin=tensors.origin(place), open=True, roots=roots)
     if name == "meshgrid":
         return _meshgrid(args, keywords, place)
-    if name in ("stack", "cat", "concat", "concatenate") and args and isinstance(args[0], list | tuple):
+    if name in _OF_LISTS and args and isinstance(args[0], list | tuple):
         return _joined(name, args[0], keywords.get("dim", args[1] if len(args) > 1 else 0), place)
     first = args[0] if args else None
     if name in ("tril_indices", "triu_indices"):
@@ -106,10 +111,16 @@ def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, A
     if name == "unbind":
         return _split(first, [1] * (_extent(first, axis or 0) or 0), axis or 0, True, place)
     if name in ("split", "chunk"):
-        return _split(first, _pieces(name, first, rest, keywords, axis or 0), axis or 0, False, place)
+        return _split(
+            first, _pieces(name, first, rest, keywords, axis or 0), axis or 0, False, place
+        )
     if name in ("searchsorted", "bucketize"):
         values = (
-            args[1] if name == "searchsorted" and len(args) > 1 else first if name == "bucketize" else None
+            args[1]
+            if name == "searchsorted" and len(args) > 1
+            else first
+            if name == "bucketize"
+            else None
         )
         if isinstance(values, Tensor):
             dtype = "int32" if keywords.get("out_int32") is True else "int64"
@@ -121,7 +132,9 @@ def several(ev: Reader, name: str, args: Sequence[Any], keywords: Mapping[str, A
         if name == "where" or keywords.get("as_tuple") is True:
             if rank is None:
                 return Unknown(place, f"the number of tensors that `{name}` returns")
-            return tuple(_made(first, place, (None,), dtype="int64", open=True) for _ in range(rank))
+            return tuple(
+                _made(first, place, (None,), dtype="int64", open=True) for _ in range(rank)
+            )
         return _made(first, place, (None, rank), dtype="int64", open=True)
     if name == "masked_select":
         return _made(first, place, (None,), open=True)
@@ -224,9 +237,13 @@ def _appended(shapes: Sequence[Extents | None], axis: int) -> Extents | None:
     return (*first[:axis], total, *first[axis + 1 :])
 
 
-def _unique(name: str, of: Tensor, rest: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+def _unique(
+    name: str, of: Tensor, rest: Sequence[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
     parameters = ("sorted", "return_inverse", "return_counts", "dim")
-    given = dict(zip(parameters if name == "unique" else parameters[1:], rest, strict=False)) | dict(keywords)
+    given = dict(
+        zip(parameters if name == "unique" else parameters[1:], rest, strict=False)
+    ) | dict(keywords)
     axis = given.get("dim")
     found = [_made(of, place, (None,) if axis is None else None, open=True)]
     if given.get("return_inverse") is True:

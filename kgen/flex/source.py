@@ -53,9 +53,13 @@ class Source:
             raise self.wrong("syntax-error", "this is not valid Python", *place, hint) from None
         except (RecursionError, MemoryError, ValueError):
             hint = "split it into smaller parts"
-            raise self.wrong("too-deep", "the source nests too deep to be read", 1, 1, hint) from None
+            raise self.wrong(
+                "too-deep", "the source nests too deep to be read", 1, 1, hint
+            ) from None
 
-    def wrong(self, code: str, message: str, line: int, column: int, hint: str, length: int = 1) -> KgenError:
+    def wrong(
+        self, code: str, message: str, line: int, column: int, hint: str, length: int = 1
+    ) -> KgenError:
         text = self.lines[line - 1] if 0 < line <= len(self.lines) else None
         return KgenError(Diagnostic(code, message, self.name, line, column, length, text, hint))
 

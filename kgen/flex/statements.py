@@ -42,7 +42,9 @@ def statement(ev: Reader, node: ast.stmt, frame: Frame, place: Place) -> None:
     run_it = _RUN.get(type(node))
     if run_it is None:
         word = type(node).__name__.lower()
-        place.refuse("not-in-language", f"the statement `{word}` cannot be read", "write it in another way")
+        place.refuse(
+            "not-in-language", f"the statement `{word}` cannot be read", "write it in another way"
+        )
     run_it(ev, node, frame, place)
 
 
@@ -62,7 +64,8 @@ def checked(ev: Reader, node: ast.Assert, frame: Frame, place: Place) -> None:
     except KgenError:
         if not ev.of_a_pair:
             raise
-        unchecked(ev, node, frame, place)  # a mod may assert conditions that are not in the language
+        # a mod may assert conditions that are not in the language
+        unchecked(ev, node, frame, place)
         return
     if isinstance(test, UNTOLD):
         unchecked(ev, node, frame, place)
@@ -75,7 +78,9 @@ def unchecked(ev: Reader, node: ast.Assert | ast.If, frame: Frame, place: Place)
     """Add a note that a check is left out."""
     names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
     values = [frame.find(name) for name in names]
-    tensors = tuple(v.tensor if isinstance(v, Part) else v for v in values if isinstance(v, Part | Tensor))
+    tensors = tuple(
+        v.tensor if isinstance(v, Part) else v for v in values if isinstance(v, Part | Tensor)
+    )
     test = ast.unparse(node.test)
     said = f"`{test[:80]}{'...' * (len(test) > 80)}`"
     says = f"asserts {said}" if isinstance(node, ast.Assert) else f"raises if {said}"
@@ -96,7 +101,8 @@ def _message(node: ast.expr | None) -> str:
 
 
 def entered(ev: Reader, node: ast.With, frame: Frame, place: Place) -> bool:
-    """Enter the context managers of `with`: supported ones of torch, which bind no name and catch no exception.
+    """Enter the context managers of `with`: supported ones of torch, which bind no name and catch
+    no exception.
 
     Return true if operations have gradients inside.
     """
@@ -118,7 +124,9 @@ def entered(ev: Reader, node: ast.With, frame: Frame, place: Place) -> bool:
     return gradients
 
 
-def _gradients(ev: Reader, path: str, call: ast.Call, frame: Frame, place: Place, before: bool) -> bool:
+def _gradients(
+    ev: Reader, path: str, call: ast.Call, frame: Frame, place: Place, before: bool
+) -> bool:
     """Return true if operations have gradients inside a context manager."""
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     mode = ev.expression(given[0], frame, place.source) if given else True

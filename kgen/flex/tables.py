@@ -64,7 +64,13 @@ ELEMENTWISE: dict[str, tuple[str, tuple[str, ...]]] = {
     "masked_fill": ("masked_fill", ("input", "mask", "value")),
 }
 for _alias, _name in (
-    *(("absolute", "abs"), ("negative", "neg"), ("fix", "trunc"), ("sgn", "sign"), ("clip", "clamp")),
+    *(
+        ("absolute", "abs"),
+        ("negative", "neg"),
+        ("fix", "trunc"),
+        ("sgn", "sign"),
+        ("clip", "clamp"),
+    ),
     *(
         ("subtract", "sub"),
         ("multiply", "mul"),
@@ -72,7 +78,13 @@ for _alias, _name in (
         ("divide", "div"),
         ("expit", "sigmoid"),
     ),
-    *(("not_equal", "ne"), ("less", "lt"), ("less_equal", "le"), ("greater", "gt"), ("greater_equal", "ge")),
+    *(
+        ("not_equal", "ne"),
+        ("less", "lt"),
+        ("less_equal", "le"),
+        ("greater", "gt"),
+        ("greater_equal", "ge"),
+    ),
 ):
     ELEMENTWISE[_alias] = ELEMENTWISE[_name]
 for _alias, _name in (
@@ -139,7 +151,18 @@ OF_SEQUENCES = frozenset(
 """Methods of lists and dictionaries that are called directly."""
 
 CHANGING = frozenset(
-    ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update")
+    (
+        "append",
+        "clear",
+        "extend",
+        "insert",
+        "pop",
+        "remove",
+        "reverse",
+        "setdefault",
+        "sort",
+        "update",
+    )
 )
 """Methods that change a list or a dictionary."""
 

@@ -9,10 +9,11 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from kgen.flex import ascending
+from kgen.flex import ascending, shapes
 from kgen.flex.composed import TRUTH
 from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.reader import Reader
+from kgen.flex.shapes import Extents
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
@@ -31,8 +32,6 @@ from kgen.flex.values import (
     measured,
     plain,
 )
-
-Extents = tuple[int | None, ...]
 
 _FILLED = frozenset(("zeros", "ones", "empty", "full", "rand", "randn", "randint"))
 _LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"))
@@ -54,23 +53,33 @@ def dtype(value: Any, place: Place) -> str:
     """Return kgen's name of a dtype."""
     if isinstance(value, External) and (name := value.path.rpartition(".")[2]) in DTYPES:
         return DTYPES["float32" if value.path == "builtins.float" else name]
-    place.refuse("bad-dtype", f"{kind(value)} is not a dtype", "write `torch.float32`, `torch.int32`, ...")
+    place.refuse(
+        "bad-dtype", f"{kind(value)} is not a dtype", "write `torch.float32`, `torch.int32`, ..."
+    )
 
 
 def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
     """Return an attribute of a term or a tensor."""
-    tensor = owner if isinstance(owner, Tensor) else owner.tensor if isinstance(owner, Part) else None
+    tensor = (
+        owner if isinstance(owner, Tensor) else owner.tensor if isinstance(owner, Part) else None
+    )
     gone = len(owner.indices) if isinstance(owner, Part) else 0
     shape = None if tensor is None or tensor.shape is None else tensor.shape[gone:]
     untold = f"the shape of {called(tensor)}" if tensor else ""
-    hint = f"state it in the source, or in EXPR: `{tensor.name} := torch.zeros(...)`" if tensor else ""
+    hint = (
+        f"state it in the source, or in EXPR: `{tensor.name} := torch.zeros(...)`" if tensor else ""
+    )
     match name:
         case "dtype":
             if tensor is None:
                 assert isinstance(owner, Term)
                 return DtypeOf(owner)
             names = {ours: theirs for theirs, ours in reversed(DTYPES.items())}
-            return External(f"torch.{names[tensor.dtype]}") if tensor.dtype else Unknown(place, "a dtype")
+            return (
+                External(f"torch.{names[tensor.dtype]}")
+                if tensor.dtype
+                else Unknown(place, "a dtype")
+            )
         case "device":
             return External("device")
         case "shape":
@@ -79,9 +88,17 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
             if shape is None:
                 return Shape(place, untold, hint, tensor=tensor, gone=gone)
             unknown = Unknown(place, untold, hint)
-            return tuple(extent(tensor, gone + i, unknown) if n is None else n for i, n in enumerate(shape))
+            return tuple(
+                extent(tensor, gone + i, unknown) if n is None else n for i, n in enumerate(shape)
+            )
         case "ndim":
-            return 0 if tensor is None else Unknown(place, untold, hint) if shape is None else len(shape)
+            return (
+                0
+                if tensor is None
+                else Unknown(place, untold, hint)
+                if shape is None
+                else len(shape)
+            )
         case "T" | "mT" if isinstance(owner, Tensor):
             turned = None if shape is None else shape[::-1]
             return _changed(owner, place, shape=turned)
@@ -104,13 +121,17 @@ def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Pla
         return Tensor(place, origin=origin(place), open=True)  # a file with several tensors
     if any(isinstance(i, slice | Tensor | list) or i is None or _is_ellipsis(i) for i in index):
         if not ev.of_a_pair:
-            chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
+            chosen = any(
+                isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index
+            )
             sliced = not before and all(i is None or _forward(i) for i in index)
             shape = _sliced(tensor.shape, index) if sliced else None
             cut = _changed(tensor, place, shape=shape, open=tensor.open or chosen)
             ascending.learn("sliced" if sliced else "chosen", [tensor], {}, cut)
             return cut
-        place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
+        place.refuse(
+            "whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`"
+        )
     found = list(before)
     for i in index:
         if isinstance(i, Part):
@@ -121,7 +142,9 @@ def indexed(ev: Reader, owner: Tensor | Part, index: tuple[Any, ...], place: Pla
             place.refuse("bad-index", f"{kind(i)} is an index", "index with integers")
         found.append(_position(i, tensor, len(found), place) if isinstance(i, int) else i)
     if tensor.shape is not None and len(found) > len(tensor.shape):
-        message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
+        message = (
+            f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
+        )
         place.refuse("bad-index", message, "use one index for each dimension")
     part = Part(tensor, tuple(found), place)
     return detached(part, place) if ev.detaches and ev.of_a_pair else part
@@ -133,7 +156,9 @@ def _is_ellipsis(index: Any) -> bool:
 
 def _forward(index: Any) -> bool:
     """True for a slice with a positive step."""
-    return isinstance(index, slice) and (index.step is None or (type(index.step) is int and index.step > 0))
+    return isinstance(index, slice) and (
+        index.step is None or (type(index.step) is int and index.step > 0)
+    )
 
 
 def _sliced(shape: Extents | None, index: Sequence[Any]) -> Extents | None:
@@ -148,7 +173,9 @@ def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
     """Return a constant index, counted from the front. Refuse one that is out of bounds."""
     extent = tensor.shape[axis] if tensor.shape and axis < len(tensor.shape) else None
     if extent is not None and not -extent <= index < extent:
-        message = f"the index {index} is out of bounds: dimension {axis} of {called(tensor)} has {extent}"
+        message = (
+            f"the index {index} is out of bounds: dimension {axis} of {called(tensor)} has {extent}"
+        )
         place.refuse("bad-index", message, f"use an index from {-extent} to {extent - 1}")
     return FromEnd(index) if index < 0 else index
 
@@ -158,7 +185,9 @@ def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
     match value:
         case Tensor():
             # A module may load other values.
-            return dataclasses.replace(value, grad=grad, follows=follows or value.follows, facts=None)
+            return dataclasses.replace(
+                value, grad=grad, follows=follows or value.follows, facts=None
+            )
         case Part(tensor=tensor, indices=before):
             shape = None if tensor.shape is None else tensor.shape[len(before) :]
             return Tensor(place, None, shape, tensor.dtype, grad, origin(place), follows=follows)
@@ -198,7 +227,10 @@ def element(part: Part) -> Term:
     """Return the element of a tensor whose dimensions all have an index."""
     tensor = part.tensor
     if tensor.shape is not None and len(part.indices) < len(tensor.shape):
-        message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are indexed"
+        message = (
+            f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are "
+            "indexed"
+        )
         part.place.refuse("whole-tensor", message, "index all of them, so that one element is left")
     return _read(tensor, part.indices, part.place)
 
@@ -220,7 +252,9 @@ def made(ev: Reader, name: str, args: list[Any], keywords: Mapping[str, Any], pl
     if name in ("tensor", "as_tensor", "scalar_tensor") and args:
         return _literal(args[0], known, grad, place)
     if name == "Parameter" and args:
-        return owned(args[0], place, grad=keywords.get("requires_grad", True) is not False, follows=True)
+        return owned(
+            args[0], place, grad=keywords.get("requires_grad", True) is not False, follows=True
+        )
     if name in _LIKE and args:
         return _like(name, args, keywords, known, place)
     if name in _FILLED:
@@ -230,7 +264,7 @@ def made(ev: Reader, name: str, args: list[Any], keywords: Mapping[str, Any], pl
         return Tensor(
             place,
             None,
-            _counted(name, args, keywords),
+            shapes.of_constructor(name, args, keywords),
             known or ("int64" if whole else "fp32"),
             grad,
             origin(place),
@@ -253,10 +287,18 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
         return owned(value, place, grad=True) if grad else value
     if isinstance(value, Unknown):
         return Tensor(place, None, None, known, grad, origin(place), open=True)
-    shape, leaves = _extents(value)
+    shape, leaves = shapes.of_lists(value)
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
-        known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
+        known = (
+            "fp32"
+            if float in types
+            else "int64"
+            if int in types
+            else "bool"
+            if types == {bool}
+            else None
+        )
     tensor = Tensor(place, None, shape, known, grad, origin(place))
     if shape is not None and known in _WHOLE and not place.source.name.startswith("--"):
         tensor.facts = ascending.literal(_flat(value), math.prod(n or 0 for n in shape[:-1]))
@@ -270,20 +312,9 @@ def _flat(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in _flat(item)]
 
 
-def _extents(value: Any) -> tuple[Extents | None, list[Any]]:
-    """Return the shape of nested lists and some of the leaves."""
-    shape: list[int | None] = []
-    while isinstance(value, list | tuple | range):
-        shape.append(len(value))
-        if not value:
-            return tuple(shape), []
-        if not isinstance(value[0], list | tuple | range):
-            return tuple(shape), list(value)
-        value = value[0]
-    return None, []
-
-
-def _like(name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, place: Place) -> Any:
+def _like(
+    name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, place: Place
+) -> Any:
     of = args[0]
     fill = keywords.get("fill_value", args[1] if len(args) > 1 else None)
     value = {"zeros_like": 0, "ones_like": 1, "full_like": fill}.get(name)
@@ -298,36 +329,33 @@ def _like(name: str, args: list[Any], keywords: Mapping[str, Any], known: str | 
 
 
 def _filled(
-    name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, grad: bool, place: Place
+    name: str,
+    args: list[Any],
+    keywords: Mapping[str, Any],
+    known: str | None,
+    grad: bool,
+    place: Place,
 ) -> Any:
     args = list(args)
     fill = {"zeros": 0.0, "ones": 1.0}.get(name)
     if name == "full":
         fill = keywords.get("fill_value", args.pop() if len(args) > 1 else None)
         if known is None and is_number(fill):
-            known = "bool" if isinstance(fill, bool) else "int64" if isinstance(fill, int) else "fp32"
+            known = (
+                "bool" if isinstance(fill, bool) else "int64" if isinstance(fill, int) else "fp32"
+            )
     if name == "randint":
         args = [keywords.get("size", args[-1] if args else None)]
         known = known or "int64"
-    sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
+    sizes = keywords.get(
+        "size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+    )
     if not isinstance(sizes, list | tuple):
         return Tensor(place, None, None, known or "fp32", grad, origin(place))
     if not sizes and is_number(fill) and not grad:
         return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
     shape = tuple(n if type(n) is int else None for n in sizes)
     return Tensor(place, None, shape, known or "fp32", grad, origin(place))
-
-
-def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Extents:
-    if name in ("linspace", "logspace"):
-        steps = keywords.get("steps", args[2] if len(args) > 2 else None)
-        return (steps if type(steps) is int else None,)
-    if not args or not all(isinstance(a, int | float) for a in args):
-        return (None, None) if name == "eye" else (None,)
-    if name == "eye":
-        return (int(args[0]), int(args[-1]))
-    start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    return (max(math.ceil((stop - start) / step), 0) if step else None,)
 
 
 # --- tensors that are computed before the mods ------------------------
@@ -341,7 +369,9 @@ def computed(
     if any(a.shape is None for a in found):
         shape: Extents | None = None
     else:
-        shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
+        shape = (
+            found[0].shape if len(found) == 1 else shapes.broadcast([a.shape or () for a in found])
+        )
     made = Tensor(
         place,
         None,
@@ -381,22 +411,13 @@ def _promoted(fn: str, args: Sequence[Any]) -> str | None:
     return dtype
 
 
-def _broadcast(shapes: Sequence[Extents]) -> Extents | None:
-    rank = max(map(len, shapes))
-    result: list[int | None] = []
-    for axis in range(-rank, 0):
-        extents = {s[axis] for s in shapes if len(s) >= -axis} - {1}
-        if len(extents) > 1:
-            return None
-        result.append(extents.pop() if extents else 1)
-    return tuple(result)
-
-
 def method(
     ev: Reader, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
 ) -> Any:
     """Return the result of a method of a whole tensor, before the mods."""
-    if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):
+    if name in SAME or (
+        name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords
+    ):
         if name == "requires_grad_":
             owner.grad = not args or args[0] is not False
         return owner
@@ -410,18 +431,23 @@ def method(
         return _changed(owner, place, grad=False, origin=owner.origin)
     if name in ("view", "reshape"):
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        return _changed(owner, place, shape=_reshaped(owner.shape, sizes))
-    if name == "unsqueeze" and owner.shape is not None and args and args[0] in range(len(owner.shape) + 1):
+        return _changed(owner, place, shape=shapes.reshaped(owner.shape, sizes))
+    if (
+        name == "unsqueeze"
+        and owner.shape is not None
+        and args
+        and args[0] in range(len(owner.shape) + 1)
+    ):
         shape = (*owner.shape[: args[0]], 1, *owner.shape[args[0] :])
         return _changed(owner, place, shape=shape)
     if name == "unsqueeze" and owner.shape is None:
         return _changed(owner, place)
     if name in ("flatten", "ravel") and not args:
-        return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
+        return _changed(owner, place, shape=shapes.reshaped(owner.shape, (-1,)))
     if name == "t":
         return attribute(owner, "T", place)
-    if name in _MOVED:
-        return _changed(owner, place, shape=_moved(name, owner.shape, args))
+    if name in shapes.MOVED:
+        return _changed(owner, place, shape=shapes.moved(name, owner.shape, args))
     if name in ("tril", "triu", "cumsum", "flip"):
         return made(ev, name, [owner, *args], keywords, place)
     if name in ("item", "tolist"):
@@ -437,50 +463,11 @@ def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
     return dataclasses.replace(owner, **{**known, **fields})
 
 
-_MOVED = frozenset(
-    {
-        *("squeeze", "transpose", "swapaxes", "permute", "expand", "repeat", "repeat_interleave", "tile"),
-        *("narrow", "index_select", "gather", "select", "movedim", "broadcast_to", "unflatten"),
-    }
-)
-"""Methods whose result has elements of the tensor, and therefore its dtype."""
-
-
-def _moved(name: str, shape: Extents | None, args: Sequence[Any]) -> Extents | None:
-    """Return the shape of the result, or None if it is unknown."""
-    rank = 0 if shape is None else len(shape)
-    if shape is None or not args or not all(type(n) is int and -rank <= n < rank for n in args):
-        return None
-    axes = [n % rank for n in args]
-    if name == "squeeze" and len(axes) == 1 and shape[axes[0]] is not None:
-        return shape if shape[axes[0]] != 1 else (*shape[: axes[0]], *shape[axes[0] + 1 :])
-    if name == "permute" and len(axes) == rank:
-        return tuple(shape[axis] for axis in axes)
-    if name in ("transpose", "swapaxes") and len(axes) == 2:
-        swapped = list(range(rank))
-        swapped[axes[0]], swapped[axes[1]] = axes[1], axes[0]
-        return tuple(shape[axis] for axis in swapped)
-    return None
-
-
-def _reshaped(shape: Extents | None, sizes: Sequence[Any]) -> Extents:
-    total = None if shape is None or None in shape else math.prod(n for n in shape if n is not None)
-    known = math.prod(n for n in sizes if type(n) is int and n > 0)
-    return tuple(
-        None
-        if type(n) is not int
-        else n
-        if n >= 0
-        else None
-        if total is None or not known
-        else total // known
-        for n in sizes
-    )
-
-
 def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """Return the opaque result of a torch function on tensors."""
-    given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
+    given = [
+        b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))
+    ]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
         found = [a for a in given if isinstance(a, Tensor)]

@@ -16,7 +16,8 @@ INDICES = ("b", "h", "q_idx", "kv_idx", "score", "inf")
 
 
 def size(node: Node) -> int:
-    """Return the number of terms of a tree, with shared parts counted as often as kernels print them.
+    """Return the number of terms of a tree, with shared parts counted as often as kernels print
+    them.
 
     Counting stops at the limit of a spec.
     """
@@ -37,11 +38,15 @@ def written(node: Node, labels: Mapping[Node, str], taken: Collection[str]) -> s
     uses = Counter(child for part in distinct(node) for child in children(part))
     sizes = _sizes(node)
     shared = [
-        p for p in distinct(node) if _named(p) and p != node and uses[p] > 1 and (p in labels or sizes[p] > 4)
+        p
+        for p in distinct(node)
+        if _named(p) and p != node and uses[p] > 1 and (p in labels or sizes[p] > 4)
     ]
     lines, last = _lines(node, shared, labels, taken)
     if len(last) > WIDTH:
-        shared = [p for p in distinct(node) if p != node and (p in shared or (p in labels and _named(p)))]
+        shared = [
+            p for p in distinct(node) if p != node and (p in shared or (p in labels and _named(p)))
+        ]
         lines, last = _lines(node, shared, labels, taken)
     return "\n".join([*lines, last])
 

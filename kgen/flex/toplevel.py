@@ -46,7 +46,9 @@ def _statement(ev: Reader, node: ast.stmt, module: Module) -> bool:
                 )
             return _run(ev, node, module, place)
         except (RecursionError, statements.Left, statements.Returned):
-            place.refuse("too-deep", "the source nests too deep to be read", "split it into smaller parts")
+            place.refuse(
+                "too-deep", "the source nests too deep to be read", "split it into smaller parts"
+            )
     except KgenError as error:
         if isinstance(node, ast.Assert) and error.diagnostics[0].code == "raises":
             raise  # Python cannot import the module either
@@ -65,7 +67,9 @@ def _run(ev: Reader, node: ast.stmt, module: Module, place: Place) -> bool:
             if statements.guards(node) and isinstance(value, statements.UNTOLD):
                 statements.unchecked(ev, node, module, place)
                 return False
-            return run(ev, node.body if ev.decided(value, node.test, place.source) else node.orelse, module)
+            return run(
+                ev, node.body if ev.decided(value, node.test, place.source) else node.orelse, module
+            )
         case ast.With():
             with ev.gradients(statements.entered(ev, node, module, place)):
                 return run(ev, node.body, module)
@@ -126,7 +130,16 @@ def _always_there(name: str) -> bool:
 def _plain(node: ast.expr) -> bool:
     """True for an expression of literals and names, whose evaluation cannot raise."""
     kinds = (
-        *(ast.Constant, ast.Name, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Tuple, ast.List, ast.IfExp),
+        *(
+            ast.Constant,
+            ast.Name,
+            ast.UnaryOp,
+            ast.BinOp,
+            ast.Compare,
+            ast.Tuple,
+            ast.List,
+            ast.IfExp,
+        ),
         *(ast.BoolOp, ast.operator, ast.unaryop, ast.cmpop, ast.boolop, ast.expr_context),
     )
     return all(isinstance(part, kinds) for part in ast.walk(node))

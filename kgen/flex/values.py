@@ -17,7 +17,8 @@ MAX_DEPTH = 100
 class Term:
     """A value of one (query, key) pair: a torch operation, by name, on terms and numbers.
 
-    `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and compared by identity.
+    `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and
+    compared by identity.
     """
 
     __slots__ = ("args", "changes", "depth", "fn", "label", "place")
@@ -39,7 +40,10 @@ class Term:
 
 
 class Least(float):
-    """The smallest number of a dtype. In `where` it means minus infinity, elsewhere it is a normal number."""
+    """The smallest number of a dtype.
+
+    In `where` it means minus infinity, elsewhere it is a normal number.
+    """
 
 
 class FromEnd(int):
@@ -110,7 +114,9 @@ def note_change(value: Any) -> None:
 
 
 def changes_in_place(name: str) -> bool:
-    """True for the name of a function or method that changes its argument: `neg_`, `__setitem__`, `__iadd__`."""
+    """True for the name of a function or method that changes its argument: `neg_`, `__setitem__`,
+    `__iadd__`.
+    """
     if name.endswith("__"):
         return name == "__setitem__" or name.startswith("__i")
     return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
@@ -143,7 +149,10 @@ class DtypeOf:
 
 @dataclass(frozen=True, eq=False)
 class Unknown:
-    """A value that cannot be determined without running the source. It may turn out to be unused."""
+    """A value that cannot be determined without running the source.
+
+    It may turn out to be unused.
+    """
 
     place: Place
     what: str
@@ -158,7 +167,10 @@ class Unknown:
 
 @dataclass(frozen=True, eq=False)
 class Extent(Unknown):
-    """A length that is known only in a call, or a value computed from lengths. Mods use its `term`."""
+    """A length that is known only in a call, or a value computed from lengths.
+
+    Mods use its `term`.
+    """
 
     term: Term | None = None
 
@@ -191,7 +203,10 @@ def measured(value: Any) -> Any:
 
 
 class Passing:
-    """The elements of an iterator such as a generator or `map`. It must be used where it is created."""
+    """The elements of an iterator such as a generator or `map`.
+
+    It must be used where it is created.
+    """
 
     def __init__(self, items: list[Any], once: bool = True, of: Sequence[Any] = ()) -> None:
         self.items = items
@@ -359,7 +374,11 @@ def plain(value: Any) -> Any:
         case NarrowFloat():
             return float(value)
         case tuple() | list():
-            return type(value)(plain(item) for item in value) if type(value) in (tuple, list) else value
+            return (
+                type(value)(plain(item) for item in value)
+                if type(value) in (tuple, list)
+                else value
+            )
     return value
 
 

@@ -45,9 +45,14 @@ class Spec:
     """Buffers with `sorted: true`."""
 
     def promised(self, useful: Iterable[str]) -> Spec:
-        """Return the spec with `sorted: true` for proved `useful` buffers, and a note for the others."""
+        """Return the spec with `sorted: true` for proved `useful` buffers, and a note for the
+        others.
+        """
         left = [name for name in useful if name not in self.ascending]
-        notes = [f"if each row of {name} ascends, `sorted: true` lets kernels skip tiles" for name in left]
+        notes = [
+            f"if each row of {name} ascends, `sorted: true` lets kernels skip tiles"
+            for name in left
+        ]
         return replace(self, sorted={*useful} & self.ascending, notes=[*self.notes, *notes])
 
     def renamed(self, old: str, new: str) -> Spec:
@@ -55,7 +60,9 @@ class Spec:
 
         def rename(node: Node) -> Node:
             return (
-                Read(new, node.indices, node.type) if isinstance(node, Read) and node.buffer == old else node
+                Read(new, node.indices, node.type)
+                if isinstance(node, Read) and node.buffer == old
+                else node
             )
 
         buffers = {new if name == old else name: value for name, value in self.buffers.items()}
@@ -63,7 +70,9 @@ class Spec:
         trees = {f: transform(tree, rename) for f, tree in self.trees.items()}
         labels = {transform(node, rename): label for node, label in self.labels.items()}
         ascending = {new if name == old else name for name in self.ascending}
-        return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes, ascending=ascending)
+        return replace(
+            self, trees=trees, buffers=buffers, labels=labels, notes=notes, ascending=ascending
+        )
 
     def text(self) -> str:
         """Return the YAML."""
@@ -96,7 +105,8 @@ class Spec:
 def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
     """Return the text of a spec that can be rendered, and the loaded spec.
 
-    Rename buffers whose names kernels reserve. Raise `KgenError` if kernels cannot compute the spec.
+    Rename buffers whose names kernels reserve. Raise `KgenError` if kernels cannot compute the
+    spec.
     """
     for _ in range(MAX_RENAMES):
         text = spec.text()
@@ -130,7 +140,9 @@ def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
     """Raise an error of an expression at the place of its mod, because the spec is not written."""
     lines = text.split("\n")
     for d in error.diagnostics:
-        above = [f for f in spec.places for line in lines[: d.line or 0] if line.startswith(f"{f}:")]
+        above = [
+            f for f in spec.places for line in lines[: d.line or 0] if line.startswith(f"{f}:")
+        ]
         if above:
             spec.places[above[-1]].refuse(d.code, d.message, d.hint or "write it in another way")
 
@@ -152,7 +164,9 @@ def _taken(error: KgenError, spec: Spec) -> list[str]:
 
 def _other(name: str, spec: Spec) -> str:
     parts = [
-        part for part in "".join(c if c.isascii() and c.isalnum() else "_" for c in name).split("_") if part
+        part
+        for part in "".join(c if c.isascii() and c.isalnum() else "_" for c in name).split("_")
+        if part
     ]
     base = "_".join(parts).lower()
     base = base if base[:1].isalpha() else f"x_{base}".rstrip("_")
@@ -162,7 +176,9 @@ def _other(name: str, spec: Spec) -> str:
     return new
 
 
-def _buffer(buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said: str, in_order: bool) -> None:
+def _buffer(
+    buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said: str, in_order: bool
+) -> None:
     one = CommentedMap({"shape": _flow(list(shape)), "dtype": dtype})
     if in_order:
         one["sorted"] = True

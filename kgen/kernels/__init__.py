@@ -1,1 +1,3 @@
-"""The kernel families: a package each, of everything that is about it, which `kgen.family` finds by its name."""
+"""The kernel families: a package each, of everything that is about it, which `kgen.family` finds by
+its name.
+"""

@@ -70,7 +70,8 @@ def _table(block: model.Table) -> Iterator[str]:
 def _cell(cell: Words) -> str:
     # A bar ends a cell in a piece of code, too.
     return "".join(
-        said((part,)) if isinstance(part, str) else code(part.text).replace("|", "\\|") for part in cell
+        said((part,)) if isinstance(part, str) else code(part.text).replace("|", "\\|")
+        for part in cell
     )
 
 
@@ -97,7 +98,9 @@ def _bars(block: model.Bars) -> Iterator[str]:
 def said(parts: Words) -> str:
     """Return words on one line that is not a list, quote or heading."""
     line = "".join(
-        code(part.text) if isinstance(part, Code) else _MARKUP.sub(r"\\\g<0>", part.replace("\n", " "))
+        code(part.text)
+        if isinstance(part, Code)
+        else _MARKUP.sub(r"\\\g<0>", part.replace("\n", " "))
         for part in parts
     )
     return re.sub(r"^( *\d*)([-+=.)>])", r"\1\\\2", line)

@@ -1,7 +1,7 @@
 """The parts of a page. A family builds a page, and a printer for each format prints its parts.
 
-Sentences are `Words`: text, with `Code` for parts that come from the spec or a kernel. Text may also come from users,
-so each printer escapes it for its format.
+Sentences are `Words`: text, with `Code` for parts that come from the spec or a kernel. Text may
+also come from users, so each printer escapes it for its format.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ def words(*parts: str | Code) -> Words:
 def quoting(text: str) -> Words:
     """Build words from a sentence of kgen, in which text in backquotes is code."""
     return tuple(
-        Code(part, quoted=True) if number % 2 else part for number, part in enumerate(text.split("`")) if part
+        Code(part, quoted=True) if number % 2 else part
+        for number, part in enumerate(text.split("`"))
+        if part
     )
 
 
 def plain(said: Words) -> str:
     """Return words as plain text."""
     return "".join(
-        part if isinstance(part, str) else f"`{part.text}`" if part.quoted else part.text for part in said
+        part if isinstance(part, str) else f"`{part.text}`" if part.quoted else part.text
+        for part in said
     )
 
 
@@ -109,7 +112,10 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles of queries (rows) by keys (columns), each a character of `KINDS`. `tile` is the size of a tile."""
+    """Tiles of queries (rows) by keys (columns), each a character of `KINDS`.
+
+    `tile` is the size of a tile.
+    """
 
     rows: tuple[str, ...]
     tile: tuple[int, int]
@@ -185,9 +191,9 @@ class Page:
 class Drawing:
     """The request for grids.
 
-    `length` is the length of sequences; None chooses one that shows the mask. `heads` is the number of heads, each with
-    its own grid. `given` has run-time parameters by name, as text. `ranks` is the number of ranks that share the
-    sequences.
+    `length` is the length of sequences; None chooses one that shows the mask. `heads` is the number
+    of heads, each with its own grid. `given` has run-time parameters by name, as text. `ranks` is
+    the number of ranks that share the sequences.
     """
 
     length: int | None = None

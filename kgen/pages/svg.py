@@ -1,7 +1,7 @@
 """Grids and bars as SVG: plain shapes and text, which need no script and no font of their own.
 
-Colours are classes, so that a dark page has its own: in an HTML page the style of the page has them, and a picture
-that stands alone brings `STYLE`.
+Colours are classes, so that a dark page has its own: in an HTML page the style of the page has
+them, and a picture that stands alone brings `STYLE`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ SERIES = 8
 """Colours of series, in order. More series repeat them."""
 
 STYLE = """\
-:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff;
+:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; \
+--paper: #ffffff;
   --skipped: #edf0f4; --masked: #f0a830; --full: #2f6fb7;
   --c0: #2f6fb7; --c1: #e08a1e; --c2: #3d9a5b; --c3: #c8504f;
   --c4: #8465b5; --c5: #8a6a52; --c6: #cf6fa8; --c7: #6f7a86; }
@@ -31,15 +32,19 @@ STYLE = """\
     --skipped: #252c36; --masked: #d9962c; --full: #4f94dd;
     --c0: #4f94dd; --c1: #e79b3c; --c2: #58b878; --c3: #e0716f;
     --c4: #a48ad3; --c5: #b08f74; --c6: #df8dbe; --c7: #93a0ae; } }
-svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--ink); }
+svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; \
+fill: var(--ink); }
 svg .soft { fill: var(--soft); }
 svg .strong { font-weight: 600; }
 svg .paper { fill: var(--paper); }
 svg .rule { stroke: var(--line); stroke-width: 1; }
 svg .cut { stroke: var(--paper); stroke-width: 0.75; }
-svg .skipped { fill: var(--skipped); } svg .masked { fill: var(--masked); } svg .full { fill: var(--full); }
-svg .c0 { fill: var(--c0); } svg .c1 { fill: var(--c1); } svg .c2 { fill: var(--c2); } svg .c3 { fill: var(--c3); }
-svg .c4 { fill: var(--c4); } svg .c5 { fill: var(--c5); } svg .c6 { fill: var(--c6); } svg .c7 { fill: var(--c7); }
+svg .skipped { fill: var(--skipped); } svg .masked { fill: var(--masked); } \
+svg .full { fill: var(--full); }
+svg .c0 { fill: var(--c0); } svg .c1 { fill: var(--c1); } svg .c2 { fill: var(--c2); } \
+svg .c3 { fill: var(--c3); }
+svg .c4 { fill: var(--c4); } svg .c5 { fill: var(--c5); } svg .c6 { fill: var(--c6); } \
+svg .c7 { fill: var(--c7); }
 """
 
 
@@ -52,7 +57,9 @@ class Element:
     inner: tuple[Element, ...] | str = ()
 
     def __str__(self) -> str:
-        named = "".join(f" {name}={quoteattr(_shown(value))}" for name, value in self.attributes.items())
+        named = "".join(
+            f" {name}={quoteattr(_shown(value))}" for name, value in self.attributes.items()
+        )
         inner = escape(self.inner) if isinstance(self.inner, str) else "".join(map(str, self.inner))
         return f"<{self.tag}{named}>{inner}</{self.tag}>" if inner else f"<{self.tag}{named}/>"
 
@@ -81,7 +88,11 @@ def _picture(width: float, height: float, title: str, inner: Iterable[Element]) 
     box = f"0 0 {_shown(width)} {_shown(height)}"
     # A page may make it narrower than it is drawn, and no wider.
     fit = f"width: 100%; max-width: {_shown(width * 1.25)}px; height: auto"
-    given: dict[str, str | float] = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": box, "role": "img"}
+    given: dict[str, str | float] = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": box,
+        "role": "img",
+    }
     return Element("svg", {**given, "style": fit}, (Element("title", {}, title), *inner))
 
 
@@ -93,7 +104,10 @@ LEFT, TOP, LINE = 28, 24, 18
 
 
 def grid(of: Grid) -> Element:
-    """Draw tiles as rectangles. Neighbours of one kind share a rectangle, and lines separate the tiles."""
+    """Draw tiles as rectangles.
+
+    Neighbours of one kind share a rectangle, and lines separate the tiles.
+    """
     return _picture(LEFT + SIDE + 8, _height(of), f"{of.title}: {text.shares(of)}", _drawn(of))
 
 
@@ -110,7 +124,9 @@ def _drawn(of: Grid) -> Iterator[Element]:
         for kind, run in groupby(row):
             count = len([*run])
             title = KINDS[kind]
-            yield _rect(LEFT + start * across, TOP + i * down, count * across, down, CLASSES[kind], title)
+            yield _rect(
+                LEFT + start * across, TOP + i * down, count * across, down, CLASSES[kind], title
+            )
             start += count
     for i in range(1, len(of.rows)):
         yield _line(LEFT, TOP + i * down, LEFT + SIDE, TOP + i * down, "cut")
@@ -124,7 +140,9 @@ def _drawn(of: Grid) -> Iterator[Element]:
         y += LINE
     queries, keys = of.tile
     yield _text(LEFT, y, f"one rectangle is {queries} queries by {keys} keys", "soft")
-    yield from (_text(LEFT, y + (i + 1) * LINE, line, "soft") for i, line in enumerate(_wrapped(of.title)))
+    yield from (
+        _text(LEFT, y + (i + 1) * LINE, line, "soft") for i, line in enumerate(_wrapped(of.title))
+    )
 
 
 def _wrapped(title: str) -> list[str]:
@@ -140,7 +158,9 @@ def grids(of: tuple[Grid, ...], name: str) -> str:
     """Draw the grids of a spec below each other, as a separate file."""
     placed, height = [], 30.0
     for one in of:
-        placed.append(Element("g", {"transform": f"translate(0 {_shown(height)})"}, tuple(_drawn(one))))
+        placed.append(
+            Element("g", {"transform": f"translate(0 {_shown(height)})"}, tuple(_drawn(one)))
+        )
         height += _height(one)
     width = LEFT + SIDE + 8
     style = Element("style", {}, STYLE)
@@ -158,7 +178,10 @@ LETTER = 7.4
 
 
 def bars(of: Bars) -> Element:
-    """Draw horizontal bars by group, with the value at the end. A stack lists its parts in its title."""
+    """Draw horizontal bars by group, with the value at the end.
+
+    A stack lists its parts in its title.
+    """
     labels = 8 + LETTER * max(len(group.name) for group in of.groups)
     room = WIDTH - labels - 64
     rows = [1 if of.stacked else len(group.values) for group in of.groups]
@@ -175,7 +198,9 @@ def bars(of: Bars) -> Element:
     below = float(top)
     for group, count in zip(of.groups, rows, strict=True):
         inner.append(_text(labels - 6, below + count * BAR / 2 + 4, group.name, "", "end"))
-        inner += _group(of, group, labels, below, lambda v: room * _share(v, lowest, highest, of.logarithmic))
+        inner += _group(
+            of, group, labels, below, lambda v: room * _share(v, lowest, highest, of.logarithmic)
+        )
         below += count * BAR + 7
     return _picture(WIDTH, height, f"{of.title}, {of.unit}", inner)
 
@@ -201,7 +226,9 @@ def _range(of: Bars) -> tuple[float, float]:
         values = [sum(group.values.values()) for group in of.groups]
     positive = [value for value in values if value > 0]
     highest = max(positive, default=1.0)
-    lowest = 10.0 ** math.floor(math.log10(min(positive, default=1.0))) / 10 if of.logarithmic else 0.0
+    lowest = (
+        10.0 ** math.floor(math.log10(min(positive, default=1.0))) / 10 if of.logarithmic else 0.0
+    )
     return lowest, highest
 
 
@@ -211,11 +238,15 @@ def _share(value: float, lowest: float, highest: float, logarithmic: bool) -> fl
     return math.log(value / lowest) / math.log(highest / lowest) if value > lowest else 0.0
 
 
-def _group(of: Bars, group: Group, x: float, y: float, length: Callable[[float], float]) -> Iterator[Element]:
+def _group(
+    of: Bars, group: Group, x: float, y: float, length: Callable[[float], float]
+) -> Iterator[Element]:
     end = x
     for name, value in group.values.items():
         kind, width = _class(of, name), length(value)
-        yield _rect(end, y + 1, max(width, 0.5), BAR - 2, kind, f"{group.name}, {name}: {value:.4g}")
+        yield _rect(
+            end, y + 1, max(width, 0.5), BAR - 2, kind, f"{group.name}, {name}: {value:.4g}"
+        )
         if of.stacked:
             end += width
         else:

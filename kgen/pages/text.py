@@ -12,7 +12,9 @@ from kgen.pages.model import KINDS, Block, Page, Words, plain
 def text(page: Page) -> str:
     """Return the page without the sections for other formats."""
     sections = [
-        "\n".join([f"{section.title}\n", *(line for block in section.blocks for line in printed(block))])
+        "\n".join(
+            [f"{section.title}\n", *(line for block in section.blocks for line in printed(block))]
+        )
         for section in page.sections
         if not section.for_pages
     ]
@@ -102,7 +104,10 @@ def shares(grid: model.Grid) -> str:
 def _bars(block: model.Bars) -> Iterator[str]:
     yield f"  {block.title}, {block.unit}"
     rows = tuple(
-        ((group.name,), *((f"{group.values[s]:.4g}" if s in group.values else "-",) for s in block.series))
+        (
+            (group.name,),
+            *((f"{group.values[s]:.4g}" if s in group.values else "-",) for s in block.series),
+        )
         for group in block.groups
     )
     yield from printed(model.Table(("", *block.series), rows))

@@ -1,7 +1,7 @@
 """Evaluate z3 terms at numbers, with the real functions of the function table.
 
-z3 knows only that `tanh` of equal arguments is equal. Its counterexample may need a function other than `tanh`.
-So a counterexample counts only if it holds with the real functions.
+z3 knows only that `tanh` of equal arguments is equal. Its counterexample may need a function other
+than `tanh`. So a counterexample counts only if it holds with the real functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from kgen.expr.functions import TABLE
 from kgen.prove.world import of_table
 
 DIFFERENT = 1e-6
-"""Relative difference above which two reals differ. It is relative to the largest intermediate value."""
+"""Relative difference above which two reals differ. It is relative to the largest intermediate
+value.
+"""
 
 _Number = int | float | bool
 
@@ -134,7 +136,9 @@ def _of_table(fn: str, args: Sequence[_Number]) -> _Number:
 
 
 def _quotient(a: int, b: int) -> int:
-    """Return the quotient as z3 defines it: the remainder is not negative, for divisors of either sign."""
+    """Return the quotient as z3 defines it: the remainder is not negative, for divisors of either
+    sign.
+    """
     return a // b if b > 0 else -(a // -b)
 
 

@@ -1,7 +1,7 @@
 """The function table over z3 terms.
 
-`//` and `%` are Python's, and reals do not round. About functions such as `exp`, z3 knows only that equal arguments
-have equal values.
+`//` and `%` are Python's, and reals do not round. About functions such as `exp`, z3 knows only that
+equal arguments have equal values.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ def floor_mod(a: Any, b: Any) -> Any:
 
 def toward_zero(a: Any, b: Any) -> Any:
     """Return the quotient of C++, and of `//` in Triton."""
-    return z3.If(a >= 0, a / b, -((-a) / b))  # z3 rounds quotients of non-negative numbers toward zero
+    # z3 rounds quotients of non-negative numbers toward zero
+    return z3.If(a >= 0, a / b, -((-a) / b))
 
 
 def of_bits(fn: str, a: Any, b: Any) -> Any | None:
-    """Return arithmetic for a shift by a number, or for a mask of low or high bits; None for other operations."""
+    """Return arithmetic for a shift by a number, or for a mask of low or high bits; None for other
+    operations.
+    """
     if fn == "bitand" and z3.is_int_value(z3.simplify(a)):
         a, b = b, a
     known = z3.simplify(b)
@@ -119,7 +122,9 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "clamp": lambda x, lo, hi: _min(_max(x, lo), hi),
     "abs": lambda a: z3.If(a >= 0, a, -a),
     "invert": lambda a: -a - 1,
-    "sign": lambda a: z3.If(real(a) > 0, z3.RealVal(1), z3.If(real(a) < 0, z3.RealVal(-1), z3.RealVal(0))),
+    "sign": lambda a: z3.If(
+        real(a) > 0, z3.RealVal(1), z3.If(real(a) < 0, z3.RealVal(-1), z3.RealVal(0))
+    ),
     "ceil": lambda a: -z3.ToReal(z3.ToInt(-real(a))),
     "floordiv": floor_div,
     "mod": floor_mod,
@@ -179,7 +184,8 @@ _BOOLEAN: dict[str, Callable[..., Any]] = {"bitand": z3.And, "bitor": z3.Or, "bi
 def _bits(world: World, fn: str, a: Any, b: Any) -> Any:
     """Return a bit operation as arithmetic if a number selects the bits.
 
-    Otherwise only congruence is known, with operands in one order, and that the result of 32-bit numbers has 32 bits.
+    Otherwise only congruence is known, with operands in one order, and that the result of 32-bit
+    numbers has 32 bits.
     """
     if z3.is_bool(a):
         return _BOOLEAN[fn](a, b)

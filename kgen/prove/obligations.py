@@ -38,8 +38,8 @@ class Verdict(str, Enum):
 class Obligation:
     """The statement that `claim` follows from `facts`.
 
-    `equal` or `parts` can replace the claim: two real numbers, or several claims, each with its code as text. If a
-    term has no encoding, `beyond` names it, and there is no claim.
+    `equal` or `parts` can replace the claim: two real numbers, or several claims, each with its
+    code as text. If a term has no encoding, `beyond` names it, and there is no claim.
     """
 
     kernel: str
@@ -54,7 +54,10 @@ class Obligation:
 
 @dataclass(frozen=True)
 class Decision:
-    """A verdict. `counterexample` has the values of a refutation, and `why` the reason or the refuted part."""
+    """A verdict.
+
+    `counterexample` has the values of a refutation, and `why` the reason or the refuted part.
+    """
 
     verdict: Verdict
     counterexample: Mapping[str, str] = field(default_factory=dict)
@@ -68,7 +71,9 @@ class Decision:
 
 
 _PROVED: dict[int, Any] = {}
-"""Proved claims that need no facts, by id, so they hold for every spec. Stored terms keep their ids."""
+"""Proved claims that need no facts, by id, so they hold for every spec. Stored terms keep their
+ids.
+"""
 
 
 def decide(obligation: Obligation, timeout: float) -> Decision:
@@ -108,7 +113,9 @@ def _given_up(solver: Any, claim: Any) -> Decision:
 
 
 def _of_reals(obligation: Obligation, timeout: float) -> Decision:
-    """Decide if two reals are equal: compare polynomials case by case, then let z3 search for a difference."""
+    """Decide if two reals are equal: compare polynomials case by case, then let z3 search for a
+    difference.
+    """
     assert obligation.equal is not None
     a, b = obligation.equal
     begun = time.monotonic()
@@ -128,7 +135,9 @@ def _of_reals(obligation: Obligation, timeout: float) -> Decision:
 
 def _refuted(model: Any, obligation: Obligation) -> Decision:
     """Return the counterexample, and for several parts the first one that fails."""
-    wrong = (part for part in obligation.parts if z3.is_false(model.eval(part[1], model_completion=True)))
+    wrong = (
+        part for part in obligation.parts if z3.is_false(model.eval(part[1], model_completion=True))
+    )
     if (first := next(wrong, None)) is None:
         return Decision(Verdict.REFUTED, _values(model, obligation.values))
     text, claim = first
@@ -163,7 +172,10 @@ def _values(model: Any, terms: Mapping[str | Place, Any]) -> dict[str, str]:
 
 
 def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
-    """True if two reals are the same polynomial in each case of their conditions. False if time is up."""
+    """True if two reals are the same polynomial in each case of their conditions.
+
+    False if time is up.
+    """
     if _is_zero(z3.simplify(a - b, som=True)):  # often the conditions do not matter
         return True
     conditions = list(dict.fromkeys(_conditions(a - b)))
@@ -181,8 +193,8 @@ def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
 def _spelled(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
     """Yield two reals unchanged, then with quotients replaced by products with reciprocals.
 
-    z3 leaves x / 0 undefined, so `(a * b) / x` and `a * (b / x)` may differ there. A score divided by zero is
-    undefined, so one reciprocal can stand for both.
+    z3 leaves x / 0 undefined, so `(a * b) / x` and `a * (b / x)` may differ there. A score divided
+    by zero is undefined, so one reciprocal can stand for both.
     """
     yield a, b
     if quotients := [part for part in _parts(a - b) if _is_quotient(part)]:
@@ -200,7 +212,8 @@ def _is_quotient(term: Any) -> bool:
 def _vanishes(a: Any, b: Any) -> bool:
     """True if all terms of a difference are within the rounding of literals."""
     difference = a - b
-    for _ in range(2):  # the first pass may make arguments of functions equal, whose values then cancel
+    # the first pass may make arguments of functions equal, whose values then cancel
+    for _ in range(2):
         difference = z3.simplify(difference, som=True)
     if _is_zero(difference):
         return True

@@ -34,9 +34,9 @@ def prove_specs(
 ) -> list[Row]:
     """Decide the obligations of some specs, with at most `timeout` seconds for each obligation.
 
-    Return rows of spec, target, kernel, obligation, verdict, seconds, message and counterexample. `without` is called
-    with each spec that has no obligations. `record` enters the results in the ledger. It raises `KgenError` if an
-    emitted file differs from the rendered one.
+    Return rows of spec, target, kernel, obligation, verdict, seconds, message and counterexample.
+    `without` is called with each spec that has no obligations. `record` enters the results in the
+    ledger. It raises `KgenError` if an emitted file differs from the rendered one.
     """
     if record:
         ledger.require_readable(generated)
@@ -73,7 +73,9 @@ def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Ro
             found = (
                 decide(obligation, min(timeout, left))
                 if left > 0
-                else Decision(Verdict.UNKNOWN, why=f"the limit of {BUDGET:g} seconds for the spec is reached")
+                else Decision(
+                    Verdict.UNKNOWN, why=f"the limit of {BUDGET:g} seconds for the spec is reached"
+                )
             )
             yield {
                 "spec": loaded.folder,
@@ -88,7 +90,9 @@ def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Ro
 
 
 def _require_current(loaded: Any, generated: Path) -> None:
-    """Raise `KgenError` if an emitted file differs from the rendered one, which the proof is about."""
+    """Raise `KgenError` if an emitted file differs from the rendered one, which the proof is
+    about.
+    """
     made = render_spec(loaded, None)
     for file in require_emitted(generated, loaded):
         for path in parts(file.path):
@@ -96,7 +100,9 @@ def _require_current(loaded: Any, generated: Path) -> None:
             if text is not None and path.read_text(encoding="utf-8") != text:
                 message = f"`{path}` differs from the rendered file, so its proof is not recorded"
                 raise KgenError(
-                    Diagnostic("stale", message, file=str(loaded.path), hint=f"kgen render {loaded.path}")
+                    Diagnostic(
+                        "stale", message, file=str(loaded.path), hint=f"kgen render {loaded.path}"
+                    )
                 )
 
 

@@ -1,7 +1,7 @@
 """Run the printed statements of kernels on z3 terms. One lane of each vector stands for all lanes.
 
-The machine records every load and every computed 32-bit integer, with the condition under which it runs. Obligations
-are stated about these records.
+The machine records every load and every computed 32-bit integer, with the condition under which it
+runs. Obligations are stated about these records.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ Value = Number | Stride | Offset | Pointer | Unknown | tuple[Number, ...]
 
 @dataclass(frozen=True)
 class Load:
-    """A load that must be `inside` its buffer if `when` holds. None if the address has no encoding."""
+    """A load that must be `inside` its buffer if `when` holds.
+
+    None if the address has no encoding.
+    """
 
     text: str
     when: Any
@@ -87,7 +90,10 @@ class Computed:
 
 @dataclass
 class Machine:
-    """Runs statements over a world. `values` has the names; Python booleans are compile-time constants."""
+    """Runs statements over a world.
+
+    `values` has the names; Python booleans are compile-time constants.
+    """
 
     world: World
     values: dict[str, Value | bool]
@@ -103,7 +109,9 @@ class Machine:
 
     def copy(self) -> Machine:
         """Return an independent copy of the state."""
-        return replace(self, values=dict(self.values), loads=list(self.loads), computed=list(self.computed))
+        return replace(
+            self, values=dict(self.values), loads=list(self.loads), computed=list(self.computed)
+        )
 
     def given(self, **values: Any) -> Machine:
         """Add values of names, and return the machine."""
@@ -190,14 +198,18 @@ class Machine:
                 return Number(self.value(inner), 64)
             case "to int32", (inner,):
                 return self._kept(code, self.value(inner), 32)
-            case (fn, (inner, *_)) if fn in ("to float32", "float") or fn.startswith("{tl}.full([], "):
+            case (fn, (inner, *_)) if fn in ("to float32", "float") or fn.startswith(
+                "{tl}.full([], "
+            ):
                 return Number(real(self.value(inner)))
             case (fn, (Name(name=length),)) if fn in _RANGES and length in self.lanes:
                 return Number(self.lanes[length])
             case (fn, (inner,)) if fn.startswith(("{tl}.min(", "{tl}.max(")):
                 return self._extreme(code, self.value(inner))
             case (fn, (inner,)) if fn == "({0}).to({tl}.int32)":
-                return Number(apply(self.world, "where", (self.value(inner), z3.IntVal(1), z3.IntVal(0))))
+                return Number(
+                    apply(self.world, "where", (self.value(inner), z3.IntVal(1), z3.IntVal(0)))
+                )
             case "(-{0})", (inner,):
                 return self._kept(code, -self.value(inner), 32)
             case "{0}[0]", (inner,):
@@ -251,12 +263,16 @@ class Machine:
         return self._kept(code, found, bits) if code.fn in _GROWS else Number(found, bits)
 
     def _extreme(self, code: Op, value: Any) -> Number:
-        """Return the minimum or maximum of a vector: a bound of the lane's own value that some lane attains."""
+        """Return the minimum or maximum of a vector: a bound of the lane's own value that some lane
+        attains.
+        """
         others = [(lane, z3.FreshInt(f"other_{lane}")) for lane in self.vectors]
         found = z3.substitute(value, *others)
         facts = [(fact, z3.substitute(fact, *others)) for fact in self.world.facts]
         self.world.facts += [other for fact, other in facts if not fact.eq(other)]
-        self.world.facts.append(found <= value if code.fn.startswith("{tl}.min(") else found >= value)
+        self.world.facts.append(
+            found <= value if code.fn.startswith("{tl}.min(") else found >= value
+        )
         return Number(found)
 
     def _kept(self, code: Code, term: Any, bits: int) -> Number:
@@ -338,9 +354,15 @@ class Machine:
         found = (self.world.first_at_least(pointer.buffer, row, self.value(v)) for v in values)
         return tuple(Number(f) for f in found)
 
-    def _searched(self, code: Op, shape: tuple[int | str, ...], row: tuple[Any, ...], size: Any) -> Load:
-        """Return the load of a search, which reads its row up to the size that the kernel passes."""
-        inside = [z3.And(i >= 0, i < self.world.length(s)) for i, s in zip(row, shape, strict=False)]
+    def _searched(
+        self, code: Op, shape: tuple[int | str, ...], row: tuple[Any, ...], size: Any
+    ) -> Load:
+        """Return the load of a search, which reads its row up to the size that the kernel
+        passes.
+        """
+        inside = [
+            z3.And(i >= 0, i < self.world.length(s)) for i, s in zip(row, shape, strict=False)
+        ]
         inside.append(size <= self.world.length(shape[-1]))
         return Load(str(code), self._when(), z3.And(*inside))
 

@@ -34,7 +34,9 @@ def _term(world: World, node: Node, names: Mapping[str, Any], visit: Any) -> Any
     if isinstance(node, Read):
         indices = tuple(visit(i) for i in node.indices)
         if node.buffer.endswith(FIRST_AT_LEAST):
-            return world.first_at_least(node.buffer.removesuffix(FIRST_AT_LEAST), indices[:-1], indices[-1])
+            return world.first_at_least(
+                node.buffer.removesuffix(FIRST_AT_LEAST), indices[:-1], indices[-1]
+            )
         value = world.read(node.buffer, indices)
         return value != 0 if node.type is Type.BOOL else value
     if node.name == INFINITY:

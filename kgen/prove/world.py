@@ -1,7 +1,7 @@
 """The unknowns of a proof: sizes and params are integers, and buffers are functions.
 
-A buffer that the spec declares sorted ascends. The world states this for each pair of elements that an obligation
-names, so no formula needs a quantifier.
+A buffer that the spec declares sorted ascends. The world states this for each pair of elements that
+an obligation names, so no formula needs a quantifier.
 """
 
 from __future__ import annotations
@@ -42,13 +42,18 @@ def of_table(name: str) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """An element of a buffer. Its name is built only when it is printed, because printing terms is slow."""
+    """An element of a buffer.
+
+    Its name is built only when it is printed, because printing terms is slow.
+    """
 
     buffer: str
     indices: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{', '.join(map(shown, self.indices))}]" if self.indices else self.buffer
+        return (
+            f"{self.buffer}[{', '.join(map(shown, self.indices))}]" if self.indices else self.buffer
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,10 @@ class World:
 
 
 def number(value: int | float | bool) -> Any:
-    """Return a literal. A real becomes the simplest fraction that rounds to it, so `x / 20` equals `0.05 * x`."""
+    """Return a literal.
+
+    A real becomes the simplest fraction that rounds to it, so `x / 20` equals `0.05 * x`.
+    """
     if isinstance(value, bool):
         return z3.BoolVal(value)
     if isinstance(value, int):

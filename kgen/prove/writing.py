@@ -1,8 +1,8 @@
 """Proofs of specs before their files are written.
 
-Plans are compared with their specs at points. If z3 is installed, it also decides masks, scores, and the pairs
-of positions that kernels compute, once each. The cache of the output folder stores results, by a hash of
-all inputs of the proof.
+Plans are compared with their specs at points. If z3 is installed, it also decides masks, scores,
+and the pairs of positions that kernels compute, once each. The cache of the output folder stores
+results, by a hash of all inputs of the proof.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 SECONDS = 2.0
 """Time limit for one obligation."""
 BUDGET = 10.0
-"""Seconds of CPU time for all obligations of a spec. A busy machine proves as much as an idle one."""
+"""Seconds of CPU time for all obligations of a spec. A busy machine proves as much as an idle
+one.
+"""
 WITHOUT = "`--no-prove` writes the kernels as they are"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Numbers of proved and unknown obligations of a spec, and the name of the first unknown one (`why`).
+    """Numbers of proved and unknown obligations of a spec, and the name of the first unknown one
+    (`why`).
 
     `late`: time was up before all obligations were decided.
     """
@@ -57,7 +60,8 @@ def checkable(loaded: Loaded, targets: Collection[str] | None = None) -> list[Ta
 def prove_written(
     specs: Iterable[Loaded], targets: Collection[str] | None, generated: Path, *, keep: bool
 ) -> list[tuple[Loaded, Proof]]:
-    """Prove the kernels of specs before they are written. `keep`: store the results next to `generated`.
+    """Prove the kernels of specs before they are written. `keep`: store the results next to
+    `generated`.
 
     Raise `RefutedError` with a counterexample for each spec whose kernels are wrong.
     """
@@ -103,7 +107,9 @@ def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str], until:
     from kgen.prove.obligations import Verdict, decide
 
     proved, unknown = 0, list[str]()
-    obligations = chain.from_iterable(target.pairs(loaded) for target in targets if target.pairs is not None)
+    obligations = chain.from_iterable(
+        target.pairs(loaded) for target in targets if target.pairs is not None
+    )
     for obligation in obligations:
         about = f"{obligation.kernel}: {obligation.what}"
         if (left := until - time.thread_time()) <= 0:
@@ -120,7 +126,10 @@ def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str], until:
 
 
 def _diagnostic(loaded: Loaded, refuted: Sequence[str]) -> Diagnostic:
-    message = f"kgen's kernels of `{loaded.folder}` are wrong, and nothing is written. Refuted: {refuted[0]}"
+    message = (
+        f"kgen's kernels of `{loaded.folder}` are wrong, and nothing is written. Refuted: "
+        f"{refuted[0]}"
+    )
     hint = f"this is a bug in kgen, please report it with the spec; {WITHOUT}"
     return Diagnostic("refuted", message, file=str(loaded.path), hint=hint)
 
@@ -155,6 +164,7 @@ def unknowns(proofs: Iterable[tuple[Loaded, Proof]]) -> Iterator[str]:
             counted = f"{proof.unknown} of {proof.proved + proof.unknown} obligations are unknown"
             if proof.late:
                 counted = (
-                    f"time is up after {BUDGET:g} seconds of CPU time, {proof.proved} obligations are proved"
+                    f"time is up after {BUDGET:g} seconds of CPU time, {proof.proved} "
+                    "obligations are proved"
                 )
             yield f"not all proved: {loaded.folder}: {counted}, first: {proof.why}"

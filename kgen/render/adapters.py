@@ -35,7 +35,10 @@ def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
 
 
 def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
-    """Return the adapters of these kinds as one. Raises `KgenError` for all kinds that the spec cannot have."""
+    """Return the adapters of these kinds as one.
+
+    Raises `KgenError` for all kinds that the spec cannot have.
+    """
     folders: dict[str, Mapping[str, str]] = {}
     started: dict[str, str] = {}
     specs: list[Loaded] = []
@@ -62,7 +65,9 @@ def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
     if kind not in own:
         message = f"`kernel: {kernel}` has no adapter for {kind}"
         hint = f"choose from {', '.join(own)}" if own else "leave it out"
-        raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
+        raise KgenError(
+            Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint)
+        )
     made: Adapter = own[kind](variants)
     return made
 
@@ -70,7 +75,8 @@ def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
 def _where_it_is_listed(
     variants: Sequence[Loaded], kind: str, said: Iterable[Diagnostic]
 ) -> Iterable[Diagnostic]:
-    """Return the diagnostics of an adapter, moved to the item of `adapters` in the spec, if there is one.
+    """Return the diagnostics of an adapter, moved to the item of `adapters` in the spec, if there
+    is one.
 
     Some diagnostics are about specs that kgen derives, which have no file.
     """

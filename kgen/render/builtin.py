@@ -1,7 +1,7 @@
 """Stock specs, which kgen ships and finds by name.
 
-A manifest names such a spec `builtin:causal_alibi`, because the path of the installation differs between machines. In
-kgen's own repository the manifest has the path, as for any other spec.
+A manifest names such a spec `builtin:causal_alibi`, because the path of the installation differs
+between machines. In kgen's own repository the manifest has the path, as for any other spec.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ PREFIX = "builtin:"
 
 
 def root() -> Path:
-    """Return the folder of stock specs: inside an installed wheel, else next to the package in the repository."""
+    """Return the folder of stock specs: inside an installed wheel, else next to the package in the
+    repository.
+    """
     installed = PACKAGE / "_data" / "specs"
     return installed if installed.is_dir() else PACKAGE.parent / "specs"
 
@@ -31,7 +33,10 @@ def as_written(spec: Path, directory: Path) -> str | None:
     """Return the name of a stock spec in a manifest of `directory`; None for any other spec."""
     folder, place = os.path.realpath(root()), os.path.realpath(directory)
     above = os.path.dirname(folder)
-    if os.path.dirname(os.path.realpath(spec)) != folder or os.path.commonpath([above, place]) == above:
+    if (
+        os.path.dirname(os.path.realpath(spec)) != folder
+        or os.path.commonpath([above, place]) == above
+    ):
         return None
     return PREFIX + spec.stem
 

@@ -1,8 +1,8 @@
 """A cache of specs that are up to date, so that rendering them again costs a few reads.
 
-An entry is valid while its inputs are unchanged: the bytes of the spec and of every file in the output. The sources,
-templates and libraries of kgen are inputs by path, size and time. The cache is the folder `.kgen-cache/` next to the
-output directory, and may be deleted at any time.
+An entry is valid while its inputs are unchanged: the bytes of the spec and of every file in the
+output. The sources, templates and libraries of kgen are inputs by path, size and time. The cache is
+the folder `.kgen-cache/` next to the output directory, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
     path = _entry_path(spec, generated)
     folder, hint = path.parent, f"remove {path.parent}"
     if folder.exists() and not folder.is_dir():
-        raise KgenError(Diagnostic("bad-cache", "the cache is not a directory", str(folder), 1, 1, hint=hint))
+        raise KgenError(
+            Diagnostic("bad-cache", "the cache is not a directory", str(folder), 1, 1, hint=hint)
+        )
     try:
         entry = kept.read_json(path, "bad-cache", hint)
         if entry["fingerprint"] != fingerprint() or entry["spec"] != _hash(kept.read(spec)):
@@ -56,8 +58,13 @@ def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
         return None
 
 
-def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: Iterable[str] = ()) -> None:
-    """Record that `outputs`, all files of `spec_text`, and the `started` files are on disk. Errors are ignored."""
+def store(
+    outputs: Sequence[Output], spec_text: str, generated: Path, started: Iterable[str] = ()
+) -> None:
+    """Record that `outputs`, all files of `spec_text`, and the `started` files are on disk.
+
+    Errors are ignored.
+    """
     path = _entry_path(outputs[0].spec, generated)
     entry = {
         "fingerprint": fingerprint(),

@@ -1,4 +1,6 @@
-"""The files that `--check` and `--diff` compare: every file of kgen in a folder, wherever its spec is."""
+"""The files that `--check` and `--diff` compare: every file of kgen in a folder, wherever its spec
+is.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,26 @@ from kgen.settings import settings
 def render_checked(
     given: Sequence[Path], output: Path, *, targets: Collection[str] | None, single: bool
 ) -> list[Rendered]:
-    """Render the specs of the command line. If it names no spec, also render the specs of the files in `output`."""
+    """Render the specs of the command line.
+
+    If it names no spec, also render the specs of the files in `output`.
+    """
     there = _singles_in(output) if single else _specs_in(output)
     meant, others = _meant(given, there)
     rendered = project.render_all(meant, output, targets=targets, single=single)
     more = project.render_all(others, output, targets=targets, single=single) if others else []
-    return [*rendered, *(one for one in more if single or any(_is_there(o, output) for o in one.outputs))]
+    return [
+        *rendered,
+        *(one for one in more if single or any(_is_there(o, output) for o in one.outputs)),
+    ]
 
 
 def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -> list[Rendered]:
-    """Return the adapters of these kinds for the specs of the command line, and all adapters in `output`.
+    """Return the adapters of these kinds for the specs of the command line, and all adapters in
+    `output`.
 
-    A spec that cannot have an adapter is skipped, unless the command line names it. Then this raises `KgenError`.
+    A spec that cannot have an adapter is skipped, unless the command line names it. Then this
+    raises `KgenError`.
     """
     there = _specs_in(output)
     meant, others = _meant(given, there)
@@ -48,7 +58,9 @@ def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -
 
 
 def _meant(given: Sequence[Path], there: Iterable[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the specs of the command line, and others of `there`: none if the user named specs rather than folders."""
+    """Return the specs of the command line, and others of `there`: none if the user named specs
+    rather than folders.
+    """
     named = any(not path.is_dir() for path in given)
     others = [] if named else list(there)
     missing = not given and not settings().specs.exists()
@@ -66,15 +78,22 @@ def _specs_in(output: Path) -> list[Path]:
 
 
 def _singles_in(output: Path) -> list[Path]:
-    """Return the specs of the single files in a folder. Their headers have no path, so they are found by name."""
+    """Return the specs of the single files in a folder.
+
+    Their headers have no path, so they are found by name.
+    """
     stock = builtin_specs()
     with os_errors():
         files = sorted(output.glob("*.py")) if output.is_dir() else []
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
+        texts = (
+            path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file()
+        )
         names = [spec_name(text) for text in texts]
     own = [settings().specs / f"{name}.yaml" for name in names if name and name.isidentifier()]
     return [
-        path if path.is_file() else stock[path.stem] for path in own if path.is_file() or path.stem in stock
+        path if path.is_file() else stock[path.stem]
+        for path in own
+        if path.is_file() or path.stem in stock
     ]
 
 

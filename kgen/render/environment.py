@@ -1,9 +1,11 @@
 """The jinja environment and the folder of templates.
 
-Templates make no decisions: Python prepares everything that they print (`tests/render/test_templates.py` checks this).
-An expression alone on its line stands for lines of code. Each line gets the indentation of the expression; an empty
-list leaves no blank line. The text of an `include` gets the indentation of the include. The environment prints values
-and statements in the language of their template. A template in a field of another one is rendered at the field's name.
+Templates make no decisions: Python prepares everything that they print
+(`tests/render/test_templates.py` checks this). An expression alone on its line stands for lines of
+code. Each line gets the indentation of the expression; an empty list leaves no blank line. The text
+of an `include` gets the indentation of the include. The environment prints values and statements in
+the language of their template. A template in a field of another one is rendered at the field's
+name.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ CALLED = 8
 
 
 def template_root() -> Path:
-    """Return the folder of templates: inside an installed wheel, else next to the package in the repository."""
+    """Return the folder of templates: inside an installed wheel, else next to the package in the
+    repository.
+    """
     installed = PACKAGE / "_data" / "templates"
     return installed if installed.is_dir() else PACKAGE.parent / "templates"
 
@@ -74,10 +78,14 @@ def _environment(root: Path, language: str) -> Environment:
         keep_trailing_newline=True,
         optimized=False,  # constants are folded in Python
         newline_sequence="\n",
-        finalize=lambda value: value if isinstance(value, list | tuple) else _text_of(value, language),
+        finalize=lambda value: (
+            value if isinstance(value, list | tuple) else _text_of(value, language)
+        ),
     )
     found.filters |= {name: _of_texts(function, language) for name, function in FILTERS.items()}
-    found.filters["lines"] = lambda value, *indent: lines(_before(value, language), language, *indent)
+    found.filters["lines"] = lambda value, *indent: lines(
+        _before(value, language), language, *indent
+    )
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 
@@ -106,7 +114,8 @@ def _of_texts(function: Callable[..., object], language: str) -> Callable[..., o
 def _compiled() -> BytecodeCache | None:
     """Return jinja's cache of compiled templates, in a temporary folder of the user.
 
-    Compiling templates takes a quarter of the time of rendering a spec. None if other users can write to the folder.
+    Compiling templates takes a quarter of the time of rendering a spec. None if other users can
+    write to the folder.
     """
     from jinja2 import FileSystemBytecodeCache
     from jinja2.bccache import Bucket
@@ -117,7 +126,8 @@ def _compiled() -> BytecodeCache | None:
                 super().dump_bytecode(bucket)
 
     # A cache in the project could come with a cloned repository, and its bytecode would run.
-    # jinja's key is the text of a template. The result also depends on this file, so its hash is in the name.
+    # jinja's key is the text of a template. The result also depends on this file, so its hash is in
+    # the name.
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     try:
         return Kept(pattern=f"__kgen_{own}_%s.cache")
@@ -149,7 +159,9 @@ def _in_place(line: str, macro: bool = False) -> str:
 
 
 def texts_of(template: Template) -> dict[str, str]:
-    """Return the texts of a template, of templates within it, and of templates that their tags name, by name."""
+    """Return the texts of a template, of templates within it, and of templates that their tags
+    name, by name.
+    """
     env = environment(template_root())
     found = (template_texts(env, part.template) for part in parts(template))
     return dict(sorted({name: text for texts in found for name, text in texts.items()}.items()))
@@ -157,9 +169,11 @@ def texts_of(template: Template) -> dict[str, str]:
 
 @cache
 def template_texts(env: Environment, name: str) -> dict[str, str]:
-    """Return the text of a template and of all templates that it imports, includes or extends, by name.
+    """Return the text of a template and of all templates that it imports, includes or extends, by
+    name.
 
-    jinja would parse them all, including those that a spec does not use. Each tag is on its own line.
+    jinja would parse them all, including those that a spec does not use. Each tag is on its own
+    line.
     """
     assert env.loader is not None
     texts: dict[str, str] = {}

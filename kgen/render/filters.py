@@ -21,7 +21,10 @@ def around(form: str) -> Callable[[object], str]:
 
 
 def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> str:
-    """Join operands with a comma after each, on lines of at most `WIDTH` columns. Each inner list starts a line."""
+    """Join operands with a comma after each, on lines of at most `WIDTH` columns.
+
+    Each inner list starts a line.
+    """
     if operands and not isinstance(operands[0], str):
         return "\n".join(wrapped(line, indent) for line in operands)
     text = textwrap.fill(
@@ -93,7 +96,9 @@ def alternatives(conditions: Sequence[str]) -> str:
 
 
 def bracketed(operands: Sequence[object], head: str, tail: str = ")") -> Bracketed:
-    """Put operands between `head`, which ends with a bracket, and `tail`, on one line or on several that fit."""
+    """Put operands between `head`, which ends with a bracket, and `tail`, on one line or on several
+    that fit.
+    """
     return Bracketed(head, tuple(map(str, operands)), tail)
 
 
@@ -162,4 +167,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     "unpacked": unpacked,
     "wrapped": wrapped,
 }
-"""Filters by their name in templates: for lists of operands, for guards of loads and stores, for terms and factors."""
+"""Filters by their name in templates: for lists of operands, for guards of loads and stores, for
+terms and factors.
+"""

@@ -1,7 +1,9 @@
-"""The layout of emitted files: no line is longer than `COLUMNS`. In Python, short operands join their brackets.
+"""The layout of emitted files: no line is longer than `COLUMNS`. In Python, short operands join
+their brackets.
 
-Templates print names and messages of any length, so the layout is made from the text. A bracket is opened at the end of
-a line, and operands fill the lines between it and its end. The program stays the same.
+Templates print names and messages of any length, so the layout is made from the text. A bracket is
+opened at the end of a line, and operands fill the lines between it and its end. The program stays
+the same.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from kgen.targets.folding import COLUMNS, filled
 
 _TEXT = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
 _BRACKETS = r" (?P<open>[(\[{]) | (?P<close>[)\]}]) | \n"
-_PYTHON = (
-    rf""" (?P<string>[fFrRbB]{{0,2}}(?: \"\"\".*?\"\"\" | {_TEXT})) | (?P<comment>\#[^\n]*) | {_BRACKETS}"""
-)
+_PYTHON = rf""" (?P<string>[fFrRbB]{{0,2}}(?: \"\"\".*?\"\"\" | {_TEXT})) | (?P<comment>\#[^\n]*) | {_BRACKETS}"""
 _C = rf" (?P<string>{_TEXT}) | (?P<comment>//[^\n]* | /\*.*?\*/) | {_BRACKETS}"
-_MESSAGE = re.compile(r'(?P<head> *(?:"\w+": |else )?)(?P<prefix>f?)"(?P<text>[^"\\]+)"(?P<tail>,?)')
+_MESSAGE = re.compile(
+    r'(?P<head> *(?:"\w+": |else )?)(?P<prefix>f?)"(?P<text>[^"\\]+)"(?P<tail>,?)'
+)
 _BETWEEN_WORDS = re.compile(r"(?:\{[^}]*\}|[^ {])+ +")
 _TARGET = r"[\w.\[\]*, ]+(?:: [\w.]+)? [-+*/|&@]?= "
 _LAMBDA = re.compile(r"\blambda [^:]*:")
 _COMMA, _FOR = ", ?", " for | if "
 _C_COMMENT = re.compile(
-    r"^(?P<indent> *)(?P<code>[^\n/ ][^\n/]*?)? ?/\* (?P<text>(?:[^*]|\*(?!/))*?) ?\*/$", re.MULTILINE
+    r"^(?P<indent> *)(?P<code>[^\n/ ][^\n/]*?)? ?/\* (?P<text>(?:[^*]|\*(?!/))*?) ?\*/$",
+    re.MULTILINE,
 )
 BLANK = " " * 4
 
@@ -80,7 +83,9 @@ class _Language:
             return parts
         if len(parts := self.split(inner.removesuffix(","), _COMMA)) > 1:
             return [*(f"{part}," for part in parts[:-1]), parts[-1] + self.comma]
-        return next((parts for form in self.operators if len(parts := self.split(inner, form)) > 1), [inner])
+        return next(
+            (parts for form in self.operators if len(parts := self.split(inner, form)) > 1), [inner]
+        )
 
     def broken(self, line: str, inside: bool = False) -> list[str]:
         """Break a line that is too long, `inside` brackets or not.
@@ -93,7 +98,10 @@ class _Language:
         for comment in (token for token in self.tokens.finditer(line) if token["comment"]):
             before = line[: comment.start()].rstrip()
             mark = comment[0].partition(" ")[0]
-            return [*_words(f"{indent}{comment[0]}", f"{mark} "), *(self.broken(before) if before else [])]
+            return [
+                *_words(f"{indent}{comment[0]}", f"{mark} "),
+                *(self.broken(before) if before else []),
+            ]
         if message := _MESSAGE.fullmatch(line):
             return _message(message, indent)
         if inside and self.whole(line) and len(parts := self.operands(line.strip())) > 1:
@@ -110,12 +118,17 @@ class _Language:
             )
             rest = [f"{indent}{BLANK}{other}" for other in others]
             return [f"{indent}{first}", *(piece for other in rest for piece in self.broken(other))]
-        if found := self._expression(line, indent, self.operators[:2] if self is PYTHON else self.operators):
+        if found := self._expression(
+            line, indent, self.operators[:2] if self is PYTHON else self.operators
+        ):
             return found
         if pairs := [(start, end) for start, end in self.pairs(line) if start < COLUMNS]:
             start, end = max(pairs, key=lambda pair: pair[1] - pair[0])
             return self._around(
-                line[: start + 1], self.operands(line[start + 1 : end].strip()), line[end:].lstrip(), indent
+                line[: start + 1],
+                self.operands(line[start + 1 : end].strip()),
+                line[end:].lstrip(),
+                indent,
             )
         if found := self._expression(line, indent, self.operators):
             return found
@@ -125,7 +138,9 @@ class _Language:
         return [line]
 
     def _expression(self, line: str, indent: str, operators: Iterable[str]) -> list[str]:
-        """Put the value of a statement into brackets, and break it at the loosest of some operators."""
+        """Put the value of a statement into brackets, and break it at the loosest of some
+        operators.
+        """
         if (value := self.expression.fullmatch(line)) and self.whole(value["value"]):
             for form in operators:
                 parts = self.split(value["value"], form)
@@ -141,7 +156,9 @@ class _Language:
         return [piece for line in lines for piece in self.broken(f"{indent}{line}", inside=True)]
 
     def in_one(self, head: str, inner: str, tail: str) -> str | None:
-        """Join a line that opens a bracket, the line inside it, and the line that closes it; None if too long."""
+        """Join a line that opens a bracket, the line inside it, and the line that closes it; None
+        if too long.
+        """
         closes = tail.lstrip()[:1] in (")", "]", "}")
         if not head.endswith(("(", "[", "{")) or not closes or not self.whole(inner):
             return None
@@ -155,7 +172,9 @@ class _Language:
 
 PYTHON = _Language(
     re.compile(_PYTHON, re.DOTALL | re.VERBOSE),
-    re.compile(rf'(?P<head> *(?:if |elif |while |return |"\w+": |{_TARGET}))(?P<value>.*?)(?P<tail>[:,]?)'),
+    re.compile(
+        rf'(?P<head> *(?:if |elif |while |return |"\w+": |{_TARGET}))(?P<value>.*?)(?P<tail>[:,]?)'
+    ),
     (" if | else ", " or | and ", r" \+ | - ", r" \* | / "),
     comma=",",
 )
@@ -168,12 +187,15 @@ C = _Language(
 
 
 def laid_out(text: str) -> str:
-    """Return a program in Python with lines of at most `COLUMNS` columns, as far as they can be broken."""
+    """Return a program in Python with lines of at most `COLUMNS` columns, as far as they can be
+    broken.
+    """
     return "\n".join(line for statement in _statements(text) for line in _laid_out(statement))
 
 
 def laid_out_in_c(text: str) -> str:
-    """Return a program in C or C++ with lines of at most `COLUMNS` columns, as far as they can be broken.
+    """Return a program in C or C++ with lines of at most `COLUMNS` columns, as far as they can be
+    broken.
 
     Directives and lines with several statements stay as they are.
     """
@@ -185,7 +207,10 @@ def laid_out_in_c(text: str) -> str:
 
 
 def _c_comment(comment: re.Match[str]) -> str:
-    """Wrap the paragraphs of a comment that have a line that is too long. One behind a statement goes before it."""
+    """Wrap the paragraphs of a comment that have a line that is too long.
+
+    One behind a statement goes before it.
+    """
     indent, code, text = comment["indent"], comment["code"], comment["text"]
     if all(len(line) <= COLUMNS for line in comment[0].split("\n")):
         return comment[0]
@@ -225,7 +250,9 @@ def _laid_out(statement: str) -> Iterator[str]:
     depth = 0
     for line in found:
         yield from [line] if kept else PYTHON.broken(line, depth > 0)
-        depth += sum(bool(token["open"]) - bool(token["close"]) for token in PYTHON.tokens.finditer(line))
+        depth += sum(
+            bool(token["open"]) - bool(token["close"]) for token in PYTHON.tokens.finditer(line)
+        )
 
 
 def _docstring(text: str) -> Iterator[str]:
@@ -260,7 +287,9 @@ def _wrapped(words: str, first: str, indent: str, width: int = COLUMNS) -> list[
 
 
 def _message(message: re.Match[str], indent: str) -> list[str]:
-    """Break a literal between words, after a comma if possible, into literals that follow each other."""
+    """Break a literal between words, after a comma if possible, into literals that follow each
+    other.
+    """
     head, prefix = message["head"], message["prefix"]
     inner = indent + BLANK * (head != indent)
     width = COLUMNS - len(f'{inner}{prefix}"",')
@@ -268,7 +297,9 @@ def _message(message: re.Match[str], indent: str) -> list[str]:
     while len(rest) > width:
         ends = [end for end in map(re.Match.end, _BETWEEN_WORDS.finditer(rest)) if end <= width]
         clauses = [
-            end for end in ends if rest[end - 2] == "," and rest[end].isalpha() and len(rest) - end <= width
+            end
+            for end in ends
+            if rest[end - 2] == "," and rest[end].isalpha() and len(rest) - end <= width
         ]
         if not ends:
             break

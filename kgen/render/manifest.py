@@ -22,9 +22,11 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a manifest. `spec` is a POSIX path relative to the directory, or the name of a stock spec.
+    """The content of a manifest. `spec` is a POSIX path relative to the directory, or the name of a
+    stock spec.
 
-    `kgen` is the version that wrote the manifest, for people. A manifest that differs only in it counts as unchanged.
+    `kgen` is the version that wrote the manifest, for people. A manifest that differs only in it
+    counts as unchanged.
     """
 
     spec: str
@@ -53,9 +55,11 @@ def relative_spec(spec: Path, directory: Path) -> str:
 
 
 def read(directory: Path) -> Manifest | None:
-    """Return the manifest of a directory; None if it is missing or unreadable, for example with conflict marks.
+    """Return the manifest of a directory; None if it is missing or unreadable, for example with
+    conflict marks.
 
-    Raises `KgenError` for content that neither kgen nor a merge writes: deeply nested brackets, an impossible path.
+    Raises `KgenError` for content that neither kgen nor a merge writes: deeply nested brackets, an
+    impossible path.
     """
     path = directory / MANIFEST
     hint = f"remove {path}; kgen recognizes its files by their headers"
@@ -81,7 +85,9 @@ def _is_path(name: str) -> bool:
 
 
 def listed(directory: Path) -> list[str]:
-    """Return the files that kgen wrote to a directory, from its manifest, or else from their headers."""
+    """Return the files that kgen wrote to a directory, from its manifest, or else from their
+    headers.
+    """
     manifest = read(directory)
     if manifest is not None:
         # Anyone may have written the manifest: a name in it must not lead out of its directory.

@@ -1,7 +1,7 @@
 """The program in a source file: its code without comments, docstrings and layout.
 
-Results on record belong to the program of an emitted file. A comment that is reworded, or a line that is broken, makes
-none of them stale.
+Results on record belong to the program of an emitted file. A comment that is reworded, or a line
+that is broken, makes none of them stale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ C_SUFFIXES = frozenset({".c", ".cu", ".cuh", ".h"})
 _C_TOKEN = re.compile(
     r"""
     (?P<comment> //(?:\\\n|[^\n])* | /\*.*?\*/ )
-    | (?P<kept> R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)" | "(?:\\.|[^"\\])*" | \d(?:'?[\w.])* | '(?:\\.|[^'\\])+' )
+    | (?P<kept> R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)"
+        | "(?:\\.|[^"\\])*" | \d(?:'?[\w.])* | '(?:\\.|[^'\\])+' )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -26,8 +27,8 @@ _NAMED_AFTER_CODE = re.compile(rb"\bkgen_[0-9a-f]{16}\b")
 def program(content: bytes, suffix: str) -> bytes:
     """Return the program in a file with this suffix (`.py`, `.cu`).
 
-    The result is the same in every version of Python. It is for hashing and comparing, not for running. A file that
-    does not parse, or of another kind, is its own program.
+    The result is the same in every version of Python. It is for hashing and comparing, not for
+    running. A file that does not parse, or of another kind, is its own program.
     """
     content = _NAMED_AFTER_CODE.sub(b"kgen", content)
     try:
@@ -42,7 +43,10 @@ def program(content: bytes, suffix: str) -> bytes:
 
 
 def _tree(tree: ast.Module) -> Iterator[str]:
-    """Print a syntax tree in preorder. `ast.dump` differs between versions of Python, and recurses."""
+    """Print a syntax tree in preorder.
+
+    `ast.dump` differs between versions of Python, and recurses.
+    """
     to_do: list[ast.AST | list[object] | str] = [tree]
     while to_do:
         node = to_do.pop()
@@ -53,7 +57,9 @@ def _tree(tree: ast.Module) -> Iterator[str]:
             yield f"[{len(node)}"
             to_do += [_item(value) for value in reversed(node)]
             continue
-        fields = [(name, value) for name, value in _fields(node) if value is not None and value != []]
+        fields = [
+            (name, value) for name, value in _fields(node) if value is not None and value != []
+        ]
         yield f"{type(node).__name__} {' '.join(name for name, _ in fields)}"
         to_do += [_item(value) for _, value in reversed(fields)]
 
@@ -63,7 +69,9 @@ def _item(value: object) -> ast.AST | list[object] | str:
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, object]]:
-    """Yield the fields of a node without docstrings, those of modules, functions, classes and attributes."""
+    """Yield the fields of a node without docstrings, those of modules, functions, classes and
+    attributes.
+    """
     for name, value in ast.iter_fields(node):
         yield name, [x for x in value if not _is_text(x)] if isinstance(value, list) else value
 

@@ -1,4 +1,7 @@
-"""Find, load and render the specs of a project. Errors of all specs are collected into one `KgenError`."""
+"""Find, load and render the specs of a project.
+
+Errors of all specs are collected into one `KgenError`.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ T = TypeVar("T")
 def find_specs(given: Sequence[Path]) -> list[Path]:
     """Return the spec files for the arguments of a command.
 
-    A directory stands for all its `*.yaml`. A name stands for the spec of the project, or the stock spec. Without
-    arguments, return the specs of the project. Raises `KgenError` if there is none.
+    A directory stands for all its `*.yaml`. A name stands for the spec of the project, or the stock
+    spec. Without arguments, return the specs of the project. Raises `KgenError` if there is none.
     """
     found: list[Path] = []
     for path in given or [settings().specs]:
@@ -59,7 +62,8 @@ def _not_found(path: Path, given: Sequence[Path]) -> Diagnostic:
     hint = None
     if not given:
         hint = (
-            f"name a spec, or run kgen where `{path.as_posix()}/` is; `kgen list --builtin` lists stock specs"
+            f"name a spec, or run kgen where `{path.as_posix()}/` is; `kgen list --builtin` "
+            "lists stock specs"
         )
     elif str(path).isidentifier():
         hint = did_you_mean(str(path), builtin_specs()) or "`kgen list --builtin` lists stock specs"
@@ -73,7 +77,9 @@ def load_all(paths: Iterable[Path]) -> list[Loaded]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """The rendering of a spec: its folder, one for each variant, and the folders of its adapters."""
+    """The rendering of a spec: its folder, one for each variant, and the folders of its
+    adapters.
+    """
 
     outputs: tuple[Output, ...]
     spec_text: str | None
@@ -114,7 +120,8 @@ def render_all(
         beside = adapted(variants, listed(variants))
         # An adapter covers all targets: with `--target`, its files stay as they are.
         outputs += [
-            Output(path, folder, files if whole else {}, whole) for folder, files in beside.folders.items()
+            Output(path, folder, files if whole else {}, whole)
+            for folder, files in beside.folders.items()
         ]
         started, specs = beside.started if whole else {}, beside.specs if whole else ()
         return Rendered(tuple(outputs), variants[0].text, started, said, _once(variants, specs))
@@ -126,13 +133,18 @@ def render_all(
 
 
 def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
-    """Render adapters of these kinds for all specs. Raises `KgenError` with the errors of all specs."""
+    """Render adapters of these kinds for all specs.
+
+    Raises `KgenError` with the errors of all specs.
+    """
 
     def adapt(path: Path) -> Rendered:
         variants = load(path)
         made = adapted(variants, kinds)
         outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
-        return Rendered(outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits)
+        return Rendered(
+            outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits
+        )
 
     return each(paths, adapt)
 
@@ -146,14 +158,18 @@ def marked(rendered: Iterable[Rendered], folders: Collection[str], proved: bool)
     return [
         replace(
             one,
-            outputs=tuple(replace(o, proved=proved) if o.name in folders else o for o in one.outputs),
+            outputs=tuple(
+                replace(o, proved=proved) if o.name in folders else o for o in one.outputs
+            ),
         )
         for one in rendered
     ]
 
 
 def together(rendered: Iterable[Rendered]) -> tuple[list[Output], dict[str, str]]:
-    """Return the folders of several specs, and the files that are written only if they are missing."""
+    """Return the folders of several specs, and the files that are written only if they are
+    missing.
+    """
     made = list(rendered)
     outputs = [output for one in made for output in one.outputs]
     return outputs, {name: text for one in made for name, text in one.started.items()}
@@ -193,7 +209,9 @@ def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> No
     if unknown:
         raise KgenError(unknown)
     if not any(output.files for each in rendered for output in each.outputs):
-        raise KgenError(Diagnostic("no-target", f"no spec has the target {', '.join(sorted(targets))}"))
+        raise KgenError(
+            Diagnostic("no-target", f"no spec has the target {', '.join(sorted(targets))}")
+        )
 
 
 def load(path: Path) -> list[Loaded]:
@@ -204,7 +222,10 @@ def load(path: Path) -> list[Loaded]:
 
 
 def each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
-    """Call `work` on all paths and return the results. Raises one `KgenError` with the errors of all paths."""
+    """Call `work` on all paths and return the results.
+
+    Raises one `KgenError` with the errors of all paths.
+    """
     results: list[T] = []
     errors: list[KgenError] = []
     for path in paths:

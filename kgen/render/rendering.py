@@ -31,7 +31,9 @@ class InternalError(Exception):
 
 @contextmanager
 def blaming(spec: str, doing: str = "rendering", hint: str = "") -> Iterator[None]:
-    """Turn any exception except `KgenError` into an `InternalError` that names the spec, with a `hint`."""
+    """Turn any exception except `KgenError` into an `InternalError` that names the spec, with a
+    `hint`.
+    """
     try:
         yield
     except (KgenError, InternalError):
@@ -46,7 +48,8 @@ def render_spec(
 ) -> dict[str, str]:
     """Return the texts of the files of a spec by filename, for all its targets or for `targets`.
 
-    With `single`, return the file `<name>.py` that needs no other. Raises `KgenError` if there is none.
+    With `single`, return the file `<name>.py` that needs no other. Raises `KgenError` if there is
+    none.
     """
     return _rendered(loaded, targets, single)[1]
 
@@ -60,12 +63,14 @@ def render_variants(
 ) -> dict[str, dict[str, str]]:
     """Return the files of all variants of a spec, by folder.
 
-    With all targets, this includes the folder of the spec, whose function selects a variant. `remark` is called with
-    each remark of each source.
+    With all targets, this includes the folder of the spec, whose function selects a variant.
+    `remark` is called with each remark of each source.
     """
     first = variants[0]
     if single and len(variants) > 1:
-        message = f"`{first.spec.name}` lists several dtypes or head dims; `--single` needs exactly one"
+        message = (
+            f"`{first.spec.name}` lists several dtypes or head dims; `--single` needs exactly one"
+        )
         hint = f"render its folder, or copy the folder `{first.folder}`"
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
     made = {one.folder: _rendered(one, targets, single) for one in variants}
@@ -76,15 +81,17 @@ def render_variants(
                 remark(said)
     if first.variant and targets is None:
         with _blaming(first):
-            folders[first.spec.name] = _choice([(one, made[one.folder][0].values()) for one in variants])
+            folders[first.spec.name] = _choice(
+                [(one, made[one.folder][0].values()) for one in variants]
+            )
     return folders
 
 
 def render_choice(variants: Sequence[tuple[Loaded, Collection[str]]]) -> dict[str, str]:
     """Return the file that selects a variant of a spec, by filename.
 
-    `variants` has the names of the files in each variant's folder. The result is empty if a variant has no file with
-    the function.
+    `variants` has the names of the files in each variant's folder. The result is empty if a variant
+    has no file with the function.
     """
     with _blaming(variants[0][0]):
         return _choice(
@@ -112,7 +119,9 @@ def _rendered(
 
 
 def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
-    """Return the filename and the dedented text of each template block of this name in the files of a spec."""
+    """Return the filename and the dedented text of each template block of this name in the files of
+    a spec.
+    """
     with _blaming(loaded):
         return [
             (name, textwrap.dedent(_tidy(text)))
@@ -128,7 +137,9 @@ def render_source(variants: Sequence[Loaded], source: Source) -> str:
 
 
 def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
-    """Render `__init__.py` for a folder with only these files of a spec; None if none has the function."""
+    """Render `__init__.py` for a folder with only these files of a spec; None if none has the
+    function.
+    """
     from kgen.targets.package import package
 
     with _blaming(loaded):
@@ -148,7 +159,9 @@ def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
 
 
 def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> dict[str, Source]:
-    """Return the source of each file, with names of the spec replaced that collide with names of the files."""
+    """Return the source of each file, with names of the spec replaced that collide with names of
+    the files.
+    """
     sources = (_single if single else _sources)(named_apart(loaded), targets)
     if any(loaded.spec.name in source.reserved for source in sources.values()):
         raise KgenError([refusal(loaded, loaded.spec.name)])
@@ -203,7 +216,9 @@ def _is_filename(name: str) -> bool:
 
 
 def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
-    """Return the source of the file that needs no other: of several, the one with the highest rank."""
+    """Return the source of the file that needs no other: of several, the one with the highest
+    rank.
+    """
     files = [file for file in _sources(loaded, targets).values() if file.alone is not None]
     source = max(files, key=lambda file: file.rank or 0, default=None)
     if source is None:
@@ -216,7 +231,9 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 
 def _body(source: Source) -> str:
-    """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
+    """One file without its header, and without trailing blanks: templates need not mind where a
+    fragment is empty.
+    """
     text = _tidy(environment.rendered(source.text))
     if environment.DIGEST_OF_CODE not in text:
         return text
@@ -247,9 +264,11 @@ def _file(loaded: Sequence[Loaded], source: Source) -> str:
 
 
 def _inputs_hash(loaded: Sequence[Loaded], source: Source) -> str:
-    """Return a hash of the model of the spec, without comments and layout of its YAML, and of its templates.
+    """Return a hash of the model of the spec, without comments and layout of its YAML, and of its
+    templates.
 
-    The model keeps the order of its fields: the order of buffers is the order of the launcher's arguments.
+    The model keeps the order of its fields: the order of buffers is the order of the launcher's
+    arguments.
     """
     texts = environment.texts_of(source.text)
     models = (one.spec.model_dump_json() for one in loaded)

@@ -1,7 +1,8 @@
 """Write rendered texts to disk: compute a list of changes, then apply all of them or none.
 
-A file is written under a temporary name and moved, so readers never see half a file. A file that a user edited is
-overwritten or deleted only with `force`. Files that kgen did not write stay as they are.
+A file is written under a temporary name and moved, so readers never see half a file. A file that a
+user edited is overwritten or deleted only with `force`. Files that kgen did not write stay as they
+are.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 
 @dataclass(frozen=True)
 class Output:
-    """A folder of a spec. `name` is relative to the output directory: `causal`, or `causal/bf16_d64` for a variant."""
+    """A folder of a spec.
+
+    `name` is relative to the output directory: `causal`, or `causal/bf16_d64` for a variant.
+    """
 
     spec: Path
     name: str
@@ -68,14 +72,16 @@ def compute_changes(
 ) -> list[Change]:
     """Return the changes that bring the disk to `outputs`, including unchanged files.
 
-    Without `others`, only the folders of `outputs` are compared. `started` are files by path that are written only if
-    they are missing.
+    Without `others`, only the folders of `outputs` are compared. `started` are files by path that
+    are written only if they are missing.
     """
     with os_errors():
         made = _made(outputs)
         _refuse_shared_names(outputs, made, generated)
         there = ((generated / name, text) for name, text in started.items())
-        changes = [Change(path, "new", text, None) for path, text in there if not os.path.lexists(path)]
+        changes = [
+            Change(path, "new", text, None) for path, text in there if not os.path.lexists(path)
+        ]
         for output in outputs:
             changes += _directory_changes(output, generated / output.name)
         names = {output.name for output in outputs}
@@ -100,24 +106,36 @@ def folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 
 def file_changes(output: Output, generated: Path) -> list[Change]:
-    """Return the changes of the files in one folder of a spec, including unchanged files, without the manifest."""
+    """Return the changes of the files in one folder of a spec, including unchanged files, without
+    the manifest.
+    """
     directory = generated / output.name
     with os_errors():
-        changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
+        changes = [
+            _file_change(directory / name, text) for name, text in sorted(output.files.items())
+        ]
         return [*changes, *_pruned(directory, set(output.files), f"{output.spec} does not make it")]
 
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
-    """Return the changes for specs with a single file each, directly in the folder. There is no manifest."""
+    """Return the changes for specs with a single file each, directly in the folder.
+
+    There is no manifest.
+    """
     with os_errors():
         _refuse_shared_names(outputs, _made(outputs), folder)
-        return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
+        return [
+            _file_change(folder / name, text) for o in outputs for name, text in o.files.items()
+        ]
 
 
 def hidden(changes: Iterable[Change]) -> list[str]:
-    """Warnings about single files that Python cannot import: it prefers a package of the same name."""
+    """Warnings about single files that Python cannot import: it prefers a package of the same
+    name.
+    """
     return [
-        f"`{change.path.as_posix()}` is hidden by the folder `{package.as_posix()}/`, which Python imports instead: "
+        f"`{change.path.as_posix()}` is hidden by the folder `{package.as_posix()}/`, which Python "
+        "imports instead: "
         "write the file to another folder with `--output`, or remove that one"
         for change in changes
         if (package := change.path.with_suffix("")).joinpath("__init__.py").is_file()
@@ -125,12 +143,17 @@ def hidden(changes: Iterable[Change]) -> list[str]:
 
 
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
-    """Write, replace and delete files. Without `force`, raise `DriftError` first if an edit would be lost."""
+    """Write, replace and delete files.
+
+    Without `force`, raise `DriftError` first if an edit would be lost.
+    """
     changes = [change for change in changes if change.state != "unchanged"]
     if not force:
         refuse_edited(changes)
     # The manifest goes last: after an interruption, the old one still lists every file.
-    writes = sorted((c for c in changes if c.text is not None), key=lambda change: change.is_manifest)
+    writes = sorted(
+        (c for c in changes if c.text is not None), key=lambda change: change.is_manifest
+    )
     deletes = sorted((c for c in changes if c.text is None), key=lambda change: change.is_manifest)
     temporary: list[tuple[Path, Path]] = []
     with os_errors():
@@ -156,7 +179,11 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
 def drift(changes: Sequence[Change]) -> list[Change]:
     """Return the changes to print: a manifest only if no other file of its directory changes."""
     said = {c.path.parent for c in changes if c.state != "unchanged" and not c.is_manifest}
-    return [c for c in changes if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)]
+    return [
+        c
+        for c in changes
+        if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)
+    ]
 
 
 def wanted(changes: Iterable[Change]) -> int:
@@ -190,19 +217,27 @@ def _made(outputs: Sequence[Output]) -> dict[Path, list[str]]:
     return found
 
 
-def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], generated: Path) -> None:
-    """Raise `KgenError` if two specs have the same directory, or if a directory is a symbolic link."""
+def _refuse_shared_names(
+    outputs: Sequence[Output], made: Collection[Path], generated: Path
+) -> None:
+    """Raise `KgenError` if two specs have the same directory, or if a directory is a symbolic
+    link.
+    """
     diagnostics = []
     first: dict[str, Path] = {}
     for output in outputs:
         parts = output.name.split("/")
         if len(parts) > DEPTH or not all(part.replace("-", "_").isidentifier() for part in parts):
-            raise ValueError(f"the name {output.name!r} of a spec is not a directory below the output")
+            raise ValueError(
+                f"the name {output.name!r} of a spec is not a directory below the output"
+            )
         directory = generated / output.name
         other = first.setdefault(output.name, output.spec)
         if other is output.spec:
             recorded = manifest.read(directory)
-            path = recorded.spec_path(directory) if recorded else Path(os.path.realpath(output.spec))
+            path = (
+                recorded.spec_path(directory) if recorded else Path(os.path.realpath(output.spec))
+            )
             if path not in made and path.is_file():
                 other = Path(os.path.relpath(path))
         if other is not output.spec:
@@ -239,7 +274,9 @@ def _directory_changes(output: Output, directory: Path) -> list[Change]:
 
 
 def _orphan_changes(directory: Path, made: Mapping[Path, Sequence[str]]) -> list[Change]:
-    """Return the deletions in a directory that no spec makes: its spec is gone, or makes other directories."""
+    """Return the deletions in a directory that no spec makes: its spec is gone, or makes other
+    directories.
+    """
     recorded = manifest.read(directory)
     if recorded is None:
         return []

@@ -96,13 +96,20 @@ def _files(loaded: Loaded, generated: Path) -> Table:
         for source in sources(loaded, name):
             where = words(_where(loaded, source) or anywhere + part)
             rows.append(
-                (words(Code(name)), words(Code(source.filename)), where, _state(known, source.filename))
+                (
+                    words(Code(name)),
+                    words(Code(source.filename)),
+                    where,
+                    _state(known, source.filename),
+                )
             )
     return Table(("target", "file", "runs on", "state"), tuple(rows))
 
 
 def _where(loaded: Loaded, source: Source) -> str:
-    """Return the only architecture of a file and its interpreter, or empty text if it runs on several."""
+    """Return the only architecture of a file and its interpreter, or empty text if it runs on
+    several.
+    """
     verification = family(loaded.spec.kernel).verification
     chip = verification.chip.get() if verification and verification.chip else None
     if chip is None or source.filename != chip.file:
@@ -116,18 +123,24 @@ def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:
     row = known[file]
     proof = row["proof"]
     proved = (
-        f", {proof['proved']} of {proof['proved'] + proof['unknown']} obligations proved" if proof else ""
+        f", {proof['proved']} of {proof['proved'] + proof['unknown']} obligations proved"
+        if proof
+        else ""
     )
     if row["error"] is None:
         return words(f"{row['state']}{proved}")
-    return words(f"{row['state']} on {row['device']}, worst relative error {row['error']:.2g}{proved}")
+    return words(
+        f"{row['state']} on {row['device']}, worst relative error {row['error']:.2g}{proved}"
+    )
 
 
 def _what_states_are() -> Iterator[Prose]:
     yield Prose(
         quoting(
-            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it passed only in Triton's "
-            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text has a result. "
+            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it "
+            "passed only in Triton's "
+            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text "
+            "has a result. "
             "`unrecorded`: no result. `missing`: not rendered."
         )
     )

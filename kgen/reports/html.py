@@ -98,7 +98,8 @@ def _prose(block: model.Prose) -> Markup:
 @_block.register
 def _lines(block: model.Lines) -> Markup:
     lines = [
-        {"code": line.code, "note": line.note, "below": [*map(_said, line.below)]} for line in block.lines
+        {"code": line.code, "note": line.note, "below": [*map(_said, line.below)]}
+        for line in block.lines
     ]
     return _macro("lines")({"heading": _said(block.heading), "lines": lines})
 

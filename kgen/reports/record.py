@@ -34,7 +34,10 @@ def record(loaded: Sequence[Loaded], generated: Path, benchmarks: Path) -> Page:
 
 def _states(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
     names = sorted({Path(row["file"]).name for row in rows})
-    counts = {name: Counter(row["state"] for row in rows if Path(row["file"]).name == name) for name in names}
+    counts = {
+        name: Counter(row["state"] for row in rows if Path(row["file"]).name == name)
+        for name in names
+    }
     groups = (
         Group(name, {state: float(counts[name][state]) for state in STATES if counts[name][state]})
         for name in names
@@ -43,25 +46,34 @@ def _states(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
         yield Bars("Files by state", "files", tuple(groups), stacked=True, palette=STATES)
     yield Prose(
         quoting(
-            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it passed only in Triton's "
-            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text has a result. "
+            "`verified`: this text passed on a GPU, compared with float64. `interpreted`: it "
+            "passed only in Triton's "
+            "interpreter. `compiled`: it compiled and did not run. `stale`: only an earlier text "
+            "has a result. "
             "`unrecorded`: no result. `missing`: not rendered."
         )
     )
 
 
-def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledger) -> Iterator[Block]:
+def _errors(
+    rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledger
+) -> Iterator[Block]:
     """Yield charts of the errors of each file, on the first device where it ran."""
     yield Prose(
         words(
-            "Errors of the worst case, compared with float64. The criterion is the error divided by the error of "
-            "eager PyTorch in the same dtypes, or by a rounding of the result if that is larger. A gradient that "
-            "nearly cancels has a large relative error in any implementation. Bars of errors are logarithmic."
+            "Errors of the worst case, compared with float64. The criterion is the error divided "
+            "by the error of "
+            "eager PyTorch in the same dtypes, or by a rounding of the result if that is larger. A "
+            "gradient that "
+            "nearly cancels has a large relative error in any implementation. Bars of errors are "
+            "logarithmic."
         )
     )
     for kernel in dict.fromkeys(kernels.values()):
         own = [
-            (row, found) for row in rows if kernels[row["spec"]] == kernel and (found := _worst(row, files))
+            (row, found)
+            for row in rows
+            if kernels[row["spec"]] == kernel and (found := _worst(row, files))
         ]
         palette = tuple(dict.fromkeys(row["device"] for row, _ in own))
         ratios = [(row, max(ratio for _, ratio in found.values())) for row, found in own]
@@ -81,7 +93,9 @@ OUTPUT = "out"
 
 
 def _worst(row: dict[str, Any], files: Ledger) -> dict[str, tuple[float, float]]:
-    """Return the error and ratio of each output on the row's device; empty if the file has not run."""
+    """Return the error and ratio of each output on the row's device; empty if the file has not
+    run.
+    """
     if row["device"] is None:
         return {}
     records = files.get(file_hash(Path(row["file"])), {"records": {}})["records"]
@@ -90,7 +104,10 @@ def _worst(row: dict[str, Any], files: Ledger) -> dict[str, tuple[float, float]]
         if records[place]["device"] == row["device"]:
             for name, entry in records[place]["worst"].items():
                 error, ratio = found.get(name, (0.0, 0.0))
-                found[name] = max(error, entry["error"]), max(ratio, float(entry.get("ratio") or 0.0))
+                found[name] = (
+                    max(error, entry["error"]),
+                    max(ratio, float(entry.get("ratio") or 0.0)),
+                )
     return found
 
 
@@ -119,8 +136,15 @@ def _files(rows: Sequence[dict[str, Any]], files: Ledger) -> Table:
         said = f"{worst[1][1]:.3g} ({worst[0]}, error {worst[1][0]:.2g})" if worst else ""
         file = Code(f"{row['spec']}/{Path(row['file']).name}")
         cells.append(
-            (words(file), words(row["state"]), words(row["device"] or ""), words(said), words(proved))
+            (
+                words(file),
+                words(row["state"]),
+                words(row["device"] or ""),
+                words(said),
+                words(proved),
+            )
         )
     return Table(
-        ("file", "state", "on", "worst error divided by eager's", "obligations proved"), tuple(cells)
+        ("file", "state", "on", "worst error divided by eager's", "obligations proved"),
+        tuple(cells),
     )

@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from kgen.files import read_json
-from kgen.pages.model import Bars, Block, Code, Group, Line, Lines, Prose, Section, Table, quoting, words
+from kgen.pages.model import (
+    Bars,
+    Block,
+    Code,
+    Group,
+    Line,
+    Lines,
+    Prose,
+    Section,
+    Table,
+    quoting,
+    words,
+)
 
 UNITS = {"tflops": "TFLOP/s", "tbps": "TB/s", "milliseconds": "ms, lower is better"}
 """Units of a row by field. The first field that a row has is drawn."""
@@ -19,7 +31,10 @@ Report = Mapping[str, Any]
 
 
 def speed(benchmarks: Path) -> Iterator[Section]:
-    """Yield a section per report file. A report that is also in a family's file is drawn only there."""
+    """Yield a section per report file.
+
+    A report that is also in a family's file is drawn only there.
+    """
     files = {path: _reports(path) for path in sorted(benchmarks.glob("*/*.json"))}
     if not files:
         yield Section("Speed", (Prose(words("There are no benchmark reports.")),))
@@ -60,13 +75,18 @@ def _is_report(report: object) -> bool:
 def _is_row(row: object) -> bool:
     return (
         isinstance(row, dict)
-        and all(isinstance(row.get(name), str) and row[name].split() for name in ("spec", "pass", "peer"))
+        and all(
+            isinstance(row.get(name), str) and row[name].split()
+            for name in ("spec", "pass", "peer")
+        )
         and all(isinstance(row.get(name), int | float | None) for name in (*UNITS, "ratio"))
     )
 
 
 def _drawn(reports: Sequence[Report]) -> Iterator[Block]:
-    yield Prose(words("; ".join(dict.fromkeys(_measured_on(report["facts"]) for report in reports))))
+    yield Prose(
+        words("; ".join(dict.fromkeys(_measured_on(report["facts"]) for report in reports)))
+    )
     rows: list[Row] = [row for report in reports for row in report["rows"]]
     if ratios := _ratios(rows):
         yield ratios
@@ -78,7 +98,12 @@ def _drawn(reports: Sequence[Report]) -> Iterator[Block]:
         bars = tuple(Group(name, values) for name, values in groups.items())
         yield Bars(title, unit, bars, palette=palette)
     failed = tuple(
-        (words(Code(row["spec"])), words(row["pass"]), words(row["peer"]), words(str(row["error"])[:200]))
+        (
+            words(Code(row["spec"])),
+            words(row["pass"]),
+            words(row["peer"]),
+            words(str(row["error"])[:200]),
+        )
         for row in rows
         if row.get("error")
     )
@@ -96,8 +121,15 @@ def _ratios(rows: Sequence[Row]) -> Table | None:
     """Return a table of the peers' times divided by kgen's, by pass."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        if row["ratio"] and row["ratio"] > 0 and not row["peer"].startswith(OWN) and row["peer"] != "copy":
-            found.setdefault(row["pass"].split()[0], {}).setdefault(row["peer"], []).append(row["ratio"])
+        if (
+            row["ratio"]
+            and row["ratio"] > 0
+            and not row["peer"].startswith(OWN)
+            and row["peer"] != "copy"
+        ):
+            found.setdefault(row["pass"].split()[0], {}).setdefault(row["peer"], []).append(
+                row["ratio"]
+            )
     peers = tuple(dict.fromkeys(peer for by_peer in found.values() for peer in by_peer))
     cells = tuple(
         (words(pass_), *(words(_spread(by_peer.get(peer, []))) for peer in peers))
@@ -131,7 +163,10 @@ def _charts(rows: Sequence[Row]) -> Iterator[tuple[str, str, list[tuple[str, Row
         specs = dict.fromkeys(row["spec"] for row, _ in own) if several else {None: None}
         for spec in specs:
             of_spec = [one for one in details if spec is None or one[0]["spec"] == spec]
-            named = [(row["spec"] if spec is None else detail, row, value) for row, detail, value in of_spec]
+            named = [
+                (row["spec"] if spec is None else detail, row, value)
+                for row, detail, value in of_spec
+            ]
             yield pass_ if spec is None else f"{spec}, {pass_}", UNITS[unit], named
 
 

@@ -12,7 +12,9 @@ from kgen.spec.problems import all_known, problem
 
 
 def adapters_field(kernel: str) -> Any:
-    """Return the type of the field for a family. A dump of a spec excludes it, as it does not change kernels."""
+    """Return the type of the field for a family. A dump of a spec excludes it, as it does not
+    change kernels.
+    """
     known = family(kernel).adapters
     items = tuple[Literal[tuple(known)], ...]  # type: ignore[misc, valid-type]
     check = BeforeValidator(lambda value: _checked(value, known))
@@ -26,5 +28,7 @@ def _checked(value: Any, known: Mapping[str, Lazy]) -> Any:
     all_known(value, known, "no-adapter", "adapter")
     for i, name in enumerate(value):
         if name in value[:i]:
-            raise problem("duplicate-value", f"`adapters` lists `{name}` twice", "list each once", at=(i,))
+            raise problem(
+                "duplicate-value", f"`adapters` lists `{name}` twice", "list each once", at=(i,)
+            )
     return value

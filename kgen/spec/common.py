@@ -1,4 +1,6 @@
-"""Fields that the specs of all families share: names, texts in emitted source, element types, parameters."""
+"""Fields that the specs of all families share: names, texts in emitted source, element types,
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ REALS = ("fp32", "bf16", "fp16")
 
 ELSEWHERE = frozenset(
     {
-        # Arguments of every launch in Triton, and of the function that Triton generates to bind them.
+        # Arguments of every launch in Triton, and of the function that Triton generates to bind
+        # them.
         *("debug", "instrumentation_mode", "launch_cooperative_grid", "launch_pdl", "maxnreg"),
         *("num_ctas", "num_stages", "num_warps"),
         *("backend", "options", "params", "specialize_impl"),
@@ -42,7 +45,9 @@ ELSEWHERE = frozenset(
         *("name", "cuda"),
     }
 )
-"""Names with a meaning outside emitted files. `kgen.spec.names` has the names that are in the files."""
+"""Names with a meaning outside emitted files. `kgen.spec.names` has the names that are in the
+files.
+"""
 
 
 def checked_name(name: str) -> str:
@@ -57,7 +62,9 @@ def checked_name(name: str) -> str:
 
 
 def checked_own_name(name: str) -> str:
-    """Return the name of a buffer or parameter, in any case: `DOC`, `offsets_T`. Raises as `checked_name`."""
+    """Return the name of a buffer or parameter, in any case: `DOC`, `offsets_T`. Raises as
+    `checked_name`.
+    """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) or len(name) > 60:
         hint = "use letters, digits and single underscores, a letter first"
         raise problem("bad-name", f"{shown(name)} is not a name in snake_case", hint)
@@ -68,7 +75,9 @@ def _free_name(name: str) -> str:
     if keyword.iskeyword(name) or hasattr(builtins, name):
         raise problem("reserved-name", f"`{name}` is a name of Python", "choose another name")
     if name in TABLE:
-        raise problem("reserved-name", f"`{name}` is a function of expressions", "choose another name")
+        raise problem(
+            "reserved-name", f"`{name}` is a function of expressions", "choose another name"
+        )
     if name in ELSEWHERE:
         message = f"`{name}` is a name of Triton, PyTorch or CUDA"
         raise problem("reserved-name", message, "choose another name")
@@ -102,12 +111,16 @@ def _checked_text(value: Any) -> Any:
         hint = "write it after the colon, or remove the key"
         raise problem("empty-expression", "the expression is empty", hint)
     if isinstance(value, bool | int | float):
-        raise problem("wrong-type", f"an expression must be text, not {shown(value)}", "put quotes around it")
+        raise problem(
+            "wrong-type", f"an expression must be text, not {shown(value)}", "put quotes around it"
+        )
     return value
 
 
 def refuse(reserved: Collection[str]) -> Callable[[str], str]:
-    """Return a check that raises `reserved-name` for a name in `reserved`, which the kernels of a family use."""
+    """Return a check that raises `reserved-name` for a name in `reserved`, which the kernels of a
+    family use.
+    """
 
     def check(name: str) -> str:
         if name in reserved:
@@ -130,7 +143,9 @@ def is_integer(value: Any) -> bool:
 
 
 class ParamSpec(SpecModel):
-    """A scalar that expressions use by name: a compile-time constant, or an argument of every call."""
+    """A scalar that expressions use by name: a compile-time constant, or an argument of every
+    call.
+    """
 
     type: Annotated[Literal["int", "float"], Field(examples=["float"])]
     """The type in expressions."""
@@ -148,30 +163,42 @@ class ParamSpec(SpecModel):
     def _check(self) -> ParamSpec:
         if self.runtime and self.value is not None:
             message = "a run-time parameter has no value in the spec"
-            raise problem("bad-param", message, "remove `value` or `runtime`", at=("value",), key=True)
+            raise problem(
+                "bad-param", message, "remove `value` or `runtime`", at=("value",), key=True
+            )
         if not self.runtime and self.value is None:
             raise problem(
-                "bad-param", "the parameter has no value", "write its number, or add `runtime: true`"
+                "bad-param",
+                "the parameter has no value",
+                "write its number, or add `runtime: true`",
             )
         if self.value is not None and self.type == "int" and not isinstance(self.value, int):
-            raise problem("wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",))
+            raise problem(
+                "wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",)
+            )
         return self
 
 
 def number_or_param(value: Any) -> Any:
-    """Return the mapping of a parameter: a number stands for a compile-time constant. Raise for other values."""
+    """Return the mapping of a parameter: a number stands for a compile-time constant. Raise for
+    other values.
+    """
     number = value.get("value") if isinstance(value, dict) else value
     if isinstance(number, int | float) and not isinstance(number, bool):
         if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
             at = ("value",) if isinstance(value, dict) else ()
             message = f"{shown(number)} does not fit in 32 bits"
-            raise problem("literal-range", message, "integers are int32, real numbers are float32", at=at)
+            raise problem(
+                "literal-range", message, "integers are int32, real numbers are float32", at=at
+            )
         if not isinstance(value, dict):
             return {"type": "int" if isinstance(number, int) else "float", "value": number}
     if isinstance(value, dict | ParamSpec):
         return value
     hint = "write a number, or `{type: float, runtime: true}`"
-    raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
+    raise problem(
+        "wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint
+    )
 
 
 def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
@@ -189,14 +216,18 @@ def numbers(params: Mapping[str, ParamSpec]) -> dict[Node, Node]:
 
 
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
-    """Return a check of `passes`: each name once, in the order of `supported`, including `forward`."""
+    """Return a check of `passes`: each name once, in the order of `supported`, including
+    `forward`.
+    """
 
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
         all_known(value, supported, "unknown-pass", "pass")
         if "forward" not in value:
-            raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
+            raise problem(
+                "missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`"
+            )
         if list(value) != [name for name in supported if name in value]:
             hint = f"write `[{', '.join(name for name in supported if name in value)}]`"
             raise problem("bad-value", "`passes` names each pass once, forward first", hint)
@@ -215,7 +246,9 @@ def taken_names(name: str, sections: Mapping[str, Collection[str]]) -> None:
         for n in names:
             if n in taken:
                 message = f"`{n}` is already the name of {taken[n]}"
-                raise problem("name-taken", message, "choose another name", at=(section, n), key=True)
+                raise problem(
+                    "name-taken", message, "choose another name", at=(section, n), key=True
+                )
         taken |= dict.fromkeys(names, f"a {section.removesuffix('s')}")
 
 
@@ -231,4 +264,6 @@ def differentiable(node: Node) -> frozenset[str]:
     return frozenset()
 
 
-Param = Annotated[ParamSpec, BeforeValidator(number_or_param, json_schema_input_type=int | float | ParamSpec)]
+Param = Annotated[
+    ParamSpec, BeforeValidator(number_or_param, json_schema_input_type=int | float | ParamSpec)
+]

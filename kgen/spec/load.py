@@ -25,7 +25,9 @@ from kgen.spec.source import MAX_BYTES, Document, decode
 
 @dataclass(frozen=True)
 class Loaded:
-    """A valid spec: its text with "\\n" line ends, its model, and its expressions as typed trees."""
+    """A valid spec: its text with "\\n" line ends, its model, and its expressions as typed
+    trees.
+    """
 
     path: Path
     text: str
@@ -42,7 +44,9 @@ class Loaded:
 
     @property
     def variant(self) -> str:
-        """The selected values of listed fields, such as `bf16_d64`; empty if the file has no list."""
+        """The selected values of listed fields, such as `bf16_d64`; empty if the file has no
+        list.
+        """
         varies = family(self.spec.kernel).varies
         return "_".join(varies[field].word(self.spec) for field in self.listed)
 
@@ -58,12 +62,15 @@ def load(path: str | Path) -> Loaded:
 
 
 def loads(text: str, path: str | Path) -> Loaded:
-    """Check the text of a spec with one variant. Raises `KgenError`, whose diagnostics show `path`."""
+    """Check the text of a spec with one variant. Raises `KgenError`, whose diagnostics show
+    `path`.
+    """
     return _only(loads_variants(text, path))
 
 
 def load_variants(path: str | Path) -> list[Loaded]:
-    """Read and check a YAML file. Return a spec for each combination of listed values, as `dtype: [bf16, fp16]`.
+    """Read and check a YAML file. Return a spec for each combination of listed values, as
+    `dtype: [bf16, fp16]`.
 
     Raises `KgenError` with all diagnostics.
     """
@@ -84,7 +91,8 @@ def loads_variants(text: str, path: str | Path) -> list[Loaded]:
     listed = [field for field in own.varies if isinstance(document.data.get(field), list)]
     empty = [field for field in listed if not document.data[field]]
     wrong = [
-        document.value("bad-value", f"`{f}` is an empty list", (f,), "list at least one value") for f in empty
+        document.value("bad-value", f"`{f}` is an empty list", (f,), "list at least one value")
+        for f in empty
     ]
     found: list[Loaded] = []
     made: dict[tuple[str, str], int] = {}
@@ -100,7 +108,9 @@ def loads_variants(text: str, path: str | Path) -> list[Loaded]:
             if made.setdefault((field, word), place) != place:
                 message = f"`{field}` lists `{word}` twice"
                 wrong.append(
-                    document.value("duplicate-value", message, (field, place), "list each value once")
+                    document.value(
+                        "duplicate-value", message, (field, place), "list each value once"
+                    )
                 )
     if wrong:
         raise _failure(wrong)
@@ -111,7 +121,9 @@ def _only(variants: list[Loaded]) -> Loaded:
     if len(variants) > 1:
         message = f"the spec has several variants: {', '.join(one.variant for one in variants)}"
         raise KgenError(
-            Diagnostic("variants", message, str(variants[0].path), hint="call `load_variants` instead")
+            Diagnostic(
+                "variants", message, str(variants[0].path), hint="call `load_variants` instead"
+            )
         )
     return variants[0]
 
@@ -155,7 +167,9 @@ def _kernel(document: Document) -> str:
     supported = " or ".join(f"`kernel: {name}`" for name in NAMES)
     near = did_you_mean(kernel, NAMES) if isinstance(kernel, str) else None
     hint = near or f"write {supported}"
-    raise KgenError(document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint))
+    raise KgenError(
+        document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint)
+    )
 
 
 def _failure(diagnostics: Iterable[Diagnostic]) -> KgenError:

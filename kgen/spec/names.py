@@ -1,11 +1,12 @@
 """Rename the names of a spec that collide with names of the emitted files.
 
-A spec has several kinds of names: its own, buffers, parameters, constants, and values that expressions name. For each
-kind, `names.json` of a family lists the forms that files use, such as `{name}_ptr`. It also lists the names that files
-define in the same scopes. `tests/support/specs/collecting.py` collects both from rendered files. The specs of the
-repository do not cover every pair of a file's name and a kind. Therefore buffers, parameters, constants and values
-avoid the names of all kinds, and the names of variables in trees. A name that collides gets a suffix before planning.
-Callers still use the name in the spec (`Loaded.called`).
+A spec has several kinds of names: its own, buffers, parameters, constants, and values that
+expressions name. For each kind, `names.json` of a family lists the forms that files use, such as
+`{name}_ptr`. It also lists the names that files define in the same scopes.
+`tests/support/specs/collecting.py` collects both from rendered files. The specs of the repository
+do not cover every pair of a file's name and a kind. Therefore buffers, parameters, constants and
+values avoid the names of all kinds, and the names of variables in trees. A name that collides gets
+a suffix before planning. Callers still use the name in the spec (`Loaded.called`).
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ _NUMBER = re.compile(r"(?<=_)\d+(?=_|$)")
 SUFFIX = "_arg"
 """The suffix of a name that is replaced."""
 KINDS = ("name", *SECTIONS, "constants", "values")
-"""Kinds of names: the function, buffers, run-time parameters, compile-time parameters, and values in kernels."""
+"""Kinds of names: the function, buffers, run-time parameters, compile-time parameters, and values
+in kernels.
+"""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of names: the forms that files use, and the names of the files in the same scopes."""
+    """One kind of names: the forms that files use, and the names of the files in the same
+    scopes.
+    """
 
     forms: tuple[str, ...]
     own: frozenset[str]
@@ -92,8 +97,8 @@ def kinds_of(loaded: Loaded) -> dict[str, str]:
 def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
     """Return the spec with names replaced that collide with names of the files or with `more`.
 
-    Raises `KgenError` for a name that cannot be replaced: the name of the function, or a name that an argument would
-    shadow. In a family without `names_give_way`, no name can be replaced.
+    Raises `KgenError` for a name that cannot be replaced: the name of the function, or a name that
+    an argument would shadow. In a family without `names_give_way`, no name can be replaced.
     """
     own, yields = own_names(loaded.spec.kernel), family(loaded.spec.kernel).names_give_way
     taken: set[str] = set()
@@ -104,7 +109,9 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
         in_trees = own.trees if kind != "name" else frozenset[str]()
         while of.has(made := of.made(inner)) or made & taken or inner in more or inner in in_trees:
             inner += SUFFIX
-        if inner != name and (kind == "name" or not yields or _called(loaded, name) in own.function):
+        if inner != name and (
+            kind == "name" or not yields or _called(loaded, name) in own.function
+        ):
             wrong.append(name)
         elif inner != name:
             other[name] = inner
@@ -115,7 +122,9 @@ def named_apart(loaded: Loaded, more: frozenset[str] = frozenset()) -> Loaded:
 
 
 def taken_from_values(loaded: Loaded) -> frozenset[str]:
-    """Return the names that values in kernels must avoid: of the kernels, and the forms of the spec's names."""
+    """Return the names that values in kernels must avoid: of the kernels, and the forms of the
+    spec's names.
+    """
     return frozenset(_taken(loaded))
 
 

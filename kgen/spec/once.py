@@ -15,8 +15,8 @@ T = TypeVar("T")
 def once_each(make: Callable[..., T]) -> Callable[..., T]:
     """Cache `make(loaded, ...)` per argument list, for the lifetime of the `Loaded` object.
 
-    The result must not refer to the object. Specs are compared by identity: a spec that is loaded twice has two
-    results.
+    The result must not refer to the object. Specs are compared by identity: a spec that is loaded
+    twice has two results.
     """
     made: dict[Hashable, Any] = {}
 

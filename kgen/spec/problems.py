@@ -16,7 +16,9 @@ from kgen.spec.source import Document, Path
 
 
 class SpecModel(BaseModel):
-    """A part of a spec: immutable, no unknown keys, no conversions. `schema.py` reads the docstrings of fields."""
+    """A part of a spec: immutable, no unknown keys, no conversions. `schema.py` reads the
+    docstrings of fields.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -26,7 +28,8 @@ def problem(
 ) -> PydanticCustomError:
     """Return an error for a validator to raise.
 
-    `at` is the path from the validated value to the wrong one. With `key`, the diagnostic marks the key instead.
+    `at` is the path from the validated value to the wrong one. With `key`, the diagnostic marks the
+    key instead.
     """
     return PydanticCustomError(
         "kgen", "{message}", {"code": code, "message": message, "hint": hint, "at": at, "key": key}
@@ -34,12 +37,17 @@ def problem(
 
 
 def all_known(names: Sequence[Any], known: Collection[str], code: str, kind: str) -> None:
-    """Raise `code` at the first name that is not in `known`. `kind` is a word for the message, such as `pass`."""
+    """Raise `code` at the first name that is not in `known`. `kind` is a word for the message, such
+    as `pass`.
+    """
     for i, name in enumerate(names):
         if name not in known:
             hint = did_you_mean(name, known) if isinstance(name, str) else None
             raise problem(
-                code, f"there is no {kind} {shown(name)}", hint or f"choose from {', '.join(known)}", at=(i,)
+                code,
+                f"there is no {kind} {shown(name)}",
+                hint or f"choose from {', '.join(known)}",
+                at=(i,),
             )
 
 
@@ -67,11 +75,17 @@ def described(document: Document, model: type[BaseModel], error: ErrorDetails) -
     return document.value(code, f"{label} {message}", path, advice)
 
 
-def _translated(type_: str, context: dict[str, Any], value: Any, fallback: str) -> tuple[str, str, str]:
+def _translated(
+    type_: str, context: dict[str, Any], value: Any, fallback: str
+) -> tuple[str, str, str]:
     """Return code, message and hint for an error of pydantic's own checks."""
     if type_ == "literal_error":
         choices = [c.strip("'") for c in re.findall(r"'[^']*'|-?\d+", context["expected"])]
-        listed = f"must be one of {', '.join(choices)}" if len(choices) > 1 else f"must be `{choices[0]}`"
+        listed = (
+            f"must be one of {', '.join(choices)}"
+            if len(choices) > 1
+            else f"must be `{choices[0]}`"
+        )
         hint = did_you_mean(value, choices) if isinstance(value, str) else None
         return "bad-value", f"{listed}, not {shown(value)}", hint or "write one of them"
     if type_ in _NEEDED:
@@ -123,8 +137,12 @@ def _example(model: type[BaseModel], path: Path) -> str:
 def _elsewhere(path: Path) -> str | None:
     """Return a hint that names the families which have a key that this family lacks, if any."""
     key = str(path[-1])
-    having = [one.name for one in families() if len(path) == 1 and key in one.model.get().model_fields]
-    return f"it is a key of {' and '.join(f'`kernel: {name}`' for name in having)}" if having else None
+    having = [
+        one.name for one in families() if len(path) == 1 and key in one.model.get().model_fields
+    ]
+    return (
+        f"it is a key of {' and '.join(f'`kernel: {name}`' for name in having)}" if having else None
+    )
 
 
 def _known_keys(model: type[BaseModel], path: Path) -> set[str]:

@@ -16,8 +16,13 @@ SECTIONS = ("buffers", "params")
 
 
 def inside(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
-    """Return the spec with the names in `other` replaced inside its files; callers use the names as before."""
-    called = {**loaded.called, **{inner: loaded.called.get(name, name) for name, inner in other.items()}}
+    """Return the spec with the names in `other` replaced inside its files; callers use the names as
+    before.
+    """
+    called = {
+        **loaded.called,
+        **{inner: loaded.called.get(name, name) for name, inner in other.items()},
+    }
     return replace(renamed(loaded, other), called=called)
 
 
@@ -44,4 +49,6 @@ def renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
     trees = {field: transform(tree, rename) for field, tree in loaded.trees.items()}
     named = {other.get(name, name): transform(tree, rename) for name, tree in loaded.locals.items()}
     called = {other.get(name, name): user for name, user in loaded.called.items()}
-    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees, locals=named, called=called)
+    return replace(
+        loaded, spec=spec.model_copy(update=fields), trees=trees, locals=named, called=called
+    )

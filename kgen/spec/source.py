@@ -1,7 +1,7 @@
 """Read YAML into plain data with the source position of each value.
 
-The reader accepts the data model of JSON. It uses the core schema of YAML 1.2, in which `no` is text. Anchors, aliases,
-tags, duplicate keys and several documents are errors.
+The reader accepts the data model of JSON. It uses the core schema of YAML 1.2, in which `no` is
+text. Anchors, aliases, tags, duplicate keys and several documents are errors.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Document:
 
     def __init__(self, text: str, file: str) -> None:
         """Read `text`. Raises `KgenError` with one diagnostic if it is not a plain YAML mapping."""
-        # Positions count "\n" only, and the hash of the text must not depend on the editor's line ends.
+        # Positions count "\n" only, and the hash of the text must not depend on the editor's line
+        # ends.
         self.text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         self.file = file
         self.lines = self.text.split("\n")
@@ -74,7 +75,9 @@ class Document:
         self.data: dict[str, Any] = _plain(self._root)
 
     def choosing(self, places: Mapping[str, int]) -> Document:
-        """Return the document with one item instead of each list: `places` has its index, by top-level key."""
+        """Return the document with one item instead of each list: `places` has its index, by
+        top-level key.
+        """
         chosen = copy.copy(self)
         items = dict(self._root.items)
         for key, place in places.items():
@@ -86,7 +89,9 @@ class Document:
         return chosen
 
     def value(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
-        """Return a diagnostic at the value under `path`, or at the innermost enclosing value in the file."""
+        """Return a diagnostic at the value under `path`, or at the innermost enclosing value in the
+        file.
+        """
         key, tree = self._find(path)
         written = isinstance(tree, _Scalar) and tree.end > tree.start
         if written or key is None:
@@ -111,7 +116,9 @@ class Document:
         length: int,
         hint: str | None = None,
     ) -> Diagnostic:
-        """Return a diagnostic at a 1-based `line` and `column` inside the text value under `path`."""
+        """Return a diagnostic at a 1-based `line` and `column` inside the text value under
+        `path`.
+        """
         _, tree = self._find(path)
         assert isinstance(tree, _Scalar)
         lines = tree.text.split("\n")
@@ -121,8 +128,12 @@ class Document:
         last = places[min(offset + length - 1, len(places) - 1)]
         return self.at(code, message, start, max(last, start) + 1, hint)
 
-    def at(self, code: str, message: str, start: int, end: int, hint: str | None = None) -> Diagnostic:
-        """Return a diagnostic at the characters `[start, end)`, counted from 0 and cut at the end of the line."""
+    def at(
+        self, code: str, message: str, start: int, end: int, hint: str | None = None
+    ) -> Diagnostic:
+        """Return a diagnostic at the characters `[start, end)`, counted from 0 and cut at the end
+        of the line.
+        """
         start = min(start, len(self.text))
         row = bisect.bisect_right(self._starts, start) - 1
         source = self.lines[row]
@@ -160,7 +171,10 @@ def decode(content: bytes, file: str) -> str:
     if len(content) > MAX_BYTES:
         line, column = position(content, MAX_BYTES)
         source = content.split(b"\n")[line - 1].decode(errors="replace")
-        message, hint = f"the file has more than {MAX_BYTES} bytes", "move tables of numbers into a buffer"
+        message, hint = (
+            f"the file has more than {MAX_BYTES} bytes",
+            "move tables of numbers into a buffer",
+        )
         raise KgenError(Diagnostic("too-large", message, file, line, column, 1, source, hint))
     try:
         return content.decode()
@@ -169,7 +183,9 @@ def decode(content: bytes, file: str) -> str:
         source = content.split(b"\n")[line - 1].decode(errors="replace")
         message = f"byte 0x{content[error.start]:02x} is not UTF-8"
         hint = "save the file with the encoding UTF-8"
-        raise KgenError(Diagnostic("not-utf8", message, file, line, column, 1, source, hint)) from None
+        raise KgenError(
+            Diagnostic("not-utf8", message, file, line, column, 1, source, hint)
+        ) from None
 
 
 class _Reader:
@@ -178,7 +194,9 @@ class _Reader:
     def __init__(self, document: Document) -> None:
         self.document = document
 
-    def fail(self, code: str, message: str, start: int, end: int, hint: str | None = None) -> NoReturn:
+    def fail(
+        self, code: str, message: str, start: int, end: int, hint: str | None = None
+    ) -> NoReturn:
         raise KgenError(self.document.at(code, message, start, end, hint))
 
     def read(self) -> _Mapping:
@@ -199,8 +217,16 @@ class _Reader:
             message = f"the character U+{ord(text[index]):04X} is not allowed in YAML"
             hint = "remove it"
         except (ValueError, OverflowError):
-            index = next((m.start() for m in _CODE_POINT.finditer(text) if int(m[1], 16) > sys.maxunicode), 0)
-            self.fail("bad-yaml", "this code point does not exist", index, index + 10, "U+10FFFF is the last")
+            index = next(
+                (m.start() for m in _CODE_POINT.finditer(text) if int(m[1], 16) > sys.maxunicode), 0
+            )
+            self.fail(
+                "bad-yaml",
+                "this code point does not exist",
+                index,
+                index + 10,
+                "U+10FFFF is the last",
+            )
         except YAMLError:
             message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
         self.fail("bad-yaml", message, index, index + 1, hint)
@@ -219,7 +245,13 @@ class _Reader:
                         "put each spec into its own file",
                     )
                 if event.version or event.tags:
-                    self.fail("bad-yaml", "YAML directives are not supported", 0, 1, "remove the `%` lines")
+                    self.fail(
+                        "bad-yaml",
+                        "YAML directives are not supported",
+                        0,
+                        1,
+                        "remove the `%` lines",
+                    )
                 root = self.tree(next(events), events, 0)
         if root is None:
             hint = "begin with `kernel: attention`; `kgen schema` prints the schema of a spec"
@@ -227,7 +259,11 @@ class _Reader:
         if not isinstance(root, _Mapping):
             hint = "begin with `kernel: attention`"
             self.fail(
-                "bad-yaml", "a spec must be a mapping of `key: value` lines", root.start, root.end, hint
+                "bad-yaml",
+                "a spec must be a mapping of `key: value` lines",
+                root.start,
+                root.end,
+                hint,
             )
         return root
 
@@ -242,10 +278,20 @@ class _Reader:
                 "a spec needs four levels",
             )
         if isinstance(event, yaml.AliasEvent):
-            self.fail("bad-yaml", f"the alias {shown('*' + event.anchor)} is not allowed", start, end, _QUOTE)
+            self.fail(
+                "bad-yaml",
+                f"the alias {shown('*' + event.anchor)} is not allowed",
+                start,
+                end,
+                _QUOTE,
+            )
         if event.anchor is not None:
             self.fail(
-                "bad-yaml", f"the anchor {shown('&' + event.anchor)} is not allowed", start, start + 1, _QUOTE
+                "bad-yaml",
+                f"the anchor {shown('&' + event.anchor)} is not allowed",
+                start,
+                start + 1,
+                _QUOTE,
             )
         if event.tag is not None:
             self.fail("bad-yaml", "YAML tags are not allowed", start, start + 1, _QUOTE)
@@ -260,12 +306,18 @@ class _Reader:
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self.tree(event, events, depth + 1)
             if not isinstance(key, _Scalar) or not isinstance(key.value, str):
-                self.fail("bad-yaml", "a key must be text", key.start, key.end, "put quotes around it")
+                self.fail(
+                    "bad-yaml", "a key must be text", key.start, key.end, "put quotes around it"
+                )
             if key.value in mapping.items:
                 first = self.document.at("", "", mapping.items[key.value][0].start, 0).line
                 message = f"the key {shown(key.value)} appears twice"
                 self.fail(
-                    "duplicate-key", message, key.start, key.end, f"the first is on line {first}: keep one"
+                    "duplicate-key",
+                    message,
+                    key.start,
+                    key.end,
+                    f"the first is on line {first}: keep one",
                 )
             mapping.items[key.value] = (key, self.tree(next(events), events, depth + 1))
         return mapping
@@ -310,7 +362,9 @@ _QUOTE = "write the value itself, and put quotes around text that begins with `&
 
 
 def _friendly(problem: str, text: str, index: int, opened: int) -> tuple[str, str, int]:
-    """Return message, hint and position for an error of ruamel at `index`, in a construct that began at `opened`."""
+    """Return message, hint and position for an error of ruamel at `index`, in a construct that
+    began at `opened`.
+    """
     character = text[index : index + 1]
     line = text.rfind("\n", 0, index) + 1
     if problem.startswith("found character") and character == "\t":
@@ -350,8 +404,8 @@ def _plain(tree: _Tree) -> Any:
 def _places(text: str, scalar: _Scalar) -> list[int]:
     """Return the position in the file of each character of the value, and of its end.
 
-    The value is the raw text without quotes, indentation, folded line ends and escapes. Visible characters have the
-    same order in both, so one loop walks both texts.
+    The value is the raw text without quotes, indentation, folded line ends and escapes. Visible
+    characters have the same order in both, so one loop walks both texts.
     """
     at = scalar.start
     if scalar.style in ("|", ">"):

@@ -27,7 +27,9 @@ def starter(kernel: str, name: str) -> str:
 
 
 def copied(spec: Path, name: str) -> str:
-    """Return the text of a spec, with its comments, under another name. Raises `KgenError` if the spec is invalid."""
+    """Return the text of a spec, with its comments, under another name. Raises `KgenError` if the
+    spec is invalid.
+    """
     document = Document(load_variants(spec)[0].text, spec.as_posix())
     there = document.value("", "", ("name",))
     assert there.line is not None
@@ -39,7 +41,9 @@ def copied(spec: Path, name: str) -> str:
 
 
 def schema_beside(folder: Path) -> Path | None:
-    """Return the path to which the schema must be written; None if it is there, or if the file is not kgen's."""
+    """Return the path to which the schema must be written; None if it is there, or if the file is
+    not kgen's.
+    """
     path = folder / SCHEMA
     try:
         there = files.read(path).decode(errors="replace")
@@ -64,4 +68,6 @@ def _free(name: str) -> str:
         return checked_name(name)
     except PydanticCustomError as error:
         said = error.context or {}
-        raise KgenError(Diagnostic(said["code"], said["message"], "NAME", 1, 1, hint=said["hint"])) from None
+        raise KgenError(
+            Diagnostic(said["code"], said["message"], "NAME", 1, 1, hint=said["hint"])
+        ) from None

@@ -1,4 +1,6 @@
-"""The field `targets` of a spec: a key for each folder in `targets/` of the family, with the options of the target."""
+"""The field `targets` of a spec: a key for each folder in `targets/` of the family, with the
+options of the target.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def _checked(value: Any, kernel: str) -> Any:
     if not isinstance(value, dict):
         return value
     supported = family(kernel).targets
-    words = " and ".join(f"`{name}`" for name in supported) + (" is" if len(supported) == 1 else " are")
+    words = " and ".join(f"`{name}`" for name in supported) + (
+        " is" if len(supported) == 1 else " are"
+    )
     for name in value:
         if name in supported:
             continue
@@ -59,7 +63,9 @@ def _checked(value: Any, kernel: str) -> Any:
             hint = f"remove it: {words} supported"
             raise problem("unsupported-target", message, hint, at=(name,), key=True)
         hint = did_you_mean(name, supported) or f"{words} supported"
-        raise problem("unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True)
+        raise problem(
+            "unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True
+        )
     if not value:
         hint = f"write `targets: {{{next(iter(supported))}: {{}}}}`"
         raise problem("missing-key", "a spec needs at least one target", hint)

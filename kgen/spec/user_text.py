@@ -1,8 +1,8 @@
 """Free text of a spec, which must be escaped for the place where it is printed.
 
-Summaries, licenses, expressions with their comments, and file names appear in docstrings and comments of emitted files.
-Some characters would end these. A `UserText` is not a `str`: `str()`, f-strings, `join` and jinja refuse it, so that a
-template or a target cannot print it unescaped.
+Summaries, licenses, expressions with their comments, and file names appear in docstrings and
+comments of emitted files. Some characters would end these. A `UserText` is not a `str`: `str()`,
+f-strings, `join` and jinja refuse it, so that a template or a target cannot print it unescaped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class UserText:
-    """Text that a user wrote. `written` is the raw text, for parsers and checks, not for emitted files."""
+    """Text that a user wrote. `written` is the raw text, for parsers and checks, not for emitted
+    files.
+    """
 
     __slots__ = ("written",)
 
@@ -76,7 +78,8 @@ class UserText:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from pydantic_core import core_schema  # late: rendering from the cache runs without pydantic
+        # late: rendering from the cache runs without pydantic
+        from pydantic_core import core_schema
 
         dumped = core_schema.plain_serializer_function_ser_schema(lambda text: text.written)
         text = core_schema.str_schema(strict=True)
@@ -84,4 +87,6 @@ class UserText:
 
 
 def _refuse() -> NoReturn:
-    raise TypeError("text of a user has no str(): call `in_docstring`, `in_comment` or `on_terminal`")
+    raise TypeError(
+        "text of a user has no str(): call `in_docstring`, `in_comment` or `on_terminal`"
+    )

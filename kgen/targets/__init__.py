@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 class Source:
     """One file to emit: its name, and the template that writes it.
 
-    `arch` is the architecture of the file, such as sm_90a, or None if the file runs on several.
-    Of the files that can run, the one with the highest `rank`, the fastest in measurements, is the default. Files
-    without the function of the spec have no rank. `needs` is a package that the file imports in addition to the imports
-    of the target `triton`.
-    `forward_only` is a copy of the target's field. `comment` begins a comment line. `alone` is the template of the file
-    if it is emitted without the others; None if it needs them.
+    `arch` is the architecture of the file, such as sm_90a, or None if the file runs on several. Of
+    the files that can run, the one with the highest `rank`, the fastest in measurements, is the
+    default. Files without the function of the spec have no rank. `needs` is a package that the file
+    imports in addition to the imports of the target `triton`.
+    `forward_only` is a copy of the target's field. `comment` begins a comment line. `alone` is the
+    template of the file if it is emitted without the others; None if it needs them.
     """
 
     filename: str
@@ -65,7 +65,9 @@ def callable_files(sources: Iterable[Source]) -> list[Source]:
 
 
 def opening(spec: Any, *, in_comment: bool = False) -> str:
-    """Return the first sentence of an emitted docstring or comment: the summary, or the kernel and name of the spec."""
+    """Return the first sentence of an emitted docstring or comment: the summary, or the kernel and
+    name of the spec.
+    """
     return _sentence(spec, spec.summary.in_comment() if in_comment else spec.summary.in_docstring())
 
 
@@ -102,4 +104,6 @@ def sources(loaded: Loaded, target: str) -> list[Source]:
         message = f"the target `{target}` is not supported for {kernel}"
         raise KgenError(Diagnostic("unsupported-target", message, file=file, hint=hint))
     hint = f"targets are: {', '.join(known_targets())}"
-    raise KgenError(Diagnostic("unknown-target", f"there is no target `{target}`", file=file, hint=hint))
+    raise KgenError(
+        Diagnostic("unknown-target", f"there is no target `{target}`", file=file, hint=hint)
+    )

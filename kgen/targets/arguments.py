@@ -6,7 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kgen.expr.nodes import Call, Const, Node, Var, distinct, length_of, measured, substitute, variables
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Var,
+    distinct,
+    length_of,
+    measured,
+    substitute,
+    variables,
+)
 from kgen.expr.unparse import show
 
 if TYPE_CHECKING:
@@ -73,13 +83,17 @@ NO_NUMBERS = Numbers()
 
 
 def derivatives_of(
-    tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool, called: Mapping[str, str] = {}
+    tensors: Iterable[str],
+    refused: Mapping[str, str],
+    *,
+    derived: bool,
+    called: Mapping[str, str] = {},
 ) -> Derivatives:
     """Return the derivatives of a function.
 
-    `tensors` are the floating-point tensors. `refused` maps each tensor without a gradient to the reason, the words
-    before "pass x.detach()" in the message. `derived` is True if any tensor gets a gradient. `called` maps names in
-    kernels to the names of arguments, where they differ.
+    `tensors` are the floating-point tensors. `refused` maps each tensor without a gradient to the
+    reason, the words before "pass x.detach()" in the message. `derived` is True if any tensor gets
+    a gradient. `called` maps names in kernels to the names of arguments, where they differ.
     """
     groups: dict[str, list[str]] = {}
     for name, words in refused.items():
@@ -109,13 +123,18 @@ def numbers_of(
     names: Iterable[str] = (),
     divisors: Iterable[str] = (),
 ) -> Numbers:
-    """Return the numbers of a function with `scale` or `eps`, and the lines that check run-time parameters."""
+    """Return the numbers of a function with `scale` or `eps`, and the lines that check run-time
+    parameters.
+    """
     lines = (*number_lines(name, params, called, names), *divisors)
     return Numbers(True, any(p.type == "int" for p in params.values()), lines)
 
 
 def number_lines(
-    name: str, params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+    name: str,
+    params: Mapping[str, ParamSpec],
+    called: Mapping[str, str] = {},
+    names: Iterable[str] = (),
 ) -> list[str]:
     """Return the checks of run-time parameters.
 
@@ -124,7 +143,9 @@ def number_lines(
     kinds = {"float": "_real", "int": "_integer"}
     taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
     given = {n: called.get(n, n) for n in params}
-    return taken + [f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()]
+    return taken + [
+        f'{n} = {kinds[p.type]}("{name}", "{given[n]}", {given[n]})' for n, p in params.items()
+    ]
 
 
 DIVISIONS = ("div", "floordiv", "mod")
@@ -152,7 +173,8 @@ def divisor_lines(
 def divisors(
     trees: Iterable[Node | None], known: Mapping[str, str], called: Mapping[str, str]
 ) -> Iterator[tuple[Node, str, str]]:
-    """Yield each divisor made of `known` names and numbers, the same in Python, and the message if it is zero.
+    """Yield each divisor made of `known` names and numbers, the same in Python, and the message if
+    it is zero.
 
     `known` maps names to their spelling.
     """
@@ -161,7 +183,9 @@ def divisors(
         for tree in trees
         if tree is not None
         for node in distinct(tree)
-        if isinstance(node, Call) and node.fn in DIVISIONS and variables(node.args[1]) & known.keys()
+        if isinstance(node, Call)
+        and node.fn in DIVISIONS
+        and variables(node.args[1]) & known.keys()
     }
     for divisor in found:
         if (spelled := _in_python(divisor, known)) is not None:

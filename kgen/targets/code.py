@@ -1,9 +1,10 @@
 """Values and statements of kernels as trees. Each language prints them as the last step.
 
-The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel computes it: a name
-is a row or a column of a tile, and a read is a guarded load. Passes use these trees to find uses of
-names, and to move or remove statements. `str` prints Triton; `spell` and `lines` print any of the `LANGUAGES`. A form
-with `{tl}`, the module, exists only in Triton and Gluon.
+The expressions of a plan (`kgen/expr/nodes.py`) define the result. A `Code` defines how a kernel
+computes it: a name is a row or a column of a tile, and a read is a guarded load. Passes use these
+trees to find uses of names, and to move or remove statements. `str` prints Triton; `spell` and
+`lines` print any of the `LANGUAGES`. A form with `{tl}`, the module, exists only in Triton and
+Gluon.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Op(Code):
 
     @cached_property
     def operands(self) -> dict[str, tuple[str, ...]]:
-        """The texts of the operands by language, as far as they were asked for: each breaking of a line asks again."""
+        """The texts of the operands by language, as far as they were asked for: each breaking of a
+        line asks again.
+        """
         return {}
 
     __str__, __format__ = Code.__str__, Code.__format__
@@ -114,7 +117,9 @@ def _spelled(form: str, binds: int, operand: int) -> Mapping[str, Spelling]:
     return {language: Spelling(text, binds, operand) for language, text in forms.items()}
 
 
-def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, operand: int = TERNARY) -> Op:
+def op(
+    form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, operand: int = TERNARY
+) -> Op:
     """Build an operation from a format over its operands (`spelling.in_modules`)."""
     operands = tuple(a if isinstance(a, Code) else Name(str(a)) for a in args)
     return Op(fn or form, operands, _spelled(form, binds, operand))
@@ -161,7 +166,10 @@ def helpers_of(values: Iterable[Code], language: str) -> set[str]:
 
 
 def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:
-    """Replace parts of a value, from the outside in. `change` returns the replacement, or None to keep a part."""
+    """Replace parts of a value, from the outside in.
+
+    `change` returns the replacement, or None to keep a part.
+    """
     changed = change(code)
     if changed is not None:
         return changed
@@ -202,7 +210,8 @@ class Statement:
 class Assign(Statement):
     """`names = values`, or `name += value`: as many values as names, or one value that is unpacked.
 
-    In C++ there is one name. With a `type`, the statement declares it as a constant; Python ignores the type.
+    In C++ there is one name. With a `type`, the statement declares it as a constant; Python ignores
+    the type.
     """
 
     names: tuple[str, ...]
@@ -368,7 +377,9 @@ def needed(statements: Iterable[Statement], by: Iterable[str]) -> list[Statement
     return found
 
 
-def at_first_use(statements: Iterable[Statement], definitions: Iterable[Statement]) -> list[Statement]:
+def at_first_use(
+    statements: Iterable[Statement], definitions: Iterable[Statement]
+) -> list[Statement]:
     """Insert each definition before the first statement that uses it, or at the end."""
     found = list(statements)
     for definition in definitions:
@@ -431,7 +442,10 @@ def atom(value: Code | str, form: str = "{0}") -> Op:
 
 
 def printed(value: Any, language: str = TRITON) -> Any:
-    """Print values and statements, also inside lists and mappings, for a template. Keep other objects."""
+    """Print values and statements, also inside lists and mappings, for a template.
+
+    Keep other objects.
+    """
     if isinstance(value, Code):
         return spell(value, language)
     if isinstance(value, Statement):

@@ -1,7 +1,7 @@
 """Wrap statements and lists of operands to a line width.
 
-A call is broken after its opening bracket and between its arguments. A chain of one operator is put into brackets and
-broken before an operator. Text without such parts stays on one line.
+A call is broken after its opening bracket and between its arguments. A chain of one operator is put
+into brackets and broken before an operator. Text without such parts stays on one line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class _Room:
 
 @dataclass(frozen=True)
 class Bracketed:
-    """`head`, operands separated by commas, and `tail`. Operands that do not fit are on separate lines."""
+    """`head`, operands separated by commas, and `tail`.
+
+    Operands that do not fit are on separate lines.
+    """
 
     head: str
     operands: tuple[str, ...]
@@ -82,12 +85,17 @@ def _of_statement(statement: Statement, language: str, width: int) -> list[str]:
     room = _Room(language, width)
     if isinstance(statement, If):
         head = _broken("if ", statement.test, f":{noted(statement.note, language)}", room)
-        then, other = (folded(part, language, width - 4) for part in (statement.then, statement.other))
+        then, other = (
+            folded(part, language, width - 4) for part in (statement.then, statement.other)
+        )
         return [*head, *_set_in(then), *(["else:", *_set_in(other)] if other else [])]
     if isinstance(statement, Run):
         return _broken("", statement.value, "", room)
     if isinstance(statement, Assign) and len(statement.values) == 1:
-        target, note = f"{', '.join(statement.names)} {statement.sign} ", noted(statement.note, language)
+        target, note = (
+            f"{', '.join(statement.names)} {statement.sign} ",
+            noted(statement.note, language),
+        )
         return _broken(target, statement.value, note, room)
     return whole
 
@@ -145,7 +153,9 @@ def _separated(form: str) -> Iterator[str]:
     yield argument.strip()
 
 
-def _over_lines(head: str, operator: str, chain: list[tuple[Code, str]], tail: str, room: _Room) -> list[str]:
+def _over_lines(
+    head: str, operator: str, chain: list[tuple[Code, str]], tail: str, room: _Room
+) -> list[str]:
     """Print a chain of one operator, with as many operands on a line as fit."""
     inner = room.within()
     if all(len(f"{operator} {text}") <= inner.width for _, text in chain):
@@ -164,7 +174,9 @@ def _over_lines(head: str, operator: str, chain: list[tuple[Code, str]], tail: s
 
 
 def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
-    """Return an operator and the operands of its chain with their texts; no operands if the value is not a chain."""
+    """Return an operator and the operands of its chain with their texts; no operands if the value
+    is not a chain.
+    """
     form = value.spelled[language].form
     operator, _, right = form.removeprefix("{0} ").partition(" ")
     if form != f"{{0}} {operator} {right}" or right not in ("{1}", "({1})"):
@@ -177,7 +189,11 @@ def _chain(value: Op, language: str) -> tuple[str, list[tuple[Code, str]]]:
 def _links(operand: tuple[Code, str], form: str, language: str) -> list[tuple[Code, str]]:
     """Return the operands of a chain that is an operand without brackets, else the operand."""
     value, text = operand
-    within = isinstance(value, Op) and value.spelled[language].form == form and text == spell(value, language)
+    within = (
+        isinstance(value, Op)
+        and value.spelled[language].form == form
+        and text == spell(value, language)
+    )
     return _chain(value, language)[1] if within and isinstance(value, Op) else [operand]
 
 

@@ -1,4 +1,7 @@
-"""`_launch.py`, the functions that the launchers of all specs call. A single file contains their text."""
+"""`_launch.py`, the functions that the launchers of all specs call.
+
+A single file contains their text.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Calls of kernels from C: the templates of the C files, the names of launch arguments, and the tables of tiles.
+"""Calls of kernels from C: the templates of the C files, the names of launch arguments, and the
+tables of tiles.
 
-A family builds a `Native` from a spec. `kgen build` adds machine code, and resolves the tables for its chips.
+A family builds a `Native` from a spec. `kgen build` adds machine code, and resolves the tables for
+its chips.
 """
 
 from __future__ import annotations
@@ -46,13 +48,15 @@ unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin s
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Keywords of C and C++ that Python does not have, and macros of their headers."""
 _HEADERS = """
-aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian envz err errno error
-execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt glob grp gshadow iconv ifaddrs inttypes
-iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime langinfo lastlog libgen libintl limits link locale malloc
-math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll printf proc_service pthread pty pwd
-re_comp regex regexp resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdalign stdarg stdatomic
-stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall sysexits syslog tar termio termios
-tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp
+aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian
+envz err errno error execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt
+glob grp gshadow iconv ifaddrs inttypes iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime
+langinfo lastlog libgen libintl limits link locale malloc math mcheck memory mntent monetary mqueue
+netdb nl_types nss obstack paths poll printf proc_service pthread pty pwd re_comp regex regexp
+resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdalign stdarg stdatomic
+stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall sysexits syslog tar
+termio termios tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx
+values wait wchar wctype wordexp
 """
 HEADERS = frozenset(_HEADERS.split())
 """Names that an emitted header cannot have: headers of the system and of a package."""
@@ -60,7 +64,10 @@ HEADERS = frozenset(_HEADERS.split())
 
 @dataclass(frozen=True)
 class Tiles:
-    """A table of tiles of a kernel, with rows `(chips, fields)`. A chip takes rows with its name or no name."""
+    """A table of tiles of a kernel, with rows `(chips, fields)`.
+
+    A chip takes rows with its name or no name.
+    """
 
     name: str
     rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
@@ -193,7 +200,8 @@ def with_tables(program: Program, tables: Iterable[Table]) -> Program:
 
 
 def member(name: str, taken: Collection[str]) -> str:
-    """Return the name of an argument in a C struct: its own name, or with underscores if it would clash.
+    """Return the name of an argument in a C struct: its own name, or with underscores if it would
+    clash.
 
     Keywords, names in capitals (macros), names with `_t` (types), and `taken` names clash.
     """
@@ -222,9 +230,15 @@ def refuse(loaded: Loaded, why: str, hint: str) -> None:
 
 
 def parameters(
-    params: Mapping[str, ParamSpec], words: str, taken: Collection[str], called: Mapping[str, str] = {}
+    params: Mapping[str, ParamSpec],
+    words: str,
+    taken: Collection[str],
+    called: Mapping[str, str] = {},
 ) -> tuple[Parameter, ...]:
-    """Return the run-time parameters. `words` describe real ones; `called` maps names to those of users."""
+    """Return the run-time parameters.
+
+    `words` describe real ones; `called` maps names to those of users.
+    """
     found = []
     for name, param in params.items():
         if param.runtime:

@@ -1,4 +1,6 @@
-"""Print expressions in C++, in double and 64-bit integers, for the reference in the C++ example of a package."""
+"""Print expressions in C++, in double and 64-bit integers, for the reference in the C++ example of
+a package.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ TYPES = {Type.INT: "int64_t", Type.LONG: "int64_t", Type.FLOAT: "double", Type.B
 
 
 def in_cpp(node: Node, names: Mapping[str, str]) -> str:
-    """Print a tree in C++. `names` maps variables and buffers. Raise `KeyError` for an unknown function."""
+    """Print a tree in C++.
+
+    `names` maps variables and buffers. Raise `KeyError` for an unknown function.
+    """
     match node:
         case Const(value, kind):
             return _number(value, kind)
@@ -97,11 +102,17 @@ def in_cpp(node: Node, names: Mapping[str, str]) -> str:
 
 @contextmanager
 def spelled(loaded: Loaded) -> Iterator[None]:
-    """Raise `KgenError` if the body prints an expression with a function that has no C++ spelling."""
+    """Raise `KgenError` if the body prints an expression with a function that has no C++
+    spelling.
+    """
     try:
         yield
     except KeyError as error:
-        refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
+        refuse(
+            loaded,
+            f"its example has no `{error.args[0]}` in C++",
+            "add it to `native_reference.py`",
+        )
 
 
 def dtype_of(tensor: Tensor | Mapping[str, Any]) -> str:

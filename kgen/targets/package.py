@@ -1,4 +1,5 @@
-"""`__init__.py` of an emitted folder: the spec's function, from the fastest of its files that can run.
+"""`__init__.py` of an emitted folder: the spec's function, from the fastest of its files that can
+run.
 
 Several files may offer that function, one for each target or architecture
 (docs/decisions/0023-emitted-folders.md).
@@ -116,14 +117,18 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         return None
     tried = list(_tried(files))
     if _runs_anywhere(tried[0]):
-        text: Template = OneFile(spec.name, opening(spec), _stem(tried[0]), [spec.name, *tried[0].offers])
+        text: Template = OneFile(
+            spec.name, opening(spec), _stem(tried[0]), [spec.name, *tried[0].offers]
+        )
     else:
         text = _of_files(spec, tried)
     return Source("__init__.py", text)
 
 
 def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
-    """Return `__init__.py` for the folder of all variants; None if a variant has no file with the function."""
+    """Return `__init__.py` for the folder of all variants; None if a variant has no file with the
+    function.
+    """
     first = variants[0][0]
     files = [callable_files(sources)[:1] for _, sources in variants]
     if not all(files):
@@ -149,7 +154,9 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
             dtypes=_dtypes(variants) if "dtype" in fields else [],
             choices=[
                 VariantChoice(_keyword(number), condition, one.variant)
-                for number, ((one, _), condition) in enumerate(zip(variants, conditions, strict=True))
+                for number, ((one, _), condition) in enumerate(
+                    zip(variants, conditions, strict=True)
+                )
             ],
             refusal=f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
         ),
@@ -169,23 +176,31 @@ def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
 
 
 def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
-    """Return the template that runs the first file that can run. The last one may run every call."""
+    """Return the template that runs the first file that can run.
+
+    The last one may run every call.
+    """
     last = tried[-1] if _runs_anywhere(tried[-1]) else None
     choices = [file for file in tried if file is not last]
     gradients = "backward" in spec.passes and any(file.forward_only for file in tried)
     (signature,) = {file.signature for file in tried}
     tensors = signature.tensors
-    refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{tensors[0]}.device}}")'
+    refusal = (
+        f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{tensors[0]}.device}}")'
+    )
     return Files(
         name=spec.name,
         summary=opening(spec),
         words=[_words(file, gradients) for file in tried],
-        # The last file runs every call that the others run, so its docstring is valid for the whole folder.
+        # The last file runs every call that the others run, so its docstring is valid for the whole
+        # folder.
         argument_lines=tried[-1].docstring,
         signature=str(signature),
         tensors=[*tensors],
         arguments=signature.arguments,
-        choices=[_file_choice(file, number, gradients, tensors[0]) for number, file in enumerate(choices)],
+        choices=[
+            _file_choice(file, number, gradients, tensors[0]) for number, file in enumerate(choices)
+        ],
         last=_stem(last) if last else None,
         otherwise=f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
         gradients=gradients,

@@ -1,7 +1,7 @@
 """Templates as values. The fields of a frozen dataclass are the variables of its template.
 
-If a field is a `Template`, it is rendered where the outer template names it, in its own language. So a file is a tree
-of templates, and each template sees only its own fields.
+If a field is a `Template`, it is rendered where the outer template names it, in its own language.
+So a file is a tree of templates, and each template sees only its own fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kgen.targets.code import TRITON
 class Template:
     """The base of all dataclasses that a template prints.
 
-    Values and statements among the fields are printed in `language`, one of `kgen.targets.code.LANGUAGES`.
+    Values and statements among the fields are printed in `language`, one of
+    `kgen.targets.code.LANGUAGES`.
     """
 
     template: ClassVar[str]
@@ -25,7 +26,9 @@ class Template:
     language: ClassVar[str] = TRITON
 
     def launch_functions(self) -> Iterable[str]:
-        """Return the names of `_launch.py` that the text of the template uses, without templates in its fields."""
+        """Return the names of `_launch.py` that the text of the template uses, without templates in
+        its fields.
+        """
         return ()
 
 
@@ -52,7 +55,10 @@ def names(template: Template) -> dict[str, object]:
 def names_of(cls: type[Template]) -> tuple[str, ...]:
     """Return the names of the public fields and properties of a dataclass."""
     properties = (
-        n for base in cls.__mro__ for n, member in vars(base).items() if isinstance(member, property)
+        n
+        for base in cls.__mro__
+        for n, member in vars(base).items()
+        if isinstance(member, property)
     )
     own = dict.fromkeys([*(f.name for f in fields(cls)), *properties])
     return tuple(name for name in own if not name.startswith("_"))

@@ -1,6 +1,7 @@
 """One call of an emitted file, with gradients where it has them: `python -m kgen.verify.call JOB`.
 
-JOB is a pickled `kgen.verify.worker.Job`. Standard output carries one JSON line: the names of the results.
+JOB is a pickled `kgen.verify.worker.Job`. Standard output carries one JSON line: the names of the
+results.
 """
 
 from __future__ import annotations

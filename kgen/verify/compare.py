@@ -1,8 +1,9 @@
 """Comparison of outputs with float64, relative to the error of an eager computation.
 
-An output passes under three conditions. Its relative Frobenius error is at most `RATIO` times the eager error, plus a
-floor that covers one rounding. No row is far worse than the worst eager row. Rows without keys are exactly zero (or
--inf). NaN never passes. `docs/verification.md` has the formulas.
+An output passes under three conditions. Its relative Frobenius error is at most `RATIO` times the
+eager error, plus a floor that covers one rounding. No row is far worse than the worst eager row.
+Rows without keys are exactly zero (or -inf). NaN never passes. `docs/verification.md` has the
+formulas.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ RATIO = 1.35
 ROW_RATIO = 3.0
 
 CANARY = 0xA5
-_MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
+# bytes on each side of an output; a multiple of every alignment that kernels specialise on
+_MARGIN = 256
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """Allowed errors. `floor` is relative to the result, `noise` to the result before cancellation.
 
-    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output. Rows of a gradient
-    therefore cancel only to one rounding of the dtype.
+    `row_noise` is `noise` for a single row. Fused backward passes use the rounded output. Rows of a
+    gradient therefore cancel only to one rounding of the dtype.
     """
 
     floor: float
@@ -60,12 +62,13 @@ def tolerance(
 ) -> Tolerance:
     """Return the tolerance of a spec's arithmetic.
 
-    `reach` is the largest absolute log-sum-exp. Backward recomputes probabilities from it in fp32, so its rounding
-    error grows with it.
+    `reach` is the largest absolute log-sum-exp. Backward recomputes probabilities from it in fp32,
+    so its rounding error grows with it.
     """
     allowed = _TOLERANCES[dtype]
     if precision == "tf32":
-        # Results are rounded as in fp32, but the terms that cancel in them have operands as coarse as fp16.
+        # Results are rounded as in fp32, but the terms that cancel in them have operands as coarse
+        # as fp16.
         allowed = replace(allowed, noise=2e-5, row_noise=2**-10)
     floor = max(allowed.floor, 2e-3) if fast_math else allowed.floor
     return replace(allowed, floor=floor + 2e-7 * reach)
@@ -82,7 +85,10 @@ def of_log_sums(allowed: Tolerance, fast_math: bool, reach: float) -> Tolerance:
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one output. `error` and `eager` are relative Frobenius errors against float64."""
+    """The verdict on one output.
+
+    `error` and `eager` are relative Frobenius errors against float64.
+    """
 
     name: str
     ok: bool
@@ -101,15 +107,21 @@ class Traits:
     rounding: float = 0.0
     """Change of the result for a relative change of 1 in the stored outputs."""
     empty: Tensor | None = None
-    """Rows without a contribution, for `lse` entries. They must be exactly zero, or -inf if the truth is."""
+    """Rows without a contribution, for `lse` entries. They must be exactly zero, or -inf if the
+    truth is.
+    """
     dtype: Any = None
     """Required dtype of the output."""
     apart: bool = False
-    """True if each element is rounded separately. Such errors average out, so an error along the truth is a factor."""
+    """True if each element is rounded separately. Such errors average out, so an error along the
+    truth is a factor.
+    """
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Terms whose sum is the truth. None of them may have a wrong factor."""
     terms: Tensor | None = None
-    """Norms of the rows before cancellation, if elements are computed in float32 and rounded once to `dtype`."""
+    """Norms of the rows before cancellation, if elements are computed in float32 and rounded once
+    to `dtype`.
+    """
 
 
 PLAIN = Traits()
@@ -166,7 +178,10 @@ def _by_numbers(
     name: str, got: Tensor, want: Tensor, eager: Tensor, allowed: Tolerance, traits: Traits
 ) -> Check:
     """Check finite float64 numbers: the whole output, each row, and the error along the truth."""
-    norm, whole = float(want.norm()), 0.0 if traits.natural is None else float(traits.natural.norm())
+    norm, whole = (
+        float(want.norm()),
+        0.0 if traits.natural is None else float(traits.natural.norm()),
+    )
     size = norm
     if size <= 1e-6 * whole or size == 0:
         size = whole or 1.0  # All terms cancelled, so the error is relative to the terms.
@@ -174,7 +189,12 @@ def _by_numbers(
     if not math.isfinite(yardstick):
         # The eager computation overflowed where the kernel must not.
         yardstick, eager = 0.0, want
-    slack = allowed.floor * norm + allowed.noise * whole + allowed.unit * traits.rounding + allowed.smallest
+    slack = (
+        allowed.floor * norm
+        + allowed.noise * whole
+        + allowed.unit * traits.rounding
+        + allowed.smallest
+    )
     error, eager_error = distance / size, yardstick / size
     ratio = distance / max(yardstick, slack, 1e-300)
     if distance > RATIO * yardstick + slack:
@@ -210,14 +230,18 @@ def _worst_row(
     errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
     bound = ROW_RATIO * yardstick.max() + 4 * slack / math.sqrt(len(want)) / size
     if natural is not None:
-        # Rounding has the size of a row's terms. If their sum is small by chance, other rows show that size.
+        # Rounding has the size of a row's terms. If their sum is small by chance, other rows show
+        # that size.
         terms = natural.reshape(-1)
         bound = bound + noise * terms.clamp_min(float(terms.square().mean().sqrt())) / size
     worst = int((errors / bound.clamp_min(1e-300)).argmax())
     if float(errors[worst]) <= float(bound[worst]):
         return None
     limit = float(yardstick.max())
-    return f"row {worst} of {len(want)} has error {float(errors[worst]):.2e}, eager at most {limit:.2e}"
+    return (
+        f"row {worst} of {len(want)} has error {float(errors[worst]):.2e}, eager at most "
+        f"{limit:.2e}"
+    )
 
 
 # --- poison and canaries ---
@@ -227,8 +251,8 @@ def _worst_row(
 def poisoned_outputs() -> Iterator[list[Tensor]]:
     """Fill results of `torch.empty` and similar functions with poison, between canaries.
 
-    Only Python functions are replaced, which emitted launchers use. Determinism settings and the allocator stay the
-    same. Yields the storages, for `broken_canaries`.
+    Only Python functions are replaced, which emitted launchers use. Determinism settings and the
+    allocator stay the same. Yields the storages, for `broken_canaries`.
     """
     storages: list[Tensor] = []
     places = [(torch, n) for n in ("empty", "empty_like", "empty_strided")]
@@ -261,17 +285,23 @@ def poisoned_outputs() -> Iterator[list[Tensor]]:
 def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
     """Return a tensor like `plain` in the middle of a larger storage."""
     span = (
-        sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1 if plain.numel() else 0
+        sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1
+        if plain.numel()
+        else 0
     )
     item = plain.element_size()
     margin = _MARGIN // item
     with torch.no_grad():
-        whole = empty(2 * _MARGIN + -(-span * item // 16) * 16, dtype=torch.uint8, device=plain.device)
+        whole = empty(
+            2 * _MARGIN + -(-span * item // 16) * 16, dtype=torch.uint8, device=plain.device
+        )
         whole.fill_(CANARY)
         typed = whole.view(plain.dtype)
         inside = typed[margin : margin + span]
         inside.fill_(
-            torch.nan if plain.is_floating_point() else plain.dtype == torch.bool or min(2**30, _top(plain))
+            torch.nan
+            if plain.is_floating_point()
+            else plain.dtype == torch.bool or min(2**30, _top(plain))
         )
         # Not a view of the storage's first tensor, so that autograd sees an ordinary new tensor.
         fresh = empty(0, dtype=plain.dtype, device=plain.device)
@@ -288,7 +318,8 @@ def _top(tensor: Tensor) -> int:
 def broken_canaries(storages: list[Tensor]) -> int:
     """Return the number of storages with writes outside their tensor."""
     return sum(
-        bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any()) for s in storages
+        bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any())
+        for s in storages
     )
 
 
@@ -299,7 +330,9 @@ def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
     """Return the names of tensors whose storage changed in any bit."""
-    return [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
+    return [
+        name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])
+    ]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -312,11 +345,15 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+        storage, 0, (storage.nbytes(),), (1,)
+    )
 
 
 AGAIN, AGAIN_SECONDS = 8, 0.05
-"""Number and seconds of further runs that must have the same bits. Few runs miss a race in one of 300 calls."""
+"""Number and seconds of further runs that must have the same bits. Few runs miss a race in one of
+300 calls.
+"""
 
 
 def careful(
@@ -327,9 +364,9 @@ def careful(
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
     """Return the results of `run` with poisoned outputs, and failures other than wrong values.
 
-    Failures are writes outside of tensors and writes to `inputs`. In Triton's interpreter, reads outside of the tensors
-    of a launch fail, too. On a GPU, `run` repeats `AGAIN` times and for `AGAIN_SECONDS`, and outputs that are `fixed`
-    must have the same bits.
+    Failures are writes outside of tensors and writes to `inputs`. In Triton's interpreter, reads
+    outside of the tensors of a launch fail, too. On a GPU, `run` repeats `AGAIN` times and for
+    `AGAIN_SECONDS`, and outputs that are `fixed` must have the same bits.
     """
     before = snapshot(inputs)
     with poisoned_outputs() as storages, watched() as outside:
@@ -349,7 +386,9 @@ def careful(
         while runs < AGAIN or time.perf_counter() - began < AGAIN_SECONDS:
             again = run()
             runs += 1
-            moved |= {name: None for name in got if fixed(name) and not same_bits(got[name], again[name])}
+            moved |= {
+                name: None for name in got if fixed(name) and not same_bits(got[name], again[name])
+            }
         if moved:
             found.append(failure("determinism", f"{', '.join(moved)} differ from run to run"))
     return got, found

@@ -1,7 +1,9 @@
-"""Compile the kernels of a `cuda.cu` for one architecture: `python -m kgen.verify.compile_cuda JOB`.
+"""Compile the kernels of a `cuda.cu` for one architecture:
+`python -m kgen.verify.compile_cuda JOB`.
 
-The emitted launcher runs on small CPU tensors. Its `_launch` is replaced by a function that compiles the kernel
-instead. NVRTC needs no GPU. JOB is a pickled `CompileJob`. Standard output carries a JSON line for each kernel.
+The emitted launcher runs on small CPU tensors. Its `_launch` is replaced by a function that
+compiles the kernel instead. NVRTC needs no GPU. JOB is a pickled `CompileJob`. Standard output
+carries a JSON line for each kernel.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
         if name in seen:
             return
         seen.add(name)
-        row: dict[str, Any] = {"kernel": name.rpartition("::")[2], "variant": variant, "error": None}
+        row: dict[str, Any] = {
+            "kernel": name.rpartition("::")[2],
+            "variant": variant,
+            "error": None,
+        }
         try:
             registers, spills, static = usage_of(module._compiled(name, job.arch), name)
             row |= {"registers": registers, "spills": spills, "shared": static + shared}
@@ -38,7 +44,8 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             row["error"] = f"{type(error).__name__}: {error}"[:2000]
         say(row)
 
-    # The launcher chooses by compute capability. The compilation may be for a more exact architecture (sm_90a).
+    # The launcher chooses by compute capability. The compilation may be for a more exact
+    # architecture (sm_90a).
     module._arch = lambda device: f"sm_{job.capability}"
     module._launch = compile_only
     module._resident = lambda *args: 1  # every kernel fits

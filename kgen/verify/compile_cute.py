@@ -1,7 +1,7 @@
 """Compile a `cute_<arch>.py` for its architecture: `python -m kgen.verify.compile_cute JOB`.
 
-The function `compile_for` of the emitted file compiles it; nothing is launched. JOB is a pickled `CompileJob`.
-Standard output carries a JSON line for each kernel.
+The function `compile_for` of the emitted file compiles it; nothing is launched. JOB is a pickled
+`CompileJob`. Standard output carries a JSON line for each kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             wrong = f"{TENSOR_CORES[job.arch]} is not among its instructions"
         for name, (registers, spills, static) in usages(compiled.__cubin__).items():
             main = INDICES not in name
-            found = {"kernel": "_kernel" if main else INDICES, "registers": registers, "spills": spills}
+            found = {
+                "kernel": "_kernel" if main else INDICES,
+                "registers": registers,
+                "spills": spills,
+            }
             found["shared"] = int(module.Shared.size_in_bytes()) if main else static
             say(place | found | {"error": wrong if main else None})
     except Exception as error:

@@ -1,8 +1,9 @@
-"""Compile the kernels of a `triton.py` for one architecture: `python -m kgen.verify.compile_triton JOB`.
+"""Compile the kernels of a `triton.py` for one architecture:
+`python -m kgen.verify.compile_triton JOB`.
 
-The emitted launcher runs on small CPU tensors. `JITFunction.run` is replaced by a function that compiles the kernel,
-specialized as Triton would specialize it. JOB is a pickled `CompileJob`. Standard output carries a JSON line for each
-binary.
+The emitted launcher runs on small CPU tensors. `JITFunction.run` is replaced by a function that
+compiles the kernel, specialized as Triton would specialize it. JOB is a pickled `CompileJob`.
+Standard output carries a JSON line for each binary.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
     seen: set[tuple[str, str]] = set()
 
     def take(variant: str, launch: Launch) -> None:
-        row: dict[str, Any] = {"kernel": launch.function.fn.__name__, "variant": variant, "error": None}
+        row: dict[str, Any] = {
+            "kernel": launch.function.fn.__name__,
+            "variant": variant,
+            "error": None,
+        }
         try:
             kernel = launch.compiled()
             if (row["kernel"], kernel.hash) in seen:
@@ -69,7 +74,9 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that a call would launch, its arguments, and its compilation with Triton's specialization."""
+    """A kernel that a call would launch, its arguments, and its compilation with Triton's
+    specialization.
+    """
 
     function: Any
     args: Sequence[Any]
@@ -83,13 +90,16 @@ MULTIPROCESSORS = 4096
 
 
 def each_launch(
-    job: CompileJob, take: Callable[[str, Launch], None], sizes: Mapping[str, Sequence[int]] = NO_SIZES
+    job: CompileJob,
+    take: Callable[[str, Launch], None],
+    sizes: Mapping[str, Sequence[int]] = NO_SIZES,
 ) -> None:
     """Call `take` with each launch of the family's calls. No kernel runs."""
     driver.set_active(OfflineDriver(job.capability))
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     module._arch = lambda device: job.capability
-    # Decoding splits keys while multiprocessors are free. With this many, it splits as far as the keys allow.
+    # Decoding splits keys while multiprocessors are free. With this many, it splits as far as the
+    # keys allow.
     module._multiprocessors = lambda device: MULTIPROCESSORS
     run, variant = JITFunction.run, ""
 

@@ -21,8 +21,15 @@ from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import require, versions
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
-"""Suffixes of architectures, and the least compute capability that has each: `a` for one chip, `f` for its family."""
-ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUFFIXES.items() if cc >= least}
+"""Suffixes of architectures, and the least compute capability that has each: `a` for one chip, `f`
+for its family.
+"""
+ARCHS = {
+    f"sm_{cc}{suffix}": cc
+    for cc in SHARED_LIMITS
+    for suffix, least in SUFFIXES.items()
+    if cc >= least
+}
 """The architectures to compile for, with their compute capabilities."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
@@ -60,7 +67,9 @@ def capability(arch: str) -> int:
     """Return 90 for `sm_90` and `sm_90a`. Raises `KgenError` for an unknown architecture."""
     if arch not in ARCHS:
         hint = did_you_mean(arch, ARCHS) or f"one of {', '.join(ARCHS)}"
-        raise KgenError(Diagnostic("unknown-arch", f"unknown architecture {shown(arch)}", hint=hint))
+        raise KgenError(
+            Diagnostic("unknown-arch", f"unknown architecture {shown(arch)}", hint=hint)
+        )
     return ARCHS[arch]
 
 
@@ -84,15 +93,19 @@ DEFAULT = CompileOptions()
 
 
 def compile_specs(
-    loaded: Sequence[Any], generated: Path, options: CompileOptions = DEFAULT, hear: Listener = ignore
+    loaded: Sequence[Any],
+    generated: Path,
+    options: CompileOptions = DEFAULT,
+    hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
     """Compile every kernel of some specs for every architecture, without a GPU.
 
-    A file for one architecture is compiled for that one, if `options.archs` contains it (`sm_90` includes `sm_90a`).
-    Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory per thread), shared
-    and limit (bytes per block), ok, error. `ok` is false if the kernel does not compile, or needs more shared memory
-    than the architecture has. `hear` gets an event for each file and architecture. Raises `KgenError` for a spec that
-    is not rendered, and `MissingError` without torch, triton or the package of a target.
+    A file for one architecture is compiled for that one, if `options.archs` contains it (`sm_90`
+    includes `sm_90a`). Returns rows of spec, target, kernel, variant, arch, registers, spills
+    (bytes of local memory per thread), shared and limit (bytes per block), ok, error. `ok` is false
+    if the kernel does not compile, or needs more shared memory than the architecture has. `hear`
+    gets an event for each file and architecture. Raises `KgenError` for a spec that is not
+    rendered, and `MissingError` without torch, triton or the package of a target.
     """
     jobs = _jobs(loaded, generated, options)
     for runtime in {job.emitted.runtime: None for job in jobs}:
@@ -129,8 +142,12 @@ def _jobs(loaded: Sequence[Any], generated: Path, options: CompileOptions) -> li
     for arch in archs:
         capability(arch)
     require("torch", "triton")
-    work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
-    work = [(p, f) for p, f in work if f.runtime.compiler and (targets is None or f.target in targets)]
+    work = [
+        (problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)
+    ]
+    work = [
+        (p, f) for p, f in work if f.runtime.compiler and (targets is None or f.target in targets)
+    ]
     jobs = [
         CompileJob(p, replace(f, path=f.path.resolve()), arch)
         for p, f in work
@@ -173,7 +190,9 @@ def _rows(job: CompileJob, timeout: float) -> Iterator[dict[str, Any]]:
         for message in messages(job.emitted.runtime.compiler or "", job, timeout, environment):
             found += 1
             if message["error"] is None and message["shared"] > limit:
-                message["error"] = f"needs {message['shared']} bytes of shared memory, {arch} has {limit}"
+                message["error"] = (
+                    f"needs {message['shared']} bytes of shared memory, {arch} has {limit}"
+                )
             yield row(**message)
     except WorkerError as error:
         trouble = str(error)

@@ -17,14 +17,19 @@ CHECKS: Mapping[str, float] = {
     "imports-alone": 0.4,
     "imports-twice": 0.4,
 }
-"""Expected seconds of a case without a measurement (`CASE`), and of slower checks: one core of a server."""
+"""Expected seconds of a case without a measurement (`CASE`), and of slower checks: one core of a
+server.
+"""
 
 Key = tuple[str, str]
 """The pass and the name of a case."""
 
 
 class Costs:
-    """The seconds of the cases of a run. Estimates come from the same case in other files of the run."""
+    """The seconds of the cases of a run.
+
+    Estimates come from the same case in other files of the run.
+    """
 
     def __init__(self, cases: Iterable[Key]) -> None:
         self._left = Counter(cases)
@@ -40,7 +45,9 @@ class Costs:
     def progress(self) -> tuple[float, float]:
         """Return the seconds that were spent, and the seconds of the whole run."""
         spent, pace = sum(self._spent.values()), self._pace()
-        left = sum(count * self._expected(case, pace) for case, count in self._left.items() if count > 0)
+        left = sum(
+            count * self._expected(case, pace) for case, count in self._left.items() if count > 0
+        )
         return spent, spent + left
 
     def _expected(self, case: Key, pace: float) -> float:

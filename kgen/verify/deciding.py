@@ -1,8 +1,9 @@
-"""Find which nodes of an expression decide its result: comparisons, truth values that are read, min, max and abs.
+"""Find which nodes of an expression decide its result: comparisons, truth values that are read,
+min, max and abs.
 
-A kernel without some comparison passes if that comparison is true in all tested pairs of positions. A false comparison
-decides nothing if another part of the mask hides the pair. So each node is replaced by its alternatives. The node
-decides where the result changes.
+A kernel without some comparison passes if that comparison is true in all tested pairs of positions.
+A false comparison decides nothing if another part of the mask hides the pair. So each node is
+replaced by its alternatives. The node decides where the result changes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _decides(node: Node) -> bool:
 
 
 def ways(node: Node) -> tuple[Node, Node]:
-    """Return the two alternatives of a node: true and false for a truth value, else either argument."""
+    """Return the two alternatives of a node: true and false for a truth value, else either
+    argument.
+    """
     if node.type is Type.BOOL:
         return Const(True, Type.BOOL), Const(False, Type.BOOL)
     assert isinstance(node, Call)
@@ -46,7 +49,9 @@ def ways(node: Node) -> tuple[Node, Node]:
 
 
 def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
-    """Return, in order, the integers around the constants that a buffer or a parameter is compared with."""
+    """Return, in order, the integers around the constants that a buffer or a parameter is compared
+    with.
+    """
     found = set()
     for node in (n for tree in trees for n in distinct(tree)):
         if isinstance(node, Call) and node.fn in (*_COMPARING, *_EITHER):
@@ -59,7 +64,9 @@ def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
 def decided(
     tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor
 ) -> set[int]:
-    """Return which of its `ways` a node takes at places in `where` at which the other way changes the result."""
+    """Return which of its `ways` a node takes at places in `where` at which the other way changes
+    the result.
+    """
 
     def value(of: Node) -> Tensor:
         found: Tensor = evaluate(of, env, torch).expand(shape)
@@ -67,6 +74,10 @@ def decided(
 
     whole = value(tree)
     others = [value(substitute(tree, {node: way})) for way in ways(node)]
-    matters = where & ~torch.isclose(others[0].double(), others[1].double(), rtol=1e-6, equal_nan=True)
-    taken = [torch.isclose(other.double(), whole.double(), rtol=1e-6, equal_nan=True) for other in others]
+    matters = where & ~torch.isclose(
+        others[0].double(), others[1].double(), rtol=1e-6, equal_nan=True
+    )
+    taken = [
+        torch.isclose(other.double(), whole.double(), rtol=1e-6, equal_nan=True) for other in others
+    ]
     return {way for way in (0, 1) if bool((matters & taken[way]).any())}

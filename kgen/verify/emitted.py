@@ -18,7 +18,9 @@ PORTABLE = "triton.py"
 
 
 def parts(path: Path) -> list[Path]:
-    """Return an emitted file and its parts: files of the same stem (`cuda.cu`), and files that it imports."""
+    """Return an emitted file and its parts: files of the same stem (`cuda.cu`), and files that it
+    imports.
+    """
     path = Path(path)
     stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
     names = [*(chip.file for chip in chips() if path.name == PORTABLE), LAUNCH]
@@ -37,14 +39,18 @@ class Emitted:
     arch: str | None = None
     """The only architecture that it supports, for example sm_90a. None for any."""
     rank: int | None = None
-    """Priority if several files can run; the highest is called. None for a file without the spec's function."""
+    """Priority if several files can run; the highest is called. None for a file without the spec's
+    function.
+    """
     forward_only: bool = False
     part: str | None = None
     """The part of the spec's kernel in this file. None for all of it."""
 
     @property
     def stem(self) -> str:
-        """Name that distinguishes the file from others of the spec: `triton`, `cuda`, `cute_sm90`."""
+        """Name that distinguishes the file from others of the spec: `triton`, `cuda`,
+        `cute_sm90`.
+        """
         return self.path.stem
 
     def chip(self, problem: Any) -> Chip | None:

@@ -1,4 +1,6 @@
-"""Events of a run, for the listener of `verify_specs`, `bench_specs`, `compile_specs` and similar functions."""
+"""Events of a run, for the listener of `verify_specs`, `bench_specs`, `compile_specs` and similar
+functions.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from kgen.verify.emitted import Emitted
 
 @dataclass(frozen=True)
 class Progressed:
-    """Progress: `done` of `total`, in cases, tasks or expected seconds. `doing` names the finished item."""
+    """Progress: `done` of `total`, in cases, tasks or expected seconds.
+
+    `doing` names the finished item.
+    """
 
     done: float
     total: float

@@ -1,4 +1,6 @@
-"""Interface of a kernel family to verification (`kgen.family.Verification`): a problem, cases and calls."""
+"""Interface of a kernel family to verification (`kgen.family.Verification`): a problem, cases and
+calls.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class Example:
         outputs = self.call(function)
         found = {f"out{i}": value for i, value in enumerate(outputs)}
         if self.wanted:
-            pairs = [(o, c) for o, c in zip(outputs, self.cotangents, strict=False) if c is not None]
+            pairs = [
+                (o, c) for o, c in zip(outputs, self.cotangents, strict=False) if c is not None
+            ]
             grads = torch.autograd.grad(
                 [o for o, _ in pairs],
                 list(self.wanted.values()),
@@ -102,13 +106,18 @@ class Cases(Protocol):
     """The module `cases` of a family or of a part of it. A group is a separately verified pass."""
 
     CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]]
-    """Checks of this family. Each raises an error if it fails. The flag is true if it needs a GPU."""
+    """Checks of this family. Each raises an error if it fails. The flag is true if it needs a
+    GPU.
+    """
 
     def groups(self, problem: Any) -> tuple[str, ...]:
         """The passes that can run separately. The first also runs the integration checks."""
 
     def case_names(self, problem: Any, group: str, quick: bool) -> tuple[str, ...]:
-        """Return names in running order. `quick` cases are small enough for Triton's interpreter."""
+        """Return names in running order.
+
+        `quick` cases are small enough for Triton's interpreter.
+        """
 
     def run_case(self, subject: Subject, group: str, name: str) -> list[Check]:
         """Return the verdict on each output of a case."""
@@ -121,8 +130,8 @@ class Cases(Protocol):
     ) -> Iterator[tuple[str, Callable[[Any], None]]]:
         """Yield calls on CPU tensors that together launch every kernel in every specialization.
 
-        Each has the name of a variant, and takes the emitted function. Sizes that a spec leaves open are a default, or
-        come from `sizes`: `gqa`, `batch`, `width`, `heads`.
+        Each has the name of a variant, and takes the emitted function. Sizes that a spec leaves
+        open are a default, or come from `sizes`: `gqa`, `batch`, `width`, `heads`.
         """
 
 
@@ -130,13 +139,19 @@ class ChipCases(Protocol):
     """The module `cases` of `kgen.family.Chip`: small cases for the kernels of one chip."""
 
     def case_names(self, problem: Any) -> tuple[str, ...]:
-        """Return names in running order, the same for each group. No case of the family has one of these names."""
+        """Return names in running order, the same for each group.
+
+        No case of the family has one of these names.
+        """
 
     def imported(self, path: Path, name: str) -> ModuleType:
         """Import the emitted file again, with calls that run the kernels in the interpreter."""
 
     def run_case(self, subject: Subject, group: str, name: str) -> list[Check] | None:
-        """Return the verdict on each output of a case. Returns None if its call launched none of the kernels."""
+        """Return the verdict on each output of a case.
+
+        Returns None if its call launched none of the kernels.
+        """
 
     def unable(self, module: ModuleType) -> str | None:
         """Return why the interpreter cannot run the kernels of an imported file; None if it can."""
@@ -146,7 +161,10 @@ class ChipCases(Protocol):
 
 
 def problem_of(loaded: Any, target: str = "") -> Any:
-    """Return the problem of a spec's files for a target. Raises `KgenError` for a family without verification."""
+    """Return the problem of a spec's files for a target.
+
+    Raises `KgenError` for a family without verification.
+    """
     kernel = loaded.spec.kernel
     own = family(kernel) if kernel in NAMES else None
     of = own.targets.get(target) if own else None
@@ -187,9 +205,13 @@ NOT_NUMBERS: Mapping[str, Any] = {
 
 
 def elsewhere(tensors: Mapping[str, Tensor], device: str) -> dict[str, dict[str, Tensor]]:
-    """Return changes of a call that put one tensor on another device: the CPU, or meta if kernels run on the CPU."""
+    """Return changes of a call that put one tensor on another device: the CPU, or meta if kernels
+    run on the CPU.
+    """
     other = "meta" if device == "cpu" else "cpu"
-    return {f"{name} on another device": {name: x.detach().to(other)} for name, x in tensors.items()}
+    return {
+        f"{name} on another device": {name: x.detach().to(other)} for name, x in tensors.items()
+    }
 
 
 def must_refuse(
@@ -197,7 +219,10 @@ def must_refuse(
     *,
     errors: tuple[type[Exception], ...] = (ValueError, TypeError),
 ) -> None:
-    """Raise `AssertionError` unless each call raises one of `errors`. The key names the error in the call."""
+    """Raise `AssertionError` unless each call raises one of `errors`.
+
+    The key names the error in the call.
+    """
     accepted = []
     for what, call in calls.items():
         try:

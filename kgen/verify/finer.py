@@ -1,4 +1,6 @@
-"""Bounds below the noise of an output: a wrong factor of the output or of a term, and a wrong rounding."""
+"""Bounds below the noise of an output: a wrong factor of the output or of a term, and a wrong
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,21 @@ OF_TERMS = 5e-6
 
 
 def wrong_factor(
-    what: str, got: Tensor, want: Tensor, eager: Tensor, term: Tensor, slack: float, by_row: bool = False
+    what: str,
+    got: Tensor,
+    want: Tensor,
+    eager: Tensor,
+    term: Tensor,
+    slack: float,
+    by_row: bool = False,
 ) -> str | None:
     """A message if a term of `want` has a wrong factor in `got`.
 
-    Rounding errors have no direction, so their sum along the term stays near zero. The bound is `RATIO` times the sum
-    that the eager computation has, plus `slack`, plus `SIGMAS` standard deviations. These come from the eager errors,
-    as if all elements were independent and alike. With `by_row` they come from the eager errors where the term is: as
-    if elements were independent, or rows. The larger of the two counts.
+    Rounding errors have no direction, so their sum along the term stays near zero. The bound is
+    `RATIO` times the sum that the eager computation has, plus `slack`, plus `SIGMAS` standard
+    deviations. These come from the eager errors, as if all elements were independent and alike.
+    With `by_row` they come from the eager errors where the term is: as if elements were
+    independent, or rows. The larger of the two counts.
     """
     whole = float(term.square().sum())
     if not whole:
@@ -54,4 +63,7 @@ def misrounded(got: Tensor, want: Tensor, terms: Tensor, dtype: torch.dtype) -> 
         return None
     worst = int(((got - want).abs() / allowed).argmax())
     value, truth = (float(x.flatten()[worst]) for x in (got, want))
-    return f"{int(wrong.sum())} of {wrong.numel()} elements are not rounded to the nearest: {value:g} for {truth:g}"
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} elements are not rounded to the nearest: "
+        f"{value:g} for {truth:g}"
+    )

@@ -63,7 +63,10 @@ class Found:
                 self.rows.append(row)
 
     def leave_out_unbuilt(self) -> list[str]:
-        """Remove the cases without machine code in the package, and return their names. They have no verdict."""
+        """Remove the cases without machine code in the package, and return their names.
+
+        They have no verdict.
+        """
         rows = [row for row in self.rows if row.get("unbuilt")]
         self.rows = [row for row in self.rows if not row.get("unbuilt")]
         self.unbuilt = sorted({f"{row['pass']} {row['case']}" for row in rows})
@@ -82,7 +85,9 @@ class Found:
             return
         own = sum(not self._of_chip(row) for row in self.rows)
         device = self.where["device"]
-        on_cpu = "in Triton's interpreter" if "triton" in self.emitted.runtime.tools else "on the CPU"
+        on_cpu = (
+            "in Triton's interpreter" if "triton" in self.emitted.runtime.tools else "on the CPU"
+        )
         how = on_cpu if device == ledger.INTERPRETER else f"on {device}"
         yield Ran(self.emitted.path.name, own, f"cases {how}")
         if self.chip and (small := len(self.rows) - own):
@@ -128,7 +133,11 @@ def archs_built(built: Path, found: Found) -> list[str]:
     file, chip = found.emitted, found.where["capability"].replace(".", "")
     rows = manifest_of(built, file.spec)["kernels"]
     return sorted(
-        {row["arch"] for row in rows if (row["target"], str(row["capability"])) == (file.target, chip)}
+        {
+            row["arch"]
+            for row in rows
+            if (row["target"], str(row["capability"])) == (file.target, chip)
+        }
     )
 
 

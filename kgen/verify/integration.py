@@ -1,6 +1,7 @@
 """Checks that an emitted file behaves as a PyTorch operator.
 
-Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from kgen.verify.toolchain import import_file
 
 
 def imports_alone(subject: Subject) -> None:
-    """Check that the file imports only the standard library, torch, the target's package and its own parts."""
+    """Check that the file imports only the standard library, torch, the target's package and its
+    own parts.
+    """
     roots = set()
     own = [path for path in parts(subject.path) if path.suffix == ".py"]
     for node in (node for path in own for node in ast.walk(ast.parse(path.read_text()))):
@@ -36,14 +39,18 @@ def imports_alone(subject: Subject) -> None:
             roots.add((node.module or "").split(".")[0])
         elif isinstance(node, ast.ImportFrom):
             beside = [node.module] if node.module else [alias.name for alias in node.names]
-            roots |= {"."} if {f"{name}.py" for name in beside} - {path.name for path in own} else set()
+            roots |= (
+                {"."} if {f"{name}.py" for name in beside} - {path.name for path in own} else set()
+            )
     allowed = family(subject.problem.kernel).targets[subject.target].runtime.imports
     foreign = sorted(roots - {*allowed} - set(sys.stdlib_module_names))
     assert not foreign, f"imports {', '.join(foreign)}"
 
 
 def imports_twice(subject: Subject) -> None:
-    """Check that two copies, and two imports of one copy, return the same results in one process."""
+    """Check that two copies, and two imports of one copy, return the same results in one
+    process.
+    """
     example = family_of(subject.problem).example(subject, "twice")
     with tempfile.TemporaryDirectory() as folder:
         for path in parts(subject.path):
@@ -68,7 +75,11 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         self.seen: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.name().split(".")[0]
         if name in self.names:
@@ -79,7 +90,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
 def passes_opcheck(subject: Subject) -> None:
     """Run `torch.library.opcheck` on every operator that the file registers."""
     operators = {
-        value.name() for value in vars(subject.module).values() if isinstance(value, torch._ops.OpOverload)
+        value.name()
+        for value in vars(subject.module).values()
+        if isinstance(value, torch._ops.OpOverload)
     }
     assert operators, "registers no torch.library operator"
     example = family_of(subject.problem).example(subject, "opcheck")
@@ -95,17 +108,23 @@ def passes_opcheck(subject: Subject) -> None:
                 return value
             return value.detach().clone().requires_grad_(trained and value.is_floating_point())
 
-        torch.library.opcheck(func, tuple(fresh(a) for a in args), {n: fresh(a) for n, a in kwargs.items()})
+        torch.library.opcheck(
+            func, tuple(fresh(a) for a in args), {n: fresh(a) for n, a in kwargs.items()}
+        )
 
 
 def compiles_whole(subject: Subject) -> None:
-    """Check that `torch.compile(fullgraph=True)` returns the results and gradients of the plain call."""
+    """Check that `torch.compile(fullgraph=True)` returns the results and gradients of the plain
+    call.
+    """
     example = family_of(subject.problem).example(subject, "compile")
     torch._dynamo.reset()
     plain = example.run(subject.function)
     compiled = example.run(torch.compile(subject.function, fullgraph=True))
     for name, value in plain.items():
-        torch.testing.assert_close(compiled[name], value, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            compiled[name], value, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def captures_graph(subject: Subject) -> None:
@@ -152,7 +171,9 @@ def refuses_derivatives(subject: Subject) -> None:
             x = real[name].detach()
             called({name: torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))})
 
-    wrong: dict[str, Callable[[], Any]] = {f"a tangent of argument {n}": partial(tangent, n) for n in real}
+    wrong: dict[str, Callable[[], Any]] = {
+        f"a tangent of argument {n}": partial(tangent, n) for n in real
+    }
     learned = {n: x.detach().requires_grad_() for n, x in real.items()}
     for name, x in real.items():
         if id(x) not in wanted:
@@ -180,7 +201,9 @@ def casts_under_autocast(subject: Subject) -> None:
     casts: dict[Any, Tensor] = {}
     for name, x in given.items():
         if isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16):
-            casts[name] = x.detach().to(torch.bfloat16 if x.dtype == torch.float32 else torch.float32)
+            casts[name] = x.detach().to(
+                torch.bfloat16 if x.dtype == torch.float32 else torch.float32
+            )
 
     def called(tensors: Mapping[Any, Tensor]) -> dict[str, Tensor]:
         new = {**given, **tensors}
@@ -211,7 +234,9 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 }
 """The checks by name. The flag is true if a check needs a GPU."""
 OF_FILES = ("imports-alone", "imports-twice", "launches")
-"""Checks that do not apply to packages: of the text, of copies, and of the lookup of kernels that Triton compiled."""
+"""Checks that do not apply to packages: of the text, of copies, and of the lookup of kernels that
+Triton compiled.
+"""
 
 
 def named(family: Cases) -> dict[str, Callable[[Subject], None]]:

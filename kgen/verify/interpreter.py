@@ -1,4 +1,6 @@
-"""Patches of Triton's interpreter: for current NumPy versions, for exact semantics, and for speed."""
+"""Patches of Triton's interpreter: for current NumPy versions, for exact semantics, and for
+speed.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,9 @@ Products are so small that threads would only wait for each other: 100 times slo
 def mend() -> None:
     """Patch the interpreter. Call this before the first kernel runs.
 
-    The interpreter calls `int` on arrays of one element, which NumPy 2.4 refuses, so such arrays get `__index__`.
-    Casts from float32 to bfloat16 round to nearest, as on a GPU; the interpreter truncates.
+    The interpreter calls `int` on arrays of one element, which NumPy 2.4 refuses, so such arrays
+    get `__index__`. Casts from float32 to bfloat16 round to nearest, as on a GPU; the interpreter
+    truncates.
     """
     import triton.runtime.interpreter as interpreter
 
@@ -53,8 +56,8 @@ class _Wide(int):
 def _widen(interpreter: Any) -> None:
     """Pass parameters that are annotated as `tl.int64` with 64 bits, as on a GPU.
 
-    The interpreter passes numbers below 2**31 with 32 bits, so products with strides overflow. It also stores numbers
-    between 2**31 and 2**32 as unsigned, although their type is int64.
+    The interpreter passes numbers below 2**31 with 32 bits, so products with strides overflow. It
+    also stores numbers between 2**31 and 2**32 as unsigned, although their type is int64.
     """
     import numpy
     import triton.language as tl
@@ -64,14 +67,21 @@ def _widen(interpreter: Any) -> None:
 
     def converted(arg: Any) -> Any:
         if isinstance(arg, _Wide) or (type(arg) is int and 2**31 <= arg < 2**32):
-            return tl.tensor(interpreter.TensorHandle(numpy.array([arg], numpy.int64), tl.int64), tl.int64)
+            return tl.tensor(
+                interpreter.TensorHandle(numpy.array([arg], numpy.int64), tl.int64), tl.int64
+            )
         return convert(arg)
 
     def marked(self: Any, args_dev: Any, kwargs: Any) -> Any:
         args, keywords = copied(self, args_dev, kwargs)
         wide = names(self.fn)
-        args = [_Wide(x) if name in wide and type(x) is int else x for name, x in zip(self.arg_names, args)]  # noqa: B905
-        return args, {k: _Wide(x) if k in wide and type(x) is int else x for k, x in keywords.items()}
+        args = [
+            _Wide(x) if name in wide and type(x) is int else x
+            for name, x in zip(self.arg_names, args)  # noqa: B905
+        ]
+        return args, {
+            k: _Wide(x) if k in wide and type(x) is int else x for k, x in keywords.items()
+        }
 
     interpreter._implicit_cvt = converted
     executor._init_args_hst = marked
@@ -80,14 +90,16 @@ def _widen(interpreter: Any) -> None:
 def _wide_parameters(kernel: Any) -> frozenset[str]:
     """Return the parameters of a kernel that are annotated as `tl.int64`, by type or by name."""
     annotations = kernel.__annotations__.items()
-    return frozenset(name for name, of in annotations if str(of).removeprefix("tl.") in ("int64", "i64"))
+    return frozenset(
+        name for name, of in annotations if str(of).removeprefix("tl.") in ("int64", "i64")
+    )
 
 
 def _keep_layouts() -> None:
     """Make `x.float()` keep the strides of x, with NaN between its elements.
 
-    Launchers convert bfloat16 to float32, because the interpreter cannot multiply bfloat16. PyTorch would return a
-    dense tensor, and kernels would not run on the layouts of the cases.
+    Launchers convert bfloat16 to float32, because the interpreter cannot multiply bfloat16. PyTorch
+    would return a dense tensor, and kernels would not run on the layouts of the cases.
     """
     import torch
 
@@ -95,7 +107,11 @@ def _keep_layouts() -> None:
 
     def kept(self: Any, *args: Any, **options: Any) -> Any:
         learned = self.requires_grad and torch.is_grad_enabled()
-        plain = type(self) is torch.Tensor and self.device.type == "cpu" and not (args or options or learned)
+        plain = (
+            type(self) is torch.Tensor
+            and self.device.type == "cpu"
+            and not (args or options or learned)
+        )
         if (
             not plain
             or self.dtype != torch.bfloat16
@@ -151,12 +167,17 @@ def _calculate_with_constants() -> None:
     for name in _REFLECTED:
         of = getattr(operator, name)
         setattr(
-            constexpr, f"__r{name.strip('_')}__", lambda self, other, of=of: constexpr(of(other, self.value))
+            constexpr,
+            f"__r{name.strip('_')}__",
+            lambda self, other, of=of: constexpr(of(other, self.value)),
         )
 
 
 def _splat_truth_values(interpreter: Any) -> None:
-    """Broadcast a comparison of two numbers as a truth value. The interpreter keeps the type of the operands."""
+    """Broadcast a comparison of two numbers as a truth value.
+
+    The interpreter keeps the type of the operands.
+    """
     builder = interpreter.InterpreterBuilder
     splat = builder.create_splat
 
@@ -183,8 +204,9 @@ def _rounding(convert: Any) -> Any:
 def _quicken(interpreter: Any) -> None:
     """Remove repeated work from the interpreter.
 
-    It computes sums and products of integers again in 64 bits, for an assertion that only debugging needs. It patches
-    the functions of the language for a launch, and again for each call of a helper. It creates equal types repeatedly.
+    It computes sums and products of integers again in 64 bits, for an assertion that only debugging
+    needs. It patches the functions of the language for a launch, and again for each call of a
+    helper. It creates equal types repeatedly.
     """
     import triton.language as tl
 
@@ -207,7 +229,9 @@ def _quicken(interpreter: Any) -> None:
 
 
 def _once_a_launch(patch: Any, tl: Any) -> Any:
-    """Wrap `patch`, which returns an object that restores replaced functions: patch only if something is unpatched."""
+    """Wrap `patch`, which returns an object that restores replaced functions: patch only if
+    something is unpatched.
+    """
     nothing: Any = None
 
     def patched(function: Any) -> Any:

@@ -1,18 +1,19 @@
 """The ledger, `generated/verified.json`: the results of each emitted file, by device and versions.
 
-The key of a file is the hash of its program (`kgen.render.program`), without comments, docstrings and layout. So a
-record is valid only for the code that ran. Each hash has records by place:
+The key of a file is the hash of its program (`kgen.render.program`), without comments, docstrings
+and layout. So a record is valid only for the code that ran. Each hash has records by place:
 
 | place | record |
 |---|---|
-| `NVIDIA H200, torch 2.11.0, triton 3.6.0` | errors of a run; Triton's interpreter is the device `interpreter` |
+| `NVIDIA H200, torch 2.11.0, triton 3.6.0` | errors of a run, in Triton's interpreter too |
 | `compiled sm_90` | the file compiled for that architecture |
 | `racecheck NVIDIA H200` | this tool of compute-sanitizer found no error |
-| `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` | errors of machine code from `kgen build` |
+| `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` | errors of a built package |
 | `proof` | obligations that are proved and unknown |
 
-Machines without a GPU use the records of machines with one. Records of an earlier program of a file stay until the
-present program has run at the same place.
+Triton's interpreter is the device `interpreter`, and `kgen build` makes the packages. Machines
+without a GPU use the records of machines with one. Records of an earlier program of a file stay
+until the present program has run at the same place.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ MUTANTS = "mutants"
 STATES = ("verified", "interpreted", "compiled", "unrecorded", "stale", "missing")
 """The states of an emitted file, the best first. `status` defines them."""
 WITHOUT_RESULT = ("unrecorded", "stale", "missing")
-"""The states of a file without a result for its present program. A check of a project fails on them."""
+"""The states of a file without a result for its present program. A check of a project fails on
+them.
+"""
 
 Ledger = dict[str, dict[str, Any]]
 """By hash: `{"file": path below generated, "records": {place: record}}`."""
@@ -51,7 +54,9 @@ Ledger = dict[str, dict[str, Any]]
 
 def file_hash(path: Path) -> str:
     """Return the sha256 of the programs in an emitted file and the files that belong to it."""
-    return hashlib.sha256(b"".join(program(read_file(p), p.suffix) for p in parts(path))).hexdigest()
+    return hashlib.sha256(
+        b"".join(program(read_file(p), p.suffix) for p in parts(path))
+    ).hexdigest()
 
 
 def read(generated: Path) -> Ledger:
@@ -64,7 +69,10 @@ def read(generated: Path) -> Ledger:
 
 
 def require_readable(generated: Path) -> None:
-    """Raise `KgenError` if the ledger cannot be read. Call this before a run that records results."""
+    """Raise `KgenError` if the ledger cannot be read.
+
+    Call this before a run that records results.
+    """
     read(generated)
 
 
@@ -102,7 +110,11 @@ class Where:
 
     def entry(self) -> dict[str, Any]:
         """Return the part of a record that describes the device and versions."""
-        return {"device": self.device, "capability": self.capability, "versions": dict(self.versions)}
+        return {
+            "device": self.device,
+            "capability": self.capability,
+            "versions": dict(self.versions),
+        }
 
 
 @dataclass(frozen=True)
@@ -127,7 +139,8 @@ def record(
 ) -> None:
     """Record the rows of `verify_specs` for one file, device and toolchain.
 
-    Failed rows remove earlier results of their cases. A quick run does not replace the record of a full run.
+    Failed rows remove earlier results of their cases. A quick run does not replace the record of a
+    full run.
     """
     place = f"{where.device}, {where.toolchain}"
     _enter_run(generated, path, digest, rows, place, where.entry(), quick=quick)
@@ -150,7 +163,9 @@ def record_package(
     made = " and ".join(f"{tool} {version}" for tool, version in sorted(code.compilers.items()))
     place = f"package {code.arch} by {made}, {where.device}, torch {where.versions['torch']}"
     package = {"arch": code.arch, "compilers": dict(code.compilers), "unbuilt": list(code.unbuilt)}
-    _enter_run(generated, path, digest, rows, place, {**where.entry(), "package": package}, quick=quick)
+    _enter_run(
+        generated, path, digest, rows, place, {**where.entry(), "package": package}, quick=quick
+    )
 
 
 def _enter_run(
@@ -238,7 +253,8 @@ def record_proved(
     *,
     versions: Mapping[str, str],
 ) -> None:
-    """Record the rows of `prove_specs` for one file: the numbers of proved and unknown obligations, and the limits.
+    """Record the rows of `prove_specs` for one file: the numbers of proved and unknown obligations,
+    and the limits.
 
     A refuted row removes the earlier record.
     """
@@ -262,7 +278,9 @@ def record_proved(
 def record_mutated(
     generated: Path, path: Path, digest: str, counts: Mapping[str, int], versions: Mapping[str, str]
 ) -> None:
-    """Record the numbers of mutants of one file that were `killed`, `lived`, or are `equivalent`."""
+    """Record the numbers of mutants of one file that were `killed`, `lived`, or are
+    `equivalent`.
+    """
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
@@ -288,7 +306,9 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def update(generated: Path, change: Callable[[Ledger], None]) -> None:
-    """Change the ledger under a lock, drop the records that `kept` drops, and replace the file atomically."""
+    """Change the ledger under a lock, drop the records that `kept` drops, and replace the file
+    atomically.
+    """
     generated = Path(generated)
     with locked(generated):
         files = read(generated)
@@ -297,7 +317,10 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
 
 
 def present(generated: Path) -> dict[str, str]:
-    """Return the hash of each emitted file, by path. Ignore folders whose name is not a name of a spec."""
+    """Return the hash of each emitted file, by path.
+
+    Ignore folders whose name is not a name of a spec.
+    """
     # A variant of a spec has its files one folder deeper.
     emitted = [*sorted(generated.glob("*/*.py")), *sorted(generated.glob("*/*/*.py"))]
     names = ((path.relative_to(generated).as_posix(), path) for path in emitted)
@@ -306,7 +329,9 @@ def present(generated: Path) -> dict[str, str]:
 
 def write(path: Path, files: Ledger) -> None:
     """Replace a ledger atomically if it differs."""
-    text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    text = (
+        json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    )
     if path.exists() and path.read_text() == text:
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -322,8 +347,11 @@ def write(path: Path, files: Ledger) -> None:
 
 
 def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
-    """Drop records of missing files, and records of earlier programs at places where the present program ran."""
-    # If several files have a hash without an entry, such as copies in adapters, the first name is used.
+    """Drop records of missing files, and records of earlier programs at places where the present
+    program ran.
+    """
+    # If several files have a hash without an entry, such as copies in adapters, the first name is
+    # used.
     names = {digest: name for name, digest in reversed([*present.items()])}
     left: Ledger = {}
     for digest, entry in files.items():
@@ -333,7 +361,9 @@ def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
         if name not in present:
             continue
         newer = {} if digest in names else files.get(present[name], {}).get("records", {})
-        if records := {place: found for place, found in entry["records"].items() if place not in newer}:
+        if records := {
+            place: found for place, found in entry["records"].items() if place not in newer
+        }:
             left[digest] = {"file": name, "records": records}
     return left
 
@@ -361,12 +391,15 @@ def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
     | `unrecorded` | the ledger has no result for any program of the file |
     | `missing` | the file is not rendered |
 
-    The keys of a row are `spec`, `file`, `state`, `device`, `error`, `verified`, `earlier` and `proof`. `verified` has
-    the worst error by device and toolchain, GPUs first; `device` and `error` are from the first device. `earlier` lists
-    the places where only an earlier program ran. `proof` has the numbers of proved and unknown obligations, or None.
+    The keys of a row are `spec`, `file`, `state`, `device`, `error`, `verified`, `earlier` and
+    `proof`. `verified` has the worst error by device and toolchain, GPUs first; `device` and
+    `error` are from the first device. `earlier` lists the places where only an earlier program ran.
+    `proof` has the numbers of proved and unknown obligations, or None.
     """
     files = read(generated)
-    return [_status(file, files, generated) for one in loaded for file in emitted_files(generated, one)]
+    return [
+        _status(file, files, generated) for one in loaded for file in emitted_files(generated, one)
+    ]
 
 
 def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
@@ -377,7 +410,11 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
         return row
     digest, name = file_hash(path), Path(os.path.relpath(path, generated)).as_posix()
     records = files.get(digest, {"records": {}})["records"]
-    others = [entry["records"] for other, entry in files.items() if other != digest and entry["file"] == name]
+    others = [
+        entry["records"]
+        for other, entry in files.items()
+        if other != digest and entry["file"] == name
+    ]
     earlier = {place for other in others for place in _ran(other) if place not in records}
     row["earlier"] = sorted(earlier)
     row["proof"] = _proof(records)
@@ -391,7 +428,9 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
     errors = {place: _greatest_error(ran[place]) for place in places}
     device = ran[places[0]]["device"]
     own = [
-        error for place in places if ran[place]["device"] == device and (error := errors[place]) is not None
+        error
+        for place in places
+        if ran[place]["device"] == device and (error := errors[place]) is not None
     ]
     return row | {
         "state": "interpreted" if device == INTERPRETER else "verified",
@@ -408,11 +447,18 @@ def _compiled(records: Mapping[str, Any]) -> list[str]:
 
 def _ran(records: Mapping[str, Any]) -> dict[str, Any]:
     """Return the records of runs of the file itself, without compilers, sanitizers and packages."""
-    return {place: found for place, found in records.items() if "worst" in found and "package" not in found}
+    return {
+        place: found
+        for place, found in records.items()
+        if "worst" in found and "package" not in found
+    }
 
 
 def records_of(path: Path, generated: Path) -> dict[str, Any]:
-    """Return all records of the present program of a file, by place. Raise `KgenError` if the file is missing."""
+    """Return all records of the present program of a file, by place.
+
+    Raise `KgenError` if the file is missing.
+    """
     if not path.is_file():
         hint = "name an emitted file, as generated/causal/triton.py"
         raise KgenError(Diagnostic("no-file", "there is no such file", file=str(path), hint=hint))

@@ -26,7 +26,8 @@ def watched() -> Iterator[list[str]]:
     memory, called = Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))  # descriptors have a base tensor
+        # descriptors have a base tensor
+        given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))
         spans = {_span(x) for x in given if isinstance(x, torch.Tensor)}
         memory.spans = sorted((first, last) for first, last in spans if first <= last)
         called(self, *args, **kwargs)
@@ -78,4 +79,6 @@ class Memory:
         return self.real.store(pointers, values, self._live("written", pointers, mask))
 
     def atomic_rmw(self, how: Any, pointers: Any, values: Any, mask: Any, order: Any) -> Any:
-        return self.real.atomic_rmw(how, pointers, values, self._live("added to", pointers, mask), order)
+        return self.real.atomic_rmw(
+            how, pointers, values, self._live("added to", pointers, mask), order
+        )

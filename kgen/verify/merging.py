@@ -1,8 +1,8 @@
 """`kgen ledger merge`: combine the ledgers of several machines.
 
-Records are combined by file and place. If two records have the same text and place, a full run wins, then the weaker
-claim. The result does not depend on the order of the ledgers. A failed run removes
-its record from its own ledger only, and exits with 1. Do not merge that ledger.
+Records are combined by file and place. If two records have the same text and place, a full run
+wins, then the weaker claim. The result does not depend on the order of the ledgers. A failed run
+removes its record from its own ledger only, and exits with 1. Do not merge that ledger.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kgen.verify.ledger import Ledger
 def merge(paths: Sequence[Path], into: Path) -> tuple[int, int]:
     """Merge ledgers into the one at `into`, and return its numbers of files and records.
 
-    `into` need not exist. Next to emitted files, records of earlier texts are removed as in `ledger.update`. Raises
-    `KgenError`, and writes nothing, if a file is not a ledger.
+    `into` need not exist. Next to emitted files, records of earlier texts are removed as in
+    `ledger.update`. Raises `KgenError`, and writes nothing, if a file is not a ledger.
     """
     found = [_read(path) for path in paths]
     folder = into.parent
@@ -55,11 +55,16 @@ def union(ledgers: Sequence[Ledger]) -> Ledger:
 def _claims(record: dict[str, Any]) -> tuple[Any, ...]:
     """Sort key; the record with the greater key is kept.
 
-    A full run, worse errors, fewer cases and more unknown obligations are greater. The rest makes the order total.
+    A full run, worse errors, fewer cases and more unknown obligations are greater. The rest makes
+    the order total.
     """
     worst = record.get("worst", {}).values()
     kernels = record.get("kernels", {})
-    uses = [value for use in kernels.values() for value in use.values()] if isinstance(kernels, dict) else []
+    uses = (
+        [value for use in kernels.values() for value in use.values()]
+        if isinstance(kernels, dict)
+        else []
+    )
     return (
         not record.get("quick", False),
         max((entry["ratio"] for entry in worst), default=0.0),

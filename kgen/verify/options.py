@@ -32,6 +32,10 @@ class VerifyOptions(RunOptions):
     quick: bool | None = None
     """True for the small cases only. None: small on the CPU, all on a GPU."""
     cases: Collection[str] | None = None
-    """The names of the cases that run, in all passes. None for all. Only runs of all cases are recorded."""
+    """The names of the cases that run, in all passes. None for all. Only runs of all cases are
+    recorded.
+    """
     built: Path | None = None
-    """The folder of packages that run instead of the emitted files. Only `record=True` records their results."""
+    """The folder of packages that run instead of the emitted files. Only `record=True` records
+    their results.
+    """

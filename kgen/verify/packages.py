@@ -22,7 +22,10 @@ Argument = Annotated[list[Any], Field(min_length=3, max_length=3)]
 
 
 class Kernel(BaseModel):
-    """One file of machine code, with the data that its launcher reads. Some fields depend on the target."""
+    """One file of machine code, with the data that its launcher reads.
+
+    Some fields depend on the target.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -58,7 +61,10 @@ class Manifest(Part):
 
 
 def manifest_of(built: Path, spec: str) -> Any:
-    """Return the manifest of a spec's package as JSON. Raises `KgenError` if there is no package."""
+    """Return the manifest of a spec's package as JSON.
+
+    Raises `KgenError` if there is no package.
+    """
     path, hint = Path(built) / spec / MANIFEST, f"kgen build {spec} -o {built}"
     if not path.is_file():
         raise KgenError(Diagnostic("not-built", f"`{path}` does not exist", hint=hint))

@@ -33,8 +33,8 @@ class WorkerError(Exception):
 def threads(jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Yield threads that each run one worker at a time.
 
-    An interrupt ends the workers, and no other worker starts. Such a worker has not failed: the thread that waits for
-    its `messages` is interrupted, too.
+    An interrupt ends the workers, and no other worker starts. Such a worker has not failed: the
+    thread that waits for its `messages` is interrupted, too.
     """
     try:
         with ThreadPoolExecutor(max(1, jobs)) as pool:
@@ -65,9 +65,10 @@ def messages(
 ) -> Iterator[dict[str, Any]]:
     """Run `python -m module JOB` and yield the JSON objects that it prints, one per line.
 
-    `timeout` is in seconds, and restarts with every line. `environment` is added to the environment of this process;
-    `None` removes a variable. `under` is a command that runs the worker. Raises `WorkerError` with the end of the
-    worker's standard error if it fails, and `KeyboardInterrupt` if `threads` were interrupted.
+    `timeout` is in seconds, and restarts with every line. `environment` is added to the environment
+    of this process; `None` removes a variable. `under` is a command that runs the worker. Raises
+    `WorkerError` with the end of the worker's standard error if it fails, and `KeyboardInterrupt`
+    if `threads` were interrupted.
     """
     try:
         if not _ended.is_set():
@@ -80,9 +81,16 @@ def messages(
 
 
 def _messages(
-    module: str, job: object, timeout: float, environment: Mapping[str, str | None], under: Sequence[str]
+    module: str,
+    job: object,
+    timeout: float,
+    environment: Mapping[str, str | None],
+    under: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, open(f"{folder}/stderr", "w+b") as stderr:
+    with (
+        tempfile.TemporaryDirectory(prefix="kgen-") as folder,
+        open(f"{folder}/stderr", "w+b") as stderr,
+    ):
         path = Path(folder) / "job"
         path.write_bytes(pickle.dumps(job))
         process = subprocess.Popen(
@@ -168,10 +176,11 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def serve(main: Callable[[Any, IO[str]], int | None]) -> NoReturn:
-    """Run `main(job, lines)` as a worker on the pickled job of the command line, and exit with its code.
+    """Run `main(job, lines)` as a worker on the pickled job of the command line, and exit with its
+    code.
 
-    `lines` is standard output. Other output to standard output goes to standard error. On Linux, a worker ends with
-    its parent process.
+    `lines` is standard output. Other output to standard output goes to standard error. On Linux, a
+    worker ends with its parent process.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

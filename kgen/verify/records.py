@@ -1,4 +1,7 @@
-"""Models of ledger records. A ledger from elsewhere is validated as a whole before any record is used."""
+"""Models of ledger records.
+
+A ledger from elsewhere is validated as a whole before any record is used.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class Worst(Part):
 
 
 class OfPackage(Part):
-    """The machine code that ran, and the cases without machine code, which the oldest records lack."""
+    """The machine code that ran, and the cases without machine code, which the oldest records
+    lack.
+    """
 
     arch: str
     compilers: dict[str, str]
@@ -55,14 +60,18 @@ class Ran(Part):
 
 
 class Compiled(Part):
-    """Registers, spills and shared memory of each kernel for an architecture: the maximum over its variants."""
+    """Registers, spills and shared memory of each kernel for an architecture: the maximum over its
+    variants.
+    """
 
     versions: dict[str, str]
     kernels: dict[str, dict[str, Count]]
 
 
 class Proof(Part):
-    """Numbers of proved and unknown obligations of index arithmetic, and the reasons for unknown ones."""
+    """Numbers of proved and unknown obligations of index arithmetic, and the reasons for unknown
+    ones.
+    """
 
     versions: dict[str, str]
     kernels: list[str]

@@ -29,8 +29,13 @@ def usage_of(code: Any, name: str) -> tuple[int, int, int]:
 
 def parameters(cubin: bytes) -> list[tuple[int, int]]:
     """Return offset and bytes of each parameter, in order, for the only kernel in a cubin."""
-    found = re.findall(r"Ordinal : (\w+)\s+Offset\s+: (\w+)\s+Size\s+: (\w+)", _said(cubin, "--dump-elf"))
-    return [(offset, size) for _, offset, size in sorted(tuple(int(x, 16) for x in one) for one in found)]
+    found = re.findall(
+        r"Ordinal : (\w+)\s+Offset\s+: (\w+)\s+Size\s+: (\w+)", _said(cubin, "--dump-elf")
+    )
+    return [
+        (offset, size)
+        for _, offset, size in sorted(tuple(int(x, 16) for x in one) for one in found)
+    ]
 
 
 def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
@@ -40,7 +45,8 @@ def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
     if not found:
         raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
     return {
-        name: (int(reg), int(stack) + int(local), int(shared)) for name, reg, stack, shared, local in found
+        name: (int(reg), int(stack) + int(local), int(shared))
+        for name, reg, stack, shared, local in found
     }
 
 

@@ -1,8 +1,10 @@
-"""`kgen verify --sanitizer`: run one call of each emitted file, with gradients, under compute-sanitizer.
+"""`kgen verify --sanitizer`: run one call of each emitted file, with gradients, under
+compute-sanitizer.
 
-compute-sanitizer comes with the CUDA toolkit. memcheck finds accesses outside of tensors, initcheck reads of
-uninitialized memory, synccheck barriers that not all threads reach. racecheck finds unordered accesses to shared
-memory. It runs the portable kernels only, because it does not understand mbarriers.
+compute-sanitizer comes with the CUDA toolkit. memcheck finds accesses outside of tensors, initcheck
+reads of uninitialized memory, synccheck barriers that not all threads reach. racecheck finds
+unordered accesses to shared memory. It runs the portable kernels only, because it does not
+understand mbarriers.
 """
 
 from __future__ import annotations
@@ -44,15 +46,17 @@ def sanitize_specs(
 ) -> list[dict[str, Any]]:
     """Run the example call of emitted files under some of `TOOLS`, each in its own process.
 
-    Returns rows of spec, target, tool, ok, seconds, message. `hands` and `hear` are as in `verify_specs`. The ledger
-    records tools without errors, by device. An interrupt records the results so far and raises `Interrupted`. Raises
-    `KgenError` for an unknown tool and a spec that is not rendered, and `MissingError` without compute-sanitizer,
-    torch, triton or the device.
+    Returns rows of spec, target, tool, ok, seconds, message. `hands` and `hear` are as in
+    `verify_specs`. The ledger records tools without errors, by device. An interrupt records the
+    results so far and raises `Interrupted`. Raises `KgenError` for an unknown tool and a spec that
+    is not rendered, and `MissingError` without compute-sanitizer, torch, triton or the device.
     """
     for tool in tools:
         if tool not in TOOLS:
             hint = did_you_mean(tool, TOOLS) or f"tools are: {', '.join(TOOLS)}"
-            raise KgenError(Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint))
+            raise KgenError(
+                Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint)
+            )
     hands = Here() if hands is None else hands
     if not hands.far and shutil.which(PROGRAM) is None:
         hint = "install the CUDA toolkit"
@@ -96,7 +100,10 @@ def _entered(
     hashes: Mapping[Emitted, str],
     hear: Listener,
 ) -> list[dict[str, Any]]:
-    """Return the rows of files and tools that ran, in order. Rows of files with a hash are recorded."""
+    """Return the rows of files and tools that ran, in order.
+
+    Rows of files with a hash are recorded.
+    """
     rows = []
     for file, tool, row in ended:
         where, why = row.pop("where"), row.pop("unable")
@@ -119,8 +126,12 @@ class _Call:
     tool: str
 
 
-def run_call(call: _Call, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
-    """Yield the row of a call with its place (`where`), or the reason why the file is `unable` to run."""
+def run_call(
+    call: _Call, instead: Messages | None = None, *, timeout: float
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of a call with its place (`where`), or the reason why the file is `unable` to
+    run.
+    """
     why = None if instead else call.file.unable(call.device)
     if not (why or instead) and shutil.which(PROGRAM) is None:
         why = f"needs `{PROGRAM}`"
@@ -139,7 +150,15 @@ def _row(call: _Call, timeout: float, messages: Messages) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         log = Path(folder) / "log"
         # Failed driver calls are not kernel errors: packages probe for entry points.
-        command = [PROGRAM, "--tool", tool, "--error-exitcode", str(FOUND), "--report-api-errors", "no"]
+        command = [
+            PROGRAM,
+            "--tool",
+            tool,
+            "--error-exitcode",
+            str(FOUND),
+            "--report-api-errors",
+            "no",
+        ]
         environment = {
             "TRITON_INTERPRET": "1" if device == "cpu" else None,
             # Each tensor then has its own allocation, so that memcheck sees accesses outside of it.
@@ -156,7 +175,9 @@ def _row(call: _Call, timeout: float, messages: Messages) -> dict[str, Any]:
     if not message and not (calls and any("SUMMARY" in line for line in found)):
         message = "the tool ended without a summary"
     if message.startswith(f"exit status {FOUND}"):
-        message = "; ".join(line for line in found if line and not line.startswith("COMPUTE-SANITIZER"))
+        message = "; ".join(
+            line for line in found if line and not line.startswith("COMPUTE-SANITIZER")
+        )
     seconds = round(time.perf_counter() - began, 3)
     place = {"spec": file.spec, "target": file.stem, "tool": tool}
     return {**place, "ok": not message, "seconds": seconds, "message": message[:2000]}

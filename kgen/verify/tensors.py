@@ -20,7 +20,17 @@ DTYPES: Mapping[str, Any] = {
 }
 
 LAYOUTS = (
-    *("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed"),
+    *(
+        "contiguous",
+        "bshd",
+        "guarded",
+        "padded",
+        "spaced",
+        "offset",
+        "stepped",
+        "broadcast",
+        "mixed",
+    ),
     *("odd-0", "odd-1", "odd-2"),
 )
 
@@ -39,8 +49,8 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
     `broadcast`, `expanded`: unchanged, with strides of 0.
     `odd-1`: the stride of dimension 1 is not aligned for operand 1; other operands are `spaced`.
 
-    `place` is the index of the operand in its call. Each operand of a call has its own strides and offset, so a
-    kernel that uses the strides of another operand fails.
+    `place` is the index of the operand in its call. Each operand of a call has its own strides and
+    offset, so a kernel that uses the strides of another operand fails.
     """
     if layout in ("broadcast", "expanded"):
         return values
@@ -83,7 +93,10 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
 
 
 def _odd(values: Tensor, axis: int) -> Tensor:
-    """Return the values with an odd stride in one dimension. Other strides are multiples of 16 bytes."""
+    """Return the values with an odd stride in one dimension.
+
+    Other strides are multiples of 16 bytes.
+    """
     strides, step = [1], values.shape[-1]
     for dim in range(values.ndim - 2, -1, -1):
         strides.insert(0, -(-step // 16) * 16 + (1 if dim == axis else 0))
@@ -94,6 +107,8 @@ def _odd(values: Tensor, axis: int) -> Tensor:
 def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return NaN, an integer that is invalid as an index or has all bits set, or True."""
     value: Any = (
-        torch.nan if like.is_floating_point() else {torch.bool: True, torch.uint8: 255}.get(like.dtype, 2**30)
+        torch.nan
+        if like.is_floating_point()
+        else {torch.bool: True, torch.uint8: 255}.get(like.dtype, 2**30)
     )
     return torch.full(shape, value, dtype=like.dtype, device=like.device)

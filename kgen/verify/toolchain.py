@@ -16,11 +16,16 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, MissingError
 
 Progress = Callable[[float, float, str], None]
-"""Called with the amount done and the total (cases, files or seconds), and the name of the last item."""
+"""Called with the amount done and the total (cases, files or seconds), and the name of the last
+item.
+"""
 
 
 def require(*packages: str, extra: str = "verify") -> None:
-    """Raise `MissingError` unless all packages can be imported. `extra` is the extra of kgen that installs them."""
+    """Raise `MissingError` unless all packages can be imported.
+
+    `extra` is the extra of kgen that installs them.
+    """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingError(
@@ -80,7 +85,8 @@ def describe(device: str) -> dict[str, str]:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Import an emitted file again by its path, as a module of a package `name`, so that relative imports work.
+    """Import an emitted file again by its path, as a module of a package `name`, so that relative
+    imports work.
 
     `__init__.py` is the package itself. For another file it does not run.
     """

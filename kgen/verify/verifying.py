@@ -41,17 +41,21 @@ def verify_specs(
 ) -> list[Row]:
     """Verify the emitted files of some specs, each in its own process.
 
-    With several concurrent tasks, each pass of a file has its own process. `hands` runs the tasks, by default one
-    process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message.
+    With several concurrent tasks, each pass of a file has its own process. `hands` runs the tasks,
+    by default one process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio,
+    seconds, message.
 
-    `hear` gets an event for each row, each file or case that does not run, and the end of the run. Raises
-    `KgenError` for a spec that is not rendered and an unknown case. Raises `MissingError` without torch, triton or the
-    device, and if every file is skipped; with a shard, all files may be skipped. An interrupt records files whose cases
-    have all run, and failures, and raises `Interrupted`.
+    `hear` gets an event for each row, each file or case that does not run, and the end of the run.
+    Raises `KgenError` for a spec that is not rendered and an unknown case. Raises `MissingError`
+    without torch, triton or the device, and if every file is skipped; with a shard, all files may
+    be skipped. An interrupt records files whose cases have all run, and failures, and raises
+    `Interrupted`.
     """
     if options.cases is not None and options.record:
         message = "only a run of every case is recorded"
-        raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
+        raise KgenError(
+            Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`")
+        )
     hands = Here() if hands is None else hands
     device, whole, work = files_to_run(loaded, generated, options, hands, hear, options.built)
     recordable = _recordable(options, device)
@@ -113,8 +117,8 @@ def _jobs(
     Raises `KgenError` for a case that none of the `whole` files has.
     """
     job = partial(_job, built=options.built, device=options.device, quick=bool(options.quick))
-    # Importing torch and triton takes seconds, so passes are split only for concurrent processes. A record has one
-    # device, so on several machines a file is one task.
+    # Importing torch and triton takes seconds, so passes are split only for concurrent processes. A
+    # record has one device, so on several machines a file is one task.
     found = [
         job(problem, file, groups)
         for problem, file in work
@@ -143,7 +147,11 @@ def _run(
         costs.done((row["pass"], row["case"]), row.get("seconds"))
         if not (row.get("unbuilt") or row.get("unrun")):
             hear(Judged(row))
-        hear(Progressed(*costs.progress(), f"{row['spec']} {row['target']} {row['pass']} {row['case']}"))
+        hear(
+            Progressed(
+                *costs.progress(), f"{row['spec']} {row['target']} {row['pass']} {row['case']}"
+            )
+        )
 
     try:
         hands.run(tasks, heard)
@@ -194,19 +202,31 @@ def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
 
 
 def run_job(
-    job: Job, messages: Messages | None = None, *, timeout: float, beside: int, compiles: bool = True
+    job: Job,
+    messages: Messages | None = None,
+    *,
+    timeout: float,
+    beside: int,
+    compiles: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a job. Runs where the job runs.
 
-    The first row has its place (`where`) as in the ledger. A single row has the reason if the file is `unable` to run.
-    With `messages`, the job does not run. Unless `compiles`, packages do not compile missing machine code.
+    The first row has its place (`where`) as in the ledger. A single row has the reason if the file
+    is `unable` to run. With `messages`, the job does not run. Unless `compiles`, packages do not
+    compile missing machine code.
     """
     if messages is None and (why := job.emitted.unable(job.device)):
         yield {"unable": why}
         return
     if messages is None:
         tools = job.emitted.runtime.tools
-        yield {"where": {**describe(job.device), "versions": versions(tools), "toolchain": toolchain(tools)}}
+        yield {
+            "where": {
+                **describe(job.device),
+                "versions": versions(tools),
+                "toolchain": toolchain(tools),
+            }
+        }
     yield from _rows(job, timeout, beside, messages, compiles)
 
 
@@ -218,18 +238,25 @@ def files_to_run(
     hear: Listener,
     built: Path | None = None,
 ) -> tuple[str, list[tuple[Any, Emitted]], list[tuple[Any, Emitted]]]:
-    """Return the device, all emitted files that run there, and the files of the shard, each with its problem.
+    """Return the device, all emitted files that run there, and the files of the shard, each with
+    its problem.
 
-    On other machines, unsupported files are found during the run. With `built`, only sources of packages are returned.
-    Reports events and raises errors as `verify_specs`.
+    On other machines, unsupported files are found during the run. With `built`, only sources of
+    packages are returned. Reports events and raises errors as `verify_specs`.
     """
     targets = options.targets
     for one in loaded:
         problem_of(one)  # first report a family without a reference
-    files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
-    files = [(problem, file) for problem, file in files if targets is None or file.target in targets]
+    files = [
+        (problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)
+    ]
+    files = [
+        (problem, file) for problem, file in files if targets is None or file.target in targets
+    ]
     if built is not None:
-        files = [one for one in files if one[1].path.name in manifest_of(built, one[1].spec)["sources"]]
+        files = [
+            one for one in files if one[1].path.name in manifest_of(built, one[1].spec)["sources"]
+        ]
     if loaded and not files:
         message = f"no file has the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
@@ -253,7 +280,9 @@ def _in_package(built: Path, file: Emitted) -> Emitted:
 
 
 def _require_as_built(built: Path, hashes: Mapping[Emitted, str]) -> None:
-    """Raise `KgenError` if a package was not built from the current emitted files, or was changed."""
+    """Raise `KgenError` if a package was not built from the current emitted files, or was
+    changed.
+    """
     for file, digest in hashes.items():
         hint = f"kgen build {file.spec} -o {built}"
         if manifest_of(built, file.spec)["sources"][file.path.name] != digest:
@@ -284,7 +313,9 @@ def _require_known(cases: Collection[str], jobs: Sequence[Job]) -> None:
 
 def _chosen(jobs: Sequence[Job], cases: Collection[str]) -> list[Job]:
     """Return the jobs with only these cases."""
-    chosen = (replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in jobs)
+    chosen = (
+        replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in jobs
+    )
     return [job for job in chosen if job.cases]
 
 
@@ -304,7 +335,13 @@ def _require_able(files: Sequence[Found]) -> None:
 
 
 def _job(
-    problem: Any, file: Emitted, groups: Sequence[str], *, built: Path | None, device: str, quick: bool
+    problem: Any,
+    file: Emitted,
+    groups: Sequence[str],
+    *,
+    built: Path | None,
+    device: str,
+    quick: bool,
 ) -> Job:
     from kgen.verify.integration import OF_FILES  # imports torch
     from kgen.verify.worker import Job, case_names
@@ -366,7 +403,13 @@ def _rows(
 
 def _lost(job: Job, case: tuple[str, str], message: str) -> dict[str, Any]:
     group, name = case
-    numbers: dict[str, Any] = {"error": None, "eager": None, "ratio": None, "seconds": None, "outputs": {}}
+    numbers: dict[str, Any] = {
+        "error": None,
+        "eager": None,
+        "ratio": None,
+        "seconds": None,
+        "outputs": {},
+    }
     return {**_place(job), "pass": group, "case": name, "ok": False, **numbers, "message": message}
 
 

@@ -1,7 +1,8 @@
 """Run the cases of one emitted file in its own process: `python -m kgen.verify.worker JOB`.
 
-JOB is a pickled `Job`. Standard output carries only JSON lines: `{"start": [pass, case]}`, then a row. Output of
-kernels and libraries goes to standard error. On a GPU, `{"unused": why}` reports that kernels for one chip do not run.
+JOB is a pickled `Job`. Standard output carries only JSON lines: `{"start": [pass, case]}`, then a
+row. Output of kernels and libraries goes to standard error. On a GPU, `{"unused": why}` reports
+that kernels for one chip do not run.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ class Job:
 
 
 def case_names(problem: Any, group: str, device: str, quick: bool) -> tuple[str, ...]:
-    """Return all cases of a group in running order. Integration checks belong to the first group."""
+    """Return all cases of a group in running order.
+
+    Integration checks belong to the first group.
+    """
     family = family_of(problem)
     checks = integration.checks(family, device) if group == family.groups(problem)[0] else ()
     return tuple(family.case_names(problem, group, quick)) + checks
@@ -111,7 +115,10 @@ def main(job: Job, lines: IO[str]) -> int:
 
 
 class ChipRunner:
-    """Runner of cases for the kernels of one chip in their interpreter. It imports the file a second time."""
+    """Runner of cases for the kernels of one chip in their interpreter.
+
+    It imports the file a second time.
+    """
 
     def __init__(self, chip: ChipCases, subject: Subject) -> None:
         self.chip, self.subject = chip, subject
@@ -136,7 +143,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _with_memory(run: Callable[[], T]) -> T:
-    """Return the result of `run`. Retry if the device has no memory left, because other workers free some."""
+    """Return the result of `run`.
+
+    Retry if the device has no memory left, because other workers free some.
+    """
     for seconds in WAITS:
         try:
             return run()

@@ -1,4 +1,6 @@
-"""The files in `benchmarks/`: `benchmarks/README.md` states which script writes each, and none is there twice."""
+"""The files in `benchmarks/`: `benchmarks/README.md` states which script writes each, and none is
+there twice.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ def test_dry_run(tmp_path):
         for pass_ in ("forward", "backward")
         for peer in ("kgen", "eager")
     ]
-    assert all(row["error"] is None and row["milliseconds"] > 0 and row["first_call"] >= 0 for row in rows)
+    assert all(
+        row["error"] is None and row["milliseconds"] > 0 and row["first_call"] >= 0 for row in rows
+    )
     assert all(row["ratio"] == 1.0 for row in rows if row["peer"] == "kgen")
     folder = output / "interpreter"
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -85,7 +87,8 @@ def test_first_calls_run_in_fresh_processes(tmp_path):
         ("first call", "kgen", None),
         ("first call", "torch", None),
     ]
-    # Which of the two takes longer hangs on the machine: on a GPU kgen compiles, here the import is nearly all of it.
+    # Which of the two takes longer hangs on the machine: on a GPU kgen compiles, here the import is
+    # nearly all of it.
     assert all(row["milliseconds"] > 100 for row in rows)
     assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
         "attention-first-call.json"

@@ -50,7 +50,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "generated" / "small" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    rows = build_specs([loaded], folder / "generated", folder / "out", BuildOptions(["sm_80"], SIZES))
+    rows = build_specs(
+        [loaded], folder / "generated", folder / "out", BuildOptions(["sm_80"], SIZES)
+    )
     assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
     return folder
 
@@ -85,9 +87,13 @@ def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], lis
         for group in family.groups(problem):
             for name in set(names) & set(family.case_names(problem, group, True)):
                 wrong += [
-                    f"{group} {name}: {c.message}" for c in family.run_case(subject, group, name) if not c.ok
+                    f"{group} {name}: {c.message}"
+                    for c in family.run_case(subject, group, name)
+                    if not c.ok
                 ]
-    used, there = ({row["kernel"] for row in rows} for rows in (driver.launched, package.manifest["kernels"]))
+    used, there = (
+        {row["kernel"] for row in rows} for rows in (driver.launched, package.manifest["kernels"])
+    )
     return wrong, sorted(used), sorted(there)
 
 
@@ -112,12 +118,18 @@ except ValueError as error:
     print(error)
 from contextlib import ExitStack
 from unittest import mock
-runtime, launcher, launched = sys.modules["small._runtime.triton"], sys.modules[small.__module__], []
+runtime, launcher = sys.modules["small._runtime.triton"], sys.modules[small.__module__]
+launched = []
 def launch(config, cubin, parameters, extra):
     launched.append(cubin.row["kernel"])
     return 0
 driver = mock.Mock(cuLaunchKernelEx=launch)
-instead = {"_driver": lambda: driver, "_function": lambda d, c: c, "_stream": lambda d: 0, "_arch": lambda a: 80}
+instead = {
+    "_driver": lambda: driver,
+    "_function": lambda d, c: c,
+    "_stream": lambda d: 0,
+    "_arch": lambda a: 80,
+}
 with ExitStack() as stack:
     for name, value in instead.items():
         stack.enter_context(mock.patch.object(runtime, name, value))
@@ -145,11 +157,16 @@ def test_a_package_needs_no_triton(built: Path) -> None:
 def test_what_no_machine_code_fits_goes_to_triton_with_a_word(built: Path) -> None:
     said, why = interpreted(_another_chip, built)
     assert said == [
-        "small_other: no machine code for sm_86. Triton compiles it; `kgen build --arch sm_86` builds it"
+        (
+            "small_other: no machine code for sm_86. Triton compiles it; `kgen build --arch sm_86` "
+            "builds it"
+        )
     ]
     assert why == (
-        "small_other: no machine code of _forward_kernel for these arguments, and Triton is not installed: "
-        "make tensors contiguous, or pass the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
+        "small_other: no machine code of _forward_kernel for these arguments, and Triton is not "
+        "installed: "
+        "make tensors contiguous, or pass the sizes of the call to `kgen build` (--gqa, --batch, "
+        "--width, --heads)"
     )
 
 
@@ -165,7 +182,10 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
     package = package_of("small_other", folder / "out" / "small")
     launcher: Any = package.load("triton")
     q, k = torch.randn(1, 10, 8, 32).half(), torch.randn(1, 2, 8, 32).half()
-    with warnings.catch_warnings(record=True) as said, Driver(runtime, package).installed(launcher, 86):
+    with (
+        warnings.catch_warnings(record=True) as said,
+        Driver(runtime, package).installed(launcher, 86),
+    ):
         warnings.simplefilter("always")
         a = launcher.small(q[:, :2], k, k, slopes=torch.zeros(2))
         launcher.small(q[:, :2], k, k, slopes=torch.zeros(2))
@@ -225,7 +245,10 @@ def _without_a_context(folder: Path) -> list[str]:
 
 @pytest.mark.thorough
 def test_verify_runs_a_package(built: Path, tmp_path: Path) -> None:
-    """On the CPU, `kgen verify` runs the sources of a package and says so. It refuses a package that was changed."""
+    """On the CPU, `kgen verify` runs the sources of a package and says so.
+
+    It refuses a package that was changed.
+    """
     arguments = [
         "verify",
         str(built / "small.yaml"),
@@ -257,8 +280,12 @@ def test_equal_inputs_give_equal_bytes(built: Path, tmp_path: Path) -> None:
     loaded = load(built / "small.yaml")
     build_specs([loaded], built / "generated", tmp_path, BuildOptions(["sm_80"], SIZES))
     names = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
-    assert names == sorted(p.relative_to(built / "out") for p in (built / "out").rglob("*") if p.is_file())
-    assert all((tmp_path / name).read_bytes() == (built / "out" / name).read_bytes() for name in names)
+    assert names == sorted(
+        p.relative_to(built / "out") for p in (built / "out").rglob("*") if p.is_file()
+    )
+    assert all(
+        (tmp_path / name).read_bytes() == (built / "out" / name).read_bytes() for name in names
+    )
 
 
 def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
@@ -282,18 +309,24 @@ def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     text = emitted.read_text()
     try:
         emitted.write_text(text.replace("tl.exp2(", "tl.exp2(0.0 + "))
-        assert "small: built from other files" in stale([loaded], built / "generated", built / "out")
+        assert "small: built from other files" in stale(
+            [loaded], built / "generated", built / "out"
+        )
     finally:
         emitted.write_text(text)
     assert stale([loaded], built / "generated", tmp_path / "nowhere") == ["small: not built"]
 
 
-def test_what_does_not_compile_leaves_the_package_that_was_there(built: Path, tmp_path: Path) -> None:
+def test_what_does_not_compile_leaves_the_package_that_was_there(
+    built: Path, tmp_path: Path
+) -> None:
     loaded = load(built / "small.yaml")
     generated = tmp_path / "generated" / "small"
     generated.mkdir(parents=True)
     for path in (built / "generated" / "small").iterdir():
-        (generated / path.name).write_text(path.read_text().replace("tl.exp2(", "tl.no_such_function("))
+        (generated / path.name).write_text(
+            path.read_text().replace("tl.exp2(", "tl.no_such_function(")
+        )
     shutil.copytree(built / "out", tmp_path / "out")
     options = BuildOptions(["sm_80"], {"gqa": (1,)})
     (row,) = build_specs([loaded], generated.parent, tmp_path / "out", options)
@@ -329,7 +362,9 @@ def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
     launched: list[list[int]] = []
 
     class Recorded:
-        def cuTensorMapEncodeTiled(self, memory: Any, kind: int, rank: int, address: Any, *rest: Any) -> int:
+        def cuTensorMapEncodeTiled(
+            self, memory: Any, kind: int, rank: int, address: Any, *rest: Any
+        ) -> int:
             assert memory.value % 64 == 0
             ctypes.memmove(memory, struct.pack("<Q120x", address.value), 128)
             return 0
@@ -349,7 +384,8 @@ def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
     ):
         cubin[1, 1, 1](11, x_desc, 64, lse, y_desc)
         cubin[1, 1, 1](12, y_desc, 64, lse, x_desc)
-    # All calls of a thread share one buffer, because the driver has read it when the launch returns.
+    # All calls of a thread share one buffer, because the driver has read it when the launch
+    # returns.
     assert launched[0] == launched[1]
     sizes = [4, *[8, *[4] * 4, *[8] * 4], 8, *[8, *[4] * 4, *[8] * 4], 8, 8]
     found = [

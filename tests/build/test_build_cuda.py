@@ -50,7 +50,9 @@ GPU = {"device": "NVIDIA A100", "capability": "8.0"}
 
 
 def here(module: str, build: BuildJob, *_: Any) -> Iterator[Any]:
-    """Compile CUDA in this process, because another process would import torch again, which takes longer."""
+    """Compile CUDA in this process, because another process would import torch again, which takes
+    longer.
+    """
     if build.job.emitted.target != "cuda":
         yield from processes.messages(module, build, *_)
         return
@@ -78,8 +80,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(built: Path, verb: str, *more: object) -> list[str]:
     """Return the arguments of a command."""
     return [
-        verb, str(built / "small_norm.yaml"), "--generated", str(built / "generated"), *map(str, more)
-    ]  # fmt: skip
+        verb,
+        str(built / "small_norm.yaml"),
+        *("--generated", str(built / "generated")),
+        *map(str, more),
+    ]
 
 
 # --- what is compiled ------------------------
@@ -87,7 +92,9 @@ def arguments(built: Path, verb: str, *more: object) -> list[str]:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_whatever_a_launcher_plans_is_built(arch: str) -> None:
-    """Includes every width, aligned or not, kernels that do not fit on a device, and the kernels that follow them."""
+    """Includes every width, aligned or not, kernels that do not fit on a device, and the kernels
+    that follow them.
+    """
     loaded = load(ROOT / "specs" / "rms_norm.yaml")
     (file,) = (f for f in require_emitted(ROOT / "generated", loaded) if f.target == "cuda")
     build = BuildJob(CompileJob(problem_of(loaded, "cuda"), file, arch), {}, Path())
@@ -123,7 +130,9 @@ def test_a_kernel_that_does_not_compile_is_named(built: Path, tmp_path: Path) ->
     folder = tmp_path / "small_norm"
     folder.mkdir()
     for path in (built / "generated" / "small_norm").iterdir():
-        (folder / path.name).write_text(path.read_text().replace("__shfl_xor_sync(", "no_such_function("))
+        (folder / path.name).write_text(
+            path.read_text().replace("__shfl_xor_sync(", "no_such_function(")
+        )
     loaded = load(built / "small_norm.yaml")
     with mock.patch("kgen.build.package.messages", here):
         options = BuildOptions(["sm_80"], targets=["cuda"])
@@ -153,10 +162,11 @@ for weight in x[0], x[0, 1:]:
         print(error)
 loaded = sys.modules[sys.modules["small_norm.cuda"].small_norm.__module__]
 name = "small_norm_kernels::forward_kernel<8, 16, 8, 1, 8, 1, 1>"
-row = next(r for r in __import__("json").load(open(sys.argv[1] + "/small_norm/manifest.json"))["kernels"]
-           if r["kernel"] == name)
+rows = __import__("json").load(open(sys.argv[1] + "/small_norm/manifest.json"))["kernels"]
+row = next(r for r in rows if r["kernel"] == name)
 code = loaded._compiled(name, "sm_80")
-print(code.code == open(f"{sys.argv[1]}/small_norm/{row['file']}", "rb").read(), *code.symbol_mapping)
+same = code.code == open(f"{sys.argv[1]}/small_norm/{row['file']}", "rb").read()
+print(same, *code.symbol_mapping)
 try:
     loaded._compiled(name, "sm_90")
 except RuntimeError as error:
@@ -178,13 +188,17 @@ def test_a_package_asks_no_compiler(built: Path) -> None:
     )
 
 
-def test_another_chip_goes_to_nvrtc_with_a_word(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_chip_goes_to_nvrtc_with_a_word(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stub = import_file(built / "out" / "small_norm" / "cuda.py", "small_norm_elsewhere")
     module: Any = sys.modules[stub.small_norm.__module__]
     assert Path(module.__file__).parent.name == "sources"
     names = [f"small_norm_kernels::{one}" for one in ("a", "b")]
     monkeypatch.setattr(module, "Program", mock.MagicMock())
-    said = "small_norm_elsewhere: no machine code of its CUDA kernels for sm_86. NVRTC compiles them; "
+    said = (
+        "small_norm_elsewhere: no machine code of its CUDA kernels for sm_86. NVRTC compiles them; "
+    )
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         for name in names:
@@ -192,13 +206,17 @@ def test_another_chip_goes_to_nvrtc_with_a_word(built: Path, monkeypatch: pytest
     assert [str(one.message) for one in heard] == [f"{said}`kgen build --arch sm_86` builds it"]
     assert module.Program.call_count == 2
     monkeypatch.setenv("KGEN_NO_COMPILER", "1")
-    with pytest.raises(RuntimeError, match="KGEN_NO_COMPILER is set: `kgen build --arch sm_89` builds it"):
+    with pytest.raises(
+        RuntimeError, match="KGEN_NO_COMPILER is set: `kgen build --arch sm_89` builds it"
+    ):
         module._compiled(names[0], "sm_89")
 
 
 def test_a_package_mirrors_its_folder(built: Path) -> None:
     package, folder = built / "out" / "small_norm", built / "generated" / "small_norm"
-    texts = {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".py", ".cu")}
+    texts = {
+        path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".py", ".cu")
+    }
     for name in ("triton.py", "cuda.py", "cuda.cu"):
         assert (package / "sources" / name).read_text() == texts[name]
     assert "from .cuda import small_norm as function" in texts["__init__.py"]
@@ -222,19 +240,28 @@ def test_equal_inputs_give_equal_bytes(built: Path, tmp_path: Path) -> None:
     rows = json.loads((package / "manifest.json").read_text())["kernels"]
     assert cubins == sorted(Path(row["file"]).name for row in rows if row["target"] == "cuda")
     assert len(cubins) == 2
-    assert all((again / "cubins" / n).read_bytes() == (package / "cubins" / n).read_bytes() for n in cubins)
+    assert all(
+        (again / "cubins" / n).read_bytes() == (package / "cubins" / n).read_bytes() for n in cubins
+    )
     assert sorted(p.name for p in again.glob("*.py")) == ["__init__.py", "cuda.py"]
-    assert CliRunner().invoke(app, arguments(built, "build", "-o", tmp_path, "--check")).exit_code == 0
+    assert (
+        CliRunner().invoke(app, arguments(built, "build", "-o", tmp_path, "--check")).exit_code == 0
+    )
 
 
 def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built / "out", tmp_path, dirs_exist_ok=True)
     check = arguments(built, "build", "-o", tmp_path, "--check")
     assert CliRunner().invoke(app, check).exit_code == 0
-    with mock.patch("kgen.build.files.versions", lambda tools: versions(tools) | {"cuda-core": "0"}):
+    with mock.patch(
+        "kgen.build.files.versions", lambda tools: versions(tools) | {"cuda-core": "0"}
+    ):
         said = CliRunner().invoke(app, check)
     assert said.exit_code == 1
-    assert f"built with cuda-core {versions(['cuda-core'])['cuda-core']}, installed is 0" in said.stdout
+    assert (
+        f"built with cuda-core {versions(['cuda-core'])['cuda-core']}, installed is 0"
+        in said.stdout
+    )
     source = tmp_path / "small_norm" / "sources" / "cuda.cu"
     source.write_text(source.read_text() + "//\n")
     said = CliRunner().invoke(app, check)
@@ -251,14 +278,16 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Simulate a GPU. All cases pass, except the ones that a test appends to the returned list."""
     jobs: list[Any] = []
 
-    def messages(module: str, job: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+    def messages(
+        module: str, job: Any, timeout: float, environment: Mapping[str, Any]
+    ) -> Iterator[Any]:
         jobs.append((job, environment.get("KGEN_NO_COMPILER")))
         for group, name in job.cases:
             yield {"start": [group, name]}
             lacks = {"unbuilt": True} if name in jobs else {}
             yield {
-                "pass": group, "case": name, "ok": "wrong" not in jobs and not lacks, "error": 1e-3, "message": "",
-                "outputs": {"out": [1e-3, 0.5]}, **lacks,
+                "pass": group, "case": name, "ok": "wrong" not in jobs and not lacks,
+                "error": 1e-3, "message": "", "outputs": {"out": [1e-3, 0.5]}, **lacks,
             }  # fmt: skip
 
     monkeypatch.setattr("kgen.verify.verifying.messages", messages)
@@ -278,16 +307,22 @@ def rendered(built: Path) -> Iterator[Path]:
     (built / "generated" / ledger.FILENAME).unlink(missing_ok=True)
 
 
-def test_a_package_has_a_record_of_its_own(built: Path, rendered: Path, on_paper: list[Any]) -> None:
+def test_a_package_has_a_record_of_its_own(
+    built: Path, rendered: Path, on_paper: list[Any]
+) -> None:
     run = arguments(built, "verify", "--built", built / "out", "--record")
     done = CliRunner().invoke(app, run)
     assert done.exit_code == 0, done.output
     assert {(job.emitted.path, strict) for job, strict in on_paper} == {
-        ((built / "out" / "small_norm" / f"{stem}.py").resolve(), "1") for stem in ("triton", "cuda")
+        ((built / "out" / "small_norm" / f"{stem}.py").resolve(), "1")
+        for stem in ("triton", "cuda")
     }
     (in_cuda,), (in_triton,) = places(rendered, "cuda"), places(rendered, "triton")
     assert re.fullmatch(
-        r"package sm_80 by cuda-core [\d.]+ and nvidia-cuda-nvrtc [\d.]+, NVIDIA A100, torch [\d.+a-z]+",
+        (
+            r"package sm_80 by cuda-core [\d.]+ and nvidia-cuda-nvrtc [\d.]+, NVIDIA A100, torch "
+            r"[\d.+a-z]+"
+        ),
         in_cuda,
     )
     assert re.fullmatch(r"package sm_80 by triton [\d.]+, NVIDIA A100, torch [\d.+a-z]+", in_triton)
@@ -318,19 +353,25 @@ def test_cases_without_machine_code_are_left_out_and_said(
     assert "odd" not in str(record["worst"])
 
 
-def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper: list[Any]) -> None:
+def test_a_record_speaks_for_no_other_text(
+    built: Path, rendered: Path, on_paper: list[Any]
+) -> None:
     loaded, out = load(built / "small_norm.yaml"), built / "out"
     verify_specs([loaded], rendered, VerifyOptions("cuda", built=out))
     assert places(rendered, "cuda") == []
     assert {strict for _, strict in on_paper} == {None}
-    verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True, targets=["cuda"]))
+    verify_specs(
+        [loaded], rendered, VerifyOptions("cuda", built=out, record=True, targets=["cuda"])
+    )
     assert len(places(rendered, "cuda")) == 1
     path = rendered / "small_norm" / "cuda.cu"
     text = path.read_text()
     try:
         path.write_text(f"{text}#define ANOTHER\n")
         assert places(rendered, "cuda") == []
-        with pytest.raises(KgenError, match=r"the package `small_norm` was not built from the current .*"):
+        with pytest.raises(
+            KgenError, match=r"the package `small_norm` was not built from the current .*"
+        ):
             verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         path.write_text(text)
@@ -339,7 +380,9 @@ def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper
     code = cubin.read_bytes()
     try:
         cubin.write_bytes(code[:-1])
-        with pytest.raises(KgenError, match=f"cubins/{cubin.name} of the package .* changed after the build"):
+        with pytest.raises(
+            KgenError, match=f"cubins/{cubin.name} of the package .* changed after the build"
+        ):
             verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         cubin.write_bytes(code)
@@ -352,9 +395,12 @@ def test_machine_code_for_another_chip_is_not_recorded(
     monkeypatch.setattr("kgen.verify.verifying.describe", lambda device: where)
     on_paper.append("odd")
     rows = verify_specs(
-        [load(built / "small_norm.yaml")], rendered, VerifyOptions("cuda", built=built / "out", record=True)
+        [load(built / "small_norm.yaml")],
+        rendered,
+        VerifyOptions("cuda", built=built / "out", record=True),
     )
-    assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # the case failed, and is not skipped
+    # the case failed, and is not skipped
+    assert {row["case"] for row in rows if not row["ok"]} == {"odd"}
     assert places(rendered, "cuda") == places(rendered, "triton") == []
 
 

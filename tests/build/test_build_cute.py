@@ -120,9 +120,18 @@ def _has_a_driver() -> bool:
 
 @pytest.mark.thorough
 @needs_dsl
-def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
-    base = [str(built / "small_output.yaml"), "--generated", str(built / "generated"), "-o", str(tmp_path)]
-    made = CliRunner().invoke(app, ["build", *base, "--arch", "sm_90", "--target", "cute"])  # implies sm_90a
+def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(
+    built: Path, tmp_path: Path
+) -> None:
+    base = [
+        str(built / "small_output.yaml"),
+        "--generated",
+        str(built / "generated"),
+        "-o",
+        str(tmp_path),
+    ]
+    # implies sm_90a
+    made = CliRunner().invoke(app, ["build", *base, "--arch", "sm_90", "--target", "cute"])
     assert made.exit_code == 0, made.output
     again, package = tmp_path / "small_output", built / "out" / "small_output"
     (code,) = again.glob("cubins/*")
@@ -155,7 +164,10 @@ def test_a_package_is_not_stale_where_its_compiler_is_not(
     [
         ({"host": "aarch64"}, "no machine code for sm_90a on"),
         ({"arch": "sm_100a"}, "no machine code for sm_90a on"),
-        ({"compilers": {"nvidia-cutlass-dsl": "4.8.0"}}, "machine code of nvidia-cutlass-dsl 4.8.0, installed is"),
+        (
+            {"compilers": {"nvidia-cutlass-dsl": "4.8.0"}},
+            "machine code of nvidia-cutlass-dsl 4.8.0, installed is",
+        ),
     ],
 )  # fmt: skip
 def test_machine_code_of_another_place_is_not_loaded(
@@ -179,7 +191,9 @@ def test_machine_code_of_another_place_is_not_loaded(
 
 
 def test_constants_are_all_that_a_launcher_asks_for() -> None:
-    """Packed sequences vary in optional chunk indices, the integer type of lengths, and open numbers of heads."""
+    """Packed sequences vary in optional chunk indices, the integer type of lengths, and open
+    numbers of heads.
+    """
     module = SimpleNamespace(Int32=int, Int64=float, _compiled=lambda: None)
     build: Any = SimpleNamespace(
         job=SimpleNamespace(problem=SimpleNamespace(heads=None, group=2)),
@@ -196,7 +210,10 @@ def test_constants_are_all_that_a_launcher_asks_for() -> None:
 
     assert asked(plain) == [("int", 8, 2), ("int", 16, 2)]
     assert asked(packed) == [
-        (index, given, heads, 2) for index in ("int", "float") for given in (False, True) for heads in (8, 16)
+        (index, given, heads, 2)
+        for index in ("int", "float")
+        for given in (False, True)
+        for heads in (8, 16)
     ]
 
 
@@ -208,7 +225,9 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_what_is_not_installed_is_left_out_and_said(rendered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_left_out_and_said(
+    rendered: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hide(monkeypatch)
     monkeypatch.setattr("kgen.build.package._compiled", lambda *args: iter([{"error": "not now"}]))
     base = [
@@ -220,6 +239,8 @@ def test_what_is_not_installed_is_left_out_and_said(rendered: Path, monkeypatch:
     ]
     done = CliRunner().invoke(app, ["build", *base, "-o", str(rendered / "nowhere")])
     assert "cute_sm90.py needs `cutlass`" in done.output
-    named = CliRunner().invoke(app, ["build", *base, "-o", str(rendered / "nowhere"), "--target", "cute"])
+    named = CliRunner().invoke(
+        app, ["build", *base, "-o", str(rendered / "nowhere"), "--target", "cute"]
+    )
     assert named.exit_code == 3
     assert "kgen-kernels[cute]" in named.output

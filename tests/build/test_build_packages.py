@@ -1,4 +1,6 @@
-"""Output folders of packages, the files that builds replace, and the messages of `--check`, with fake machine code."""
+"""Output folders of packages, the files that builds replace, and the messages of `--check`, with
+fake machine code.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def _rendered(folder: Path) -> None:
         path.write_text(text)
 
 
-def _messages(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+def _messages(
+    module: str, build: Any, timeout: float, environment: Mapping[str, Any]
+) -> Iterator[Any]:
     code = json.dumps(sorted(environment.items())).encode()
     row = {
         "kernel": "_forward_kernel",
@@ -86,7 +90,9 @@ def _build(*more: str) -> Any:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 def test_what_kgen_build_did_not_make_stays(project: Path) -> None:
@@ -152,7 +158,9 @@ def test_a_package_that_cannot_be_replaced_stays_whole(
     assert os.listdir(project / "built") == ["narrow"]
 
 
-def test_two_builds_of_one_package_do_not_meet(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_of_one_package_do_not_meet(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another process builds the same package while this one compiles."""
 
     def meanwhile(*asked: Any) -> Iterator[Any]:
@@ -162,7 +170,9 @@ def test_two_builds_of_one_package_do_not_meet(project: Path, monkeypatch: pytes
 
     monkeypatch.setattr("kgen.build.package.messages", meanwhile)
     assert _build("--arch", "sm_90").exit_code == 0
-    assert json.loads((project / "built" / "narrow" / "manifest.json").read_text())["archs"] == ["sm_90a"]
+    assert json.loads((project / "built" / "narrow" / "manifest.json").read_text())["archs"] == [
+        "sm_90a"
+    ]
     assert os.listdir(project / "built") == ["narrow"]
 
 
@@ -218,7 +228,9 @@ def test_settings_of_compilers_are_no_part_of_what_is_built(
 ) -> None:
     heard: list[Mapping[str, Any]] = []
 
-    def kept(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+    def kept(
+        module: str, build: Any, timeout: float, environment: Mapping[str, Any]
+    ) -> Iterator[Any]:
         heard.append(environment)
         return _messages(module, build, timeout, environment)
 
@@ -251,18 +263,31 @@ def test_an_architecture_has_one_spelling() -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["sm_80", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_90", "sm_100"))]
+    "arch",
+    ["sm_80", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_90", "sm_100"))],
 )
-def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: Path, arch: str) -> None:
+def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(
+    tmp_path: Path, arch: str
+) -> None:
     """Calls name a Hopper kernel only if it was built. The other passes run."""
     folder = packages_of({"wide": WIDE}, tmp_path, [arch])
     package = folder / "wide"
     source = (package / "c" / "wide.c").read_text()
     assert ("_hopper_kernel" in source) == (arch == "sm_90")
     for compiler in (["gcc", "-std=c11"], ["g++", "-std=c++17", "-x", "c++"]):
-        compiled([*compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", package / "c" / "wide.c"])
+        compiled(
+            [*compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", package / "c" / "wide.c"]
+        )
     compiled(
-        ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", package / "c" / "example.cpp"]
+        [
+            "g++",
+            "-std=c++17",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            package / "c" / "example.cpp",
+        ]
     )
     paper, library = Paper(package), Library(package, "wide")
     paper.device(int(arch.removeprefix("sm_")), 4)
@@ -282,7 +307,10 @@ def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: 
 def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(
     tmp_path: Path, arch: str, what: str, built: str
 ) -> None:
-    """The Gluon kernels and their descriptors, too. The package was built for another group size or chip."""
+    """The Gluon kernels and their descriptors, too.
+
+    The package was built for another group size or chip.
+    """
     package = packages_of({"wide": WIDE}, tmp_path, [arch]) / "wide"
     command = ["tests/support/packages/falls_to_triton.py", str(package)]
     done = python([*command, "3"], {"TRITON_INTERPRET": None})
@@ -310,7 +338,8 @@ def test_calls_from_c_belong_in_a_project_in_c(rows: Path, tmp_path: Path) -> No
     )
     (project / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.16)\nproject(mine LANGUAGES C)\n"
-        f"add_subdirectory({rows}/narrow/c narrow)\nadd_executable(mine main.c)\ntarget_link_libraries(mine narrow)\n"
+        f"add_subdirectory({rows}/narrow/c narrow)\nadd_executable(mine main.c)\n"
+        "target_link_libraries(mine narrow)\n"
     )
     compiled(["cmake", "-S", project, "-B", tmp_path / "cmake"])
     compiled(["cmake", "--build", tmp_path / "cmake"])
@@ -345,7 +374,10 @@ def test_check_holds_a_package_to_what_is_named(project: Path, asked: list[str],
         ("{}", "its manifest.json is not a manifest of this version of kgen"),
         ("[]", "its manifest.json is not a manifest of this version of kgen"),
         ("{", "its manifest.json is not a manifest of this version of kgen"),
-        ('{"sources": {}, "kernels": [{}]}', "its manifest.json is not a manifest of this version of kgen"),
+        (
+            '{"sources": {}, "kernels": [{}]}',
+            "its manifest.json is not a manifest of this version of kgen",
+        ),
         ('"spills": NaN', "its manifest.json is not a manifest of this version of kgen"),
         ('"spills": 1', "manifest.json was edited after the build"),
     ],
@@ -360,11 +392,17 @@ def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: st
 
 
 def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
-    """One package has a target that the spec lacks, one is for a chip that this kgen does not know."""
+    """One package has a target that the spec lacks, one is for a chip that this kgen does not
+    know.
+    """
     assert _build().exit_code == 0
     for key, value, said in (
         ("targets", ["cuda"], "narrow: built from other files"),
-        ("archs", ["sm_999"], "narrow: built for sm_999, which this version of kgen does not support"),
+        (
+            "archs",
+            ["sm_999"],
+            "narrow: built for sm_999, which this version of kgen does not support",
+        ),
         ("sizes", {}, "narrow: not built with `--width 512`"),
     ):
         path = project / "built" / "narrow" / "manifest.json"
@@ -377,8 +415,12 @@ def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
         path.write_text(whole)
 
 
-def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that chooses the variant is next to their packages, unless a file of another author is there."""
+def test_a_spec_with_variants_is_one_function(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that chooses the variant is next to their packages, unless a file of another author
+    is there.
+    """
     text = ROWS.replace("name: narrow", "name: both").replace("bf16", "[bf16, fp16]")
     (project / "both.yaml").write_text(text)
     assert CliRunner().invoke(app, ["render", "both.yaml"]).exit_code == 0
@@ -403,7 +445,10 @@ def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest
     assert "error[edited]" in refused.output
     assert place.read_text() == "mine"
     place.unlink()
-    assert "stale: both: __init__.py is missing" in CliRunner().invoke(app, [*command, "--check"]).output
+    assert (
+        "stale: both: __init__.py is missing"
+        in CliRunner().invoke(app, [*command, "--check"]).output
+    )
     place.symlink_to(project / "both.yaml")
     assert "error[link]" in CliRunner().invoke(app, [*command, "--force"]).output
     place.unlink()
@@ -419,7 +464,9 @@ def test_sizes_that_no_kernel_has_are_refused(project: Path, name: str, number: 
     assert "Invalid value" in said.output
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="workers end with whoever started them on Linux alone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="workers end with whoever started them on Linux alone"
+)
 def test_who_is_ended_leaves_nothing_half_built(tmp_path: Path) -> None:
     (tmp_path / "narrow.yaml").write_text(ROWS)
     _rendered(tmp_path)
@@ -444,7 +491,9 @@ def test_what_is_no_manifest_is_not_verified(project: Path, text: str) -> None:
     assert "kgen build narrow -o built" in heard.output
 
 
-def test_check_knows_the_templates_of_c(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_knows_the_templates_of_c(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = [load(rows / "narrow.yaml")]
     assert stale(loaded, rows / "generated", rows) == []
     templates = tmp_path / "templates"

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.packages.c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
+from support.packages.c_calls import (
+    Case,
+    Launches,
+    attention_launches,
+    chunk_launches,
+    norm_launches,
+)
 from support.packages.c_on_paper import Library, Paper, loaded_package, packages_on_paper
 
 from kgen.kernels.attention.schedules.decode.plan import decodes
@@ -29,7 +35,15 @@ MANY = (
         "document_causal",
         "mla_prefill",
     ),
-    *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
+    *(
+        "rms_norm",
+        "qk_norm",
+        "fused_add_rms_norm",
+        "gated_rms_norm",
+        "causal_d64",
+        "causal_fp32",
+        "padding",
+    ),
     *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
     *("gated_delta_output", "gated_delta_output_fla", "linear_attention_output"),
     *("decode_alibi", "decode_sliding_window", "decode_paged", "natten_2d", "block_sparse"),
@@ -81,7 +95,8 @@ FEW_QUERIES = (
     Case(batch=1, sq=3, sk=0),
     Case(batch=1, sq=0, sk=128),
 )
-"""Decoding cases: some fill a device, in some the keys are split. Packages with fake machine code have one sequence.
+"""Decoding cases: some fill a device, in some the keys are split. Packages with fake machine code
+have one sequence.
 """
 NORM_CASES = (
     Case(sq=3, sk=1024, multiprocessors=4),
@@ -124,12 +139,15 @@ def cases_of(loaded: Any) -> list[Case]:
         width = loaded.spec.width
         if loaded.spec.heads is not None:
             return [replace(c, heads=8, sk=64) for c in NORM_CASES]
-        cases = [replace(c, sk=width) for c in NORM_CASES] if isinstance(width, int) else [*NORM_CASES]
+        cases = (
+            [replace(c, sk=width) for c in NORM_CASES] if isinstance(width, int) else [*NORM_CASES]
+        )
         return cases
     if decodes(loaded):
         return [*FEW_QUERIES]
     tied = any("SQ" in b.shape or "SK" in b.shape for b in loaded.spec.buffers.values())
-    # Packed sequences without queries still launch programs, and the pointer of an empty log-sum-exp is NULL.
+    # Packed sequences without queries still launch programs, and the pointer of an empty
+    # log-sum-exp is NULL.
     return [c for c in CASES if (not tied or c.sq == c.sk) and (c.sq or not loaded.spec.varlen)]
 
 
@@ -148,11 +166,17 @@ def differences(want: Launches, got: Launches) -> list[str]:
                 for n in parts
                 if parts[n] != other["parameters"].get(n)
             ]
-            found += [f"{pass_} {one['kernel']} {n}" for n in one if n != "parameters" and one[n] != other[n]]
+            found += [
+                f"{pass_} {one['kernel']} {n}"
+                for n in one
+                if n != "parameters" and one[n] != other[n]
+            ]
     return found
 
 
 @pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=pytest.mark.thorough) for n in MANY)])
+@pytest.mark.parametrize(
+    "name", [*FEW, *(pytest.param(n, marks=pytest.mark.thorough) for n in MANY)]
+)
 def test_c_launches_what_python_does(name: str, arch: int, packages: Packages) -> None:
     assert compared(packages(name), name, arch) == []

@@ -57,7 +57,8 @@ buffers:
   columns: {shape: [8], dtype: fp32, grad: true}
   blend: {shape: [], dtype: any, grad: true}
 score_mod: |
-  once = score * gain[h] + gain[h // 2] * bias[h, q_idx, kv_idx] + near[h, min(abs(q_idx - kv_idx), 15)]
+  far = near[h, min(abs(q_idx - kv_idx), 15)]
+  once = score * gain[h] + gain[h // 2] * bias[h, q_idx, kv_idx] + far
   once + table[doc[q_idx], h] + (1 + blend) * columns[kv_idx % 8]
 mask_mod: q_idx >= kv_idx
 """
@@ -92,7 +93,9 @@ lengths: {q: any, kv: any}
 buffers:
   image: {shape: [B, SQ], dtype: uint8}
   allowed: {shape: [HQ, 4, 4], dtype: bool}
-mask_mod: q_idx >= kv_idx and allowed[h, q_idx // 64, kv_idx // 64] or image[b, q_idx] == image[b, kv_idx] + 1
+mask_mod: |
+  near = allowed[h, q_idx // 64, kv_idx // 64]
+  q_idx >= kv_idx and near or image[b, q_idx] == image[b, kv_idx] + 1
 passes: [forward, backward]
 """
 """A mask that needs a block mask."""
@@ -127,8 +130,12 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
         pytest.param("images", 5, marks=pytest.mark.thorough),
     ],
 )
-def test_the_example_is_right_on_paper(folder: Path, tmp_path: Path, name: str, results: int) -> None:
-    """The example makes the calls of a user's program in memory with garbage, and checks the results itself."""
+def test_the_example_is_right_on_paper(
+    folder: Path, tmp_path: Path, name: str, results: int
+) -> None:
+    """The example makes the calls of a user's program in memory with garbage, and checks the
+    results itself.
+    """
     if name in EXAMPLES:
         folder = packages_of({name: EXAMPLES[name]}, tmp_path)
     done = run_example(folder / name)
@@ -199,10 +206,18 @@ def _against(given: dict[str, Any]) -> dict[str, float]:
     rows, columns = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
     scores = scores + given["double_"].double()[:, None, None] * (columns - rows)
     scores = scores.masked_fill(columns > rows, -torch.inf)
-    out, lse = scores.softmax(-1) @ v.repeat_interleave(group, 1), scores.logsumexp(-1) / math.log(2)
-    dq, dk, dv = torch.autograd.grad([out, lse], [q, k, v], [given["dout"].double(), given["dlse"].double()])
+    out, lse = (
+        scores.softmax(-1) @ v.repeat_interleave(group, 1),
+        scores.logsumexp(-1) / math.log(2),
+    )
+    dq, dk, dv = torch.autograd.grad(
+        [out, lse], [q, k, v], [given["dout"].double(), given["dlse"].double()]
+    )
     want = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-    return {name: float((given[name].double() - x).abs().max() / x.abs().max()) for name, x in want.items()}
+    return {
+        name: float((given[name].double() - x).abs().max() / x.abs().max())
+        for name, x in want.items()
+    }
 
 
 # --- what is wrong ------------------------
@@ -214,7 +229,9 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     given = _drawn(folder, Case(group=2))
     q, k, lse = given["q"], given["k"], given["lse"]
 
-    def said(pass_: str = "backward", workspace: torch.Tensor | None = None, **more: Any) -> tuple[int, str]:
+    def said(
+        pass_: str = "backward", workspace: torch.Tensor | None = None, **more: Any
+    ) -> tuple[int, str]:
         paper.begin({})
         room = torch.zeros(1 << 20, dtype=torch.uint8) if workspace is None else workspace
         return library.call(pass_, given | more, room), library.error().removeprefix("awkward: ")
@@ -222,15 +239,22 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert said()[0] == 0
     assert said(q=None) == (INVALID, "q must be [0, 0, 0, 128], got [0, 0, 0, 0]")
     assert said(k=k[:, :, 1:]) == (INVALID, "v must be [2, 2, 199, 128], got [2, 2, 200, 128]")
-    assert said(q=q[:, :3]) == (INVALID, "q has 3 heads, which is not a multiple of the 2 heads of k and v")
+    assert said(q=q[:, :3]) == (
+        INVALID,
+        "q has 3 heads, which is not a multiple of the 2 heads of k and v",
+    )
     assert said(double_=given["double_"][1:]) == (INVALID, "double must be [4], got [3]")
     assert said(double_=None) == (INVALID, "double must be [4], got [0]")
     assert said(lse=None) == (INVALID, "lse must be [2, 4, 200], got [0, 0, 0]")
     assert said(lse=torch.zeros(2, 4, 400)[..., ::2]) == (INVALID, "lse must be contiguous")
     assert said(dq=None)[1].startswith("dq must be [2, 4, 200, 128]")
     assert said(scale=-1.0)[1].startswith("scale must be positive")
-    assert said(scale=math.nan)[1].startswith("scale must be finite and must not underflow in float32")
-    assert said(register_=math.inf)[1].startswith("register must be finite and must not underflow in float32")
+    assert said(scale=math.nan)[1].startswith(
+        "scale must be finite and must not underflow in float32"
+    )
+    assert said(register_=math.inf)[1].startswith(
+        "register must be finite and must not underflow in float32"
+    )
     needed = library.query("backward", given)
     small = torch.zeros(needed - 1, dtype=torch.uint8)
     assert said(workspace=small) == (
@@ -272,7 +296,10 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert "no machine code of _forward_kernel for sm_80 and these arguments" in library.error()
     paper.device(86, 4)
     for pass_ in ("forward", "backward"):
-        assert said(pass_) == (NO_KERNEL, "no machine code for sm_86. Build it with `kgen build --arch`")
+        assert said(pass_) == (
+            NO_KERNEL,
+            "no machine code for sm_86. Build it with `kgen build --arch`",
+        )
     assert library.library.awkward_load() == NO_KERNEL
     paper.device(80, 4)
     paper.driver.paper_fail(700)
@@ -303,7 +330,10 @@ def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:
     assert kernels("backward") == ["_delta_kernel", "copy", "copy", *on_hopper]
     portable = ["_delta_kernel", "_dq_kernel", "_dkdv_kernel"]
     assert kernels("backward", dout=odd) == portable
-    assert kernels("backward", dv=torch.zeros(2, 2, 130, 130, dtype=torch.float16)[..., :128]) == portable
+    assert (
+        kernels("backward", dv=torch.zeros(2, 2, 130, 130, dtype=torch.float16)[..., :128])
+        == portable
+    )
     shifted = torch.zeros(2 * 4 * 130 + 1)[1:].view(2, 4, 130)
     assert kernels("backward", lse=shifted) == portable
     # The workspace is large enough for both kernels, so that one query per size is enough.
@@ -315,7 +345,9 @@ def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Pat
     paper, library = Paper(folder / "pages"), Library(folder / "pages", "pages")
     paper.device(80, 4)
     given = attention_tensors(load(folder / "pages.yaml"), Case(heads=2, sq=1, sk=200))
-    given = {n: x for n, x in given.items() if hasattr(library.arguments, n)} | {"lse": torch.zeros(2, 4, 1)}
+    given = {n: x for n, x in given.items() if hasattr(library.arguments, n)} | {
+        "lse": torch.zeros(2, 4, 1)
+    }
     given["out"] = torch.zeros(2, 4, 1, 32, dtype=torch.float16)
 
     def said(**more: Any) -> str:
@@ -332,7 +364,9 @@ def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Pat
     assert said() == "no machine code for sm_86. Build it with `kgen build --arch`"
 
 
-def test_machine_code_is_loaded_once_for_a_context_and_messages_are_of_a_thread(folder: Path) -> None:
+def test_machine_code_is_loaded_once_for_a_context_and_messages_are_of_a_thread(
+    folder: Path,
+) -> None:
     paper, library = Paper(folder / "awkward"), Library(folder / "awkward", "awkward", cpp=True)
     paper.device(80, 4)
     given = _drawn(folder, Case(group=1))
@@ -358,10 +392,14 @@ def test_machine_code_is_loaded_once_for_a_context_and_messages_are_of_a_thread(
 # --- compilers, and the command ------------------------
 
 
-def test_cmake_builds_the_example_with_a_compiler_of_c_plus_plus_alone(folder: Path, tmp_path: Path) -> None:
+def test_cmake_builds_the_example_with_a_compiler_of_c_plus_plus_alone(
+    folder: Path, tmp_path: Path
+) -> None:
     _cmake(folder / "awkward" / "c", tmp_path)
     if not torch.cuda.is_available():
-        done = subprocess.run([tmp_path / "awkward_example"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [tmp_path / "awkward_example"], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 3
         assert done.stderr == "no CUDA driver: libcuda.so.1 was not found\n"
 
@@ -375,7 +413,9 @@ def _cmake(source: Path, build: Path) -> None:
 def test_what_there_is_only_in_python_is_refused(tmp_path: Path) -> None:
     own = replace(family("chunk_output").targets["triton"], native=None)
     with mock.patch.dict(family("chunk_output").targets, {"triton": own}):
-        done = CliRunner().invoke(app, ["build", "gated_delta_output", "--c", "-o", str(tmp_path / "out")])
+        done = CliRunner().invoke(
+            app, ["build", "gated_delta_output", "--c", "-o", str(tmp_path / "out")]
+        )
     assert done.exit_code == 2
     said = "`gated_delta_output` cannot be called from C: `chunk_output` has no launcher in C"
     assert said in done.output
@@ -397,7 +437,9 @@ def test_check_says_what_of_c_is_not_what_was_built(folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["causal_alibi", "varlen_causal", "gpt_oss", "layer_norm", *OUTPUTS])
+@pytest.mark.parametrize(
+    "name", ["causal_alibi", "varlen_causal", "gpt_oss", "layer_norm", *OUTPUTS]
+)
 def test_the_example_is_right_on_a_device(name: str, tmp_path: Path) -> None:
     major, minor = torch.cuda.get_device_capability()
     arch = f"sm_{major}{minor}{'a' * (major >= 9)}"
@@ -407,7 +449,9 @@ def test_the_example_is_right_on_a_device(name: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     sizes = {"gqa": (2,), "batch": (1,), "width": (1024,), "heads": (8,)}
-    (row,) = build_specs([loaded], tmp_path / "generated", tmp_path, BuildOptions([arch], sizes, c=True))
+    (row,) = build_specs(
+        [loaded], tmp_path / "generated", tmp_path, BuildOptions([arch], sizes, c=True)
+    )
     assert row["ok"], row["error"]
     _cmake(tmp_path / name / "c", tmp_path / "build")
     done = subprocess.run(

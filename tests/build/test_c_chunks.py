@@ -59,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["chunks", "packed"])
 def test_the_example_is_right_on_paper(folder: Path, name: str) -> None:
-    """The example makes the calls of a user's program in memory with garbage, and checks the results itself."""
+    """The example makes the calls of a user's program in memory with garbage, and checks the
+    results itself.
+    """
     done = run_example(folder / name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith(": right")] == [
@@ -92,8 +94,14 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
     refused("g must be [1, 49, 16], got [1, 48, 16]", g=given["g"][:, 1:])
     refused("cu_seqlens must be [N + 1] for N sequences, got [0]", cu_seqlens=None)
     refused("cu_seqlens must be contiguous", cu_seqlens=ends.repeat(2)[::2])
-    refused("chunk_indices must be [4, 2], got [5, 2]", chunk_indices=torch.zeros(5, 2, dtype=torch.int32))
-    refused("chunk_indices must be contiguous", chunk_indices=torch.zeros(4, 3, dtype=torch.int32)[:, :2])
+    refused(
+        "chunk_indices must be [4, 2], got [5, 2]",
+        chunk_indices=torch.zeros(5, 2, dtype=torch.int32),
+    )
+    refused(
+        "chunk_indices must be contiguous",
+        chunk_indices=torch.zeros(4, 3, dtype=torch.int32)[:, :2],
+    )
     refused("o must be [1, 49, 16, 64], got [0, 0, 0, 0]", "forward", o=None)
     refused("do must be [1, 49, 16, 64], got [0, 0, 0, 0]", do_=None)
     for name in ("dq", "dk", "dv", "dh", "dg"):
@@ -109,13 +117,17 @@ def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
     assert library.call("backward", given | {"chunk_indices": None}, none) == WORKSPACE
     # Token strides and numbers of heads are constants of the machine code.
     hint = (
-        "and these arguments: make tensors contiguous, or name heads to `kgen build`, as `--heads` or `--gqa`"
+        "and these arguments: make tensors contiguous, or name heads to `kgen build`, as "
+        "`--heads` or `--gqa`"
     )
     for other in (
         {"q": torch.zeros(1, 49, 8, 72, dtype=torch.float16)[..., :64]},
         _chunks(folder, "packed", Case(heads=2, group=2, sq=40, sk=9)),
     ):
-        assert said("forward", **other) == (NO_KERNEL, f"no machine code of _forward_kernel for sm_80 {hint}")
+        assert said("forward", **other) == (
+            NO_KERNEL,
+            f"no machine code of _forward_kernel for sm_80 {hint}",
+        )
     paper.device(86, 4)
     assert said() == (NO_KERNEL, "no machine code for sm_86. Build it with `kgen build --arch`")
 

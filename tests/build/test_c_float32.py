@@ -1,4 +1,7 @@
-"""Attention in fp32 from C. Its log-sum-exps are float64, so that backward recomputes P to the last bit."""
+"""Attention in fp32 from C.
+
+Its log-sum-exps are float64, so that backward recomputes P to the last bit.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ SPECS = {
     ),
     "cached": (
         "{kernel: attention, name: cached, dtype: fp16, head_dim: 32, gqa: 4, "
-        "lengths: {q: any, kv: {per_batch: true}}, mask_mod: q_idx >= kv_idx, passes: [forward, decode]}",
+        "lengths: {q: any, kv: {per_batch: true}}, mask_mod: q_idx >= kv_idx, passes: [forward, "
+        "decode]}",
         {"batch": (1, 2, 4, 8, 16, 32, 64, 128)},
     ),
     "added": (
@@ -46,7 +47,8 @@ SPECS = {
         {},
     ),
     "chunks": (
-        "{kernel: chunk_output, name: chunks, dtype: bf16, head_dim: 64, heads: {qk: 2, v: 4}, chunk_size: 64, "
+        "{kernel: chunk_output, name: chunks, dtype: bf16, head_dim: 64, heads: {qk: 2, v: 4}, "
+        "chunk_size: 64, "
         "varlen: true, passes: [forward]}",
         {},
     ),
@@ -55,7 +57,15 @@ ARCHS = ("sm_80", "sm_90a")
 OTHER_STRIDES = {"padded", "stepped"}
 """Cases of chunk_output with other strides of tokens, which are constants of the machine code."""
 CHOSEN = (
-    *("causal", "gpt_oss", "varlen_causal", "decode_alibi", "rms_norm", "layer_norm", "fused_add_rms_norm"),
+    *(
+        "causal",
+        "gpt_oss",
+        "varlen_causal",
+        "decode_alibi",
+        "rms_norm",
+        "layer_norm",
+        "fused_add_rms_norm",
+    ),
     "gated_delta_output",
 )
 FEW = ("varlen_causal", "fused_add_rms_norm")
@@ -82,7 +92,9 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
     lacking, launches = _lacking(loaded, tmp_path / "out" / name, int(arch[3:5]))
     assert launches > 20
     if loaded.spec.kernel == "chunk_output":
-        lacking = {case: kernels for case, kernels in lacking.items() if case[1] not in OTHER_STRIDES}
+        lacking = {
+            case: kernels for case, kernels in lacking.items() if case[1] not in OTHER_STRIDES
+        }
     assert lacking == {}
 
 
@@ -102,7 +114,8 @@ def test_a_launch_takes_what_was_compiled_for_it(
     """
     specs = [f"specs/{name}.yaml" for name in names]
     done = python(
-        ["tests/support/packages/chosen_code.py", str(tmp_path), arch, *specs], {"TRITON_INTERPRET": None}
+        ["tests/support/packages/chosen_code.py", str(tmp_path), arch, *specs],
+        {"TRITON_INTERPRET": None},
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -118,7 +131,9 @@ def _lacking(loaded: Any, folder: Path, chip: int) -> tuple[dict[tuple[str, str]
     of_cases = importlib.import_module(f"kgen.kernels.{loaded.spec.kernel}.verify.cases")
     found: list[str | None] = []
 
-    def launch(kernel: Any, grid: Any, *args: Any, enable_fp_fusion: bool = True, **meta: Any) -> None:
+    def launch(
+        kernel: Any, grid: Any, *args: Any, enable_fp_fusion: bool = True, **meta: Any
+    ) -> None:
         there = kernel._found(*kernel._told(args, meta), args)
         found.append(None if there else kernel.__name__)
 

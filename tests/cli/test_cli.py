@@ -191,12 +191,16 @@ def test_stdout_is_the_file(project: Project) -> None:
 
 def test_targets(project: Project) -> None:
     project.spec("a", "targets: fake other\n")
-    assert project.kgen("render", "--target", "other").last == "1 file rendered, 1 changed, 0 deleted"
+    assert (
+        project.kgen("render", "--target", "other").last == "1 file rendered, 1 changed, 0 deleted"
+    )
     assert project.kgen("render").last == "2 files rendered, 1 changed, 0 deleted"
     assert project.kgen("render", "--target", "nonsense").code == 2
     assert project.kgen("render", "--target", "triton").code == 2
     project.spec("a", "targets: fake\n")
-    assert project.kgen("render", "--target", "fake").last == "1 file rendered, 1 changed, 0 deleted"
+    assert (
+        project.kgen("render", "--target", "fake").last == "1 file rendered, 1 changed, 0 deleted"
+    )
     assert project.kgen("render").last == "1 file rendered, 0 changed, 1 deleted"
 
 
@@ -239,7 +243,17 @@ def test_usage(project: Project) -> None:
     project.spec("a")
     assert project.kgen("render", "--stdout", "--check").code == 2
     help_text = project.kgen("--help").out
-    for verb in ("render", "compile", "verify", "bench", "explain", "list", "schema", "status", "doctor"):
+    for verb in (
+        "render",
+        "compile",
+        "verify",
+        "bench",
+        "explain",
+        "list",
+        "schema",
+        "status",
+        "doctor",
+    ):
         assert f"\n  {verb} " in help_text
 
 
@@ -253,7 +267,9 @@ def test_a_spec_named_twice_is_rendered_once(project: Project) -> None:
 def test_json(project: Project) -> None:
     project.spec("a")
     result = project.kgen("render", "--format", "json")
-    assert json.loads(result.out)["changes"] == [{"path": "generated/a/fake.py", "state": "new", "why": None}]
+    assert json.loads(result.out)["changes"] == [
+        {"path": "generated/a/fake.py", "state": "new", "why": None}
+    ]
     assert result.err == "1 file rendered, 1 changed, 0 deleted\n"
     (project.root / "specs/bad.yaml").write_text("kernel: attention\n")
     bad = project.kgen("render", "--format", "json")
@@ -267,7 +283,12 @@ def test_list(project: Project) -> None:
     assert result.out.splitlines()[1] == "a     attention  fake, other  The first."
     assert result.last == "1 spec"
     (row,) = json.loads(project.kgen("list", "--format", "json").out)
-    assert row == {"name": "a", "kernel": "attention", "targets": ["fake", "other"], "summary": "The first."}
+    assert row == {
+        "name": "a",
+        "kernel": "attention",
+        "targets": ["fake", "other"],
+        "summary": "The first.",
+    }
 
 
 @pytest.mark.parametrize(
@@ -298,10 +319,14 @@ def test_schema_and_version(argument: str, start: str) -> None:
     assert run.stdout.startswith(start)
 
 
-def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     terminal.table(
-        [{"spec": "[a]", "ok": True, "error": 0.12345}], ("spec", "ok", "error"), terminal.Format.TEXT
+        [{"spec": "[a]", "ok": True, "error": 0.12345}],
+        ("spec", "ok", "error"),
+        terminal.Format.TEXT,
     )
     drawn = capsys.readouterr().out
     assert all(cell in drawn for cell in ("spec", "[a]", "yes", "0.1235"))
@@ -339,7 +364,9 @@ def test_importing_the_command_is_light() -> None:
     heavy = {"torch", "triton", "sympy", "pydantic", "jinja2", "matplotlib", "ruamel.yaml", "rich"}
     code = "import sys, kgen.cli; print(*sys.modules)"
     env = {"PYTHONPATH": str(Path(ROOT))}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert not heavy & set(run.stdout.split())
 
 
@@ -356,7 +383,9 @@ def options() -> dict[str, set[tuple[str, ...]]]:
 
 def test_an_option_has_one_name_in_all_verbs() -> None:
     found = options()
-    assert {name: spelled for name, spelled in found.items() if len(spelled) > 1 and name != "record"} == {}
+    assert {
+        name: spelled for name, spelled in found.items() if len(spelled) > 1 and name != "record"
+    } == {}
     assert {part for spelled in found["record"] for part in spelled} == {"--record", "--no-record"}
     assert found["output"] == {("-o", "--output")}
     assert found["generated"] == {("--generated",)}
@@ -365,7 +394,10 @@ def test_an_option_has_one_name_in_all_verbs() -> None:
 
 
 def test_options_are_where_the_verb_says() -> None:
-    """A verb that writes files has `--output`, one that reads kernels has `--generated`. Specs are arguments."""
+    """A verb that writes files has `--output`, one that reads kernels has `--generated`.
+
+    Specs are arguments.
+    """
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
     writes = {"render", "adapt", "build", "import", "new", "bench", "explain", "report"}
@@ -394,11 +426,18 @@ def test_shells_complete(project: Project) -> None:
 
 
 def test_shells_complete_names_of_specs(project: Project) -> None:
-    """The completion offers specs of the project and stock specs. The shell itself completes files."""
+    """The completion offers specs of the project and stock specs.
+
+    The shell itself completes files.
+    """
     project.spec("causal_of_mine")
     for verb in ("render", "explain", "verify", "new x --from"):
         words = f"kgen {verb} causal_"
-        env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        env = {
+            "_KGEN_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        }
         assert {"causal_of_mine", "causal_alibi"} <= {*project.kgen(env=env).out.split()}, verb
     env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kgen render specs/", "COMP_CWORD": "2"}
     assert project.kgen(env=env).out.split() == []
@@ -414,7 +453,9 @@ def test_help(project: Project) -> None:
     assert [line.split()[0] for line in verbs] == [*ORDER]
     assert max(map(len, verbs)) <= 80
     assert all(line.endswith(".") and not line.endswith("...") for line in verbs)
-    documented = re.findall(r"^\| `kgen (\w+)` \|", (ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+    documented = re.findall(
+        r"^\| `kgen (\w+)` \|", (ROOT / "docs/commands.md").read_text(), re.MULTILINE
+    )
     assert documented == [*ORDER]
     for words in (["ledger", "-h"], ["ledger", "merge", "-h"], ["render", "-h"]):
         assert project.kgen(*words).out.startswith(f"Usage: kgen {' '.join(words[:-1])} ")

@@ -1,4 +1,7 @@
-"""Hostile specs end with exit code 2, file, line and column, quickly and in little memory. Nothing is written."""
+"""Hostile specs end with exit code 2, file, line and column, quickly and in little memory.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from kgen.cli import app
 
 SECONDS, BYTES = 1.0, 1 << 30
 STARTING = 2.0
-"""Start-up time of the command in seconds. The import of sympy takes half a second, and more on a busy machine."""
+"""Start-up time of the command in seconds. The import of sympy takes half a second, and more on a
+busy machine.
+"""
 PLACED = re.compile(r"^ *--> .*\.yaml:[1-9]\d*:[1-9]\d*$", re.MULTILINE)
 
 

@@ -16,7 +16,10 @@ from kgen.verify.found import Interrupted
 ROWS = [{"spec": "a", "ok": True, "error": 0.5}, {"spec": "b", "ok": False, "error": None}]
 COLUMNS = {"spec": 5, "ok": 3, "error": 0}
 NOT_RECORDED = "not recorded: add `--record` to write it to the ledger"
-RAN = (Ran("triton.py", 1, "cases in Triton's interpreter"), Ran("hopper.py", 1, "small cases in X"))
+RAN = (
+    Ran("triton.py", 1, "cases in Triton's interpreter"),
+    Ran("hopper.py", 1, "small cases in X"),
+)
 
 
 def results(form: Format = Format.TEXT) -> Results:

@@ -1,4 +1,6 @@
-"""Output in addition to result rows: passes without Hopper kernels, spills, the toolchain, facts as data."""
+"""Output in addition to result rows: passes without Hopper kernels, spills, the toolchain, facts as
+data.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from conftest import ROOT
 from kgen.cli import app
 from kgen.cli.doctor import examine
 
-FP32 = "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 64\npasses: [forward, backward, decode]\n"
+FP32 = (
+    "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 64\n"
+    "passes: [forward, backward, decode]\n"
+)
 REMARK = (
     "sample: no kernels for Hopper in forward and backward: "
     "the dtype is fp32, and Hopper kernels need bf16 or fp16"
@@ -35,7 +40,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_render_says_what_has_no_kernels_for_hopper(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_render_says_what_has_no_kernels_for_hopper(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The remark appears once per spec, directly before the last line, and only if files change."""
     code, out, err = kgen(capsys, "render", "--check")
     assert (code, out) == (1, "3 files checked, 3 differ, 0 orphaned, 0 edited\n")
@@ -46,7 +53,11 @@ def test_render_says_what_has_no_kernels_for_hopper(folder: Path, capsys: pytest
     assert out.splitlines()[-2:] == [REMARK, "3 files rendered, 3 changed, 0 deleted"]
     assert out.count(REMARK) == 1
     assert kgen(capsys, "render")[1] == "3 files rendered, 0 changed, 0 deleted\n"
-    assert kgen(capsys, "render", "--check") == (0, "3 files checked, 0 differ, 0 orphaned, 0 edited\n", "")
+    assert kgen(capsys, "render", "--check") == (
+        0,
+        "3 files checked, 0 differ, 0 orphaned, 0 edited\n",
+        "",
+    )
     assert kgen(capsys, "render", "causal")[1].count("no kernels for Hopper") == 0
 
 
@@ -59,7 +70,13 @@ def test_compile_shows_spills(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rows(*_: object) -> list[dict[str, Any]]:
-        row = {"spec": "sample", "target": "triton", "variant": "plain", "arch": "sm_90", "registers": 255}
+        row = {
+            "spec": "sample",
+            "target": "triton",
+            "variant": "plain",
+            "arch": "sm_90",
+            "registers": 255,
+        }
         row |= {"shared": 1, "limit": 2, "ok": True, "error": None}
         return [row | {"kernel": "_dq", "spills": n} for n in (0, 8, 1456)] + [
             row | {"kernel": "_bad", "spills": None, "ok": False, "error": "no"}
@@ -68,7 +85,12 @@ def test_compile_shows_spills(
     monkeypatch.setattr("kgen.verify.compiling.compile_specs", rows)
     code, out, err = kgen(capsys, "compile")
     assert code == 1
-    assert [line.split()[-2] for line in out.splitlines()[1:-1]] == ["yes", "spills", "spills", "no"]
+    assert [line.split()[-2] for line in out.splitlines()[1:-1]] == [
+        "yes",
+        "spills",
+        "spills",
+        "no",
+    ]
     assert out.splitlines()[-1] == "3 compiled, 1 failed, 2 with spills"
     assert err.splitlines() == [
         "spills: sample triton _dq plain sm_90: 1456 bytes per thread",
@@ -111,7 +133,9 @@ def test_doctor_says_what_brings_what_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))[::6])
-def test_facts_have_the_fields_that_are_documented(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_have_the_fields_that_are_documented(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = kgen(capsys, "explain", str(ROOT / "specs" / f"{name}.yaml"), "--format", "json")
     facts = json.loads(out)
     assert code == 0
@@ -132,7 +156,9 @@ def test_facts_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
     forward = next(loop for loop in facts["loops"] if loop["kernel"] == "forward")
     assert (forward["tile_of"], forward["visits"], len(forward["ranges"])) == ("q_idx", "kv_idx", 2)
     assert not facts["hopper"]["passes"]["forward"]["kernels"]
-    assert facts["hopper"]["passes"]["forward"]["reason"] == "the mask leaves several ranges of keys"
+    assert (
+        facts["hopper"]["passes"]["forward"]["reason"] == "the mask leaves several ranges of keys"
+    )
     assert all(isinstance(tile["block_m"], int) for tile in facts["tiles"])
     (grid,) = facts["grids"]
     assert len(grid["rows"]) == 1024 // grid["tile"][0]

@@ -1,4 +1,6 @@
-"""Streams that accept no data or lack characters; paths that the system cannot open; usage errors as JSON."""
+"""Streams that accept no data or lack characters; paths that the system cannot open; usage errors
+as JSON.
+"""
 
 from __future__ import annotations
 
@@ -103,9 +105,19 @@ def test_a_path_that_is_too_long(
 @pytest.mark.parametrize(
     "words",
     [
-        *("import loop --score x", "import loop/x.py --score x", "import loop.x --score x", "render loop"),
+        *(
+            "import loop --score x",
+            "import loop/x.py --score x",
+            "import loop.x --score x",
+            "render loop",
+        ),
         *("render loop/x.yaml", "render -o loop", "render -o loop/x", "explain sample -o loop/x"),
-        *("ledger merge loop", "status --generated loop", "status --why loop/x.py", "new one --from loop"),
+        *(
+            "ledger merge loop",
+            "status --generated loop",
+            "status --why loop/x.py",
+            "new one --from loop",
+        ),
     ],
 )
 def test_a_loop_of_links(words: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,8 +130,12 @@ def test_a_loop_of_links(words: str, folder: Path, capsys: pytest.CaptureFixture
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("arguments", [["render", "-o", ""], ["explain", ""], ["new", ""], ["render", ""]])
-def test_an_empty_word(arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["render", "-o", ""], ["explain", ""], ["new", ""], ["render", ""]]
+)
+def test_an_empty_word(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An empty path means the working directory, and `render` would treat its files as its own."""
     with pytest.raises(SystemExit) as ended:
         app(arguments, prog_name="kgen")
@@ -146,5 +162,8 @@ def test_what_the_system_refuses_is_no_bug(capsys: pytest.CaptureFixture[str]) -
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "templates/x.j2")
 
     assert terminal.guarded(refuse, Format.TEXT) == 2
-    assert "operating system error: Read-only file system\n --> generated/x.py" in capsys.readouterr().err
+    assert (
+        "operating system error: Read-only file system\n --> generated/x.py"
+        in capsys.readouterr().err
+    )
     assert terminal.guarded(forget, Format.TEXT) == 70

@@ -65,14 +65,20 @@ WRITTEN = {
         "kv_idx <= lens[b] - 1",
         "kv_idx + 1 <= lens[b]",
     ),
-    "varlen_causal": ("kv_idx <= q_idx + SK - SQ", "kv_idx - q_idx <= SK - SQ", "q_idx - kv_idx >= SQ - SK"),
+    "varlen_causal": (
+        "kv_idx <= q_idx + SK - SQ",
+        "kv_idx - q_idx <= SK - SQ",
+        "q_idx - kv_idx >= SQ - SK",
+    ),
     "longformer": (
         "kv_idx < global_tokens or abs(q_idx - kv_idx) <= window",
         "abs(kv_idx - q_idx) <= window or kv_idx < global_tokens",
         "(q_idx - kv_idx <= window and kv_idx - q_idx <= window) or kv_idx < global_tokens",
     ),
     "dilated": ("(q_idx - kv_idx) % dilation == 0 and kv_idx <= q_idx",),
-    "causal_images": ("(image[b, kv_idx] == image[b, q_idx] and image[b, q_idx] != 0) or kv_idx <= q_idx",),
+    "causal_images": (
+        "(image[b, kv_idx] == image[b, q_idx] and image[b, q_idx] != 0) or kv_idx <= q_idx",
+    ),
     "block_sparse": ("kv_idx <= q_idx and allowed[b, h, q_idx // 128, kv_idx // 128]",),
 }
 """Equivalent masks of stock specs."""
@@ -105,9 +111,21 @@ SCORED = {
 
 
 MINUS_INFINITIES = (
-    *("-math.inf", "-torch.inf", "-np.inf", "-numpy.inf", "+(-inf)", "-(-(-inf))", "float(-math.inf)"),
+    *(
+        "-math.inf",
+        "-torch.inf",
+        "-np.inf",
+        "-numpy.inf",
+        "+(-inf)",
+        "-(-(-inf))",
+        "float(-math.inf)",
+    ),
     *("float('-inf')", '-float("inf")', "-float('+Infinity')", "float(' -INF ')", "-float(inf)"),
-    *("torch.finfo(torch.float32).min", "torch.finfo(score.dtype).min", "-torch.finfo(torch.half).max"),
+    *(
+        "torch.finfo(torch.float32).min",
+        "torch.finfo(score.dtype).min",
+        "-torch.finfo(torch.half).max",
+    ),
     *("np.finfo(np.float32).min", "numpy.finfo(numpy.float64).min"),
 )
 
@@ -155,7 +173,8 @@ def test_a_mask_may_be_written_into_the_score() -> None:
 def test_gradients_stand_in_the_order_of_the_buffers() -> None:
     """The order in which the score uses the buffers does not matter."""
     buffers = (
-        "buffers: {a: {shape: [B, 3], dtype: fp32, grad: true}, c: {shape: [HQ], dtype: fp32, grad: true}}\n"
+        "buffers: {a: {shape: [B, 3], dtype: fp32, grad: true}, c: {shape: [HQ], dtype: fp32, "
+        "grad: true}}\n"
     )
     spec = f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\n{buffers}score_mod: "
     wanted = body(spec + "score - (a[b, 2] + a[b, 1] + c[h])")
@@ -181,12 +200,16 @@ def test_random_words_mean_the_same(path: Path) -> None:
 
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.__name__)
 def test_each_rewrite_is_needed(rewrite: Rewrite) -> None:
-    """Each rewrite changes an expression of a stock spec, and would change its plan without a canonical form."""
+    """Each rewrite changes an expression of a stock spec, and would change its plan without a
+    canonical form.
+    """
     rng, changed = random.Random(0), 0
     for path in stock():
         trees = load(path).trees
         for _ in range(5):
-            changed += {name: rewritten(rng, tree, (rewrite,)) for name, tree in trees.items()} != trees
+            changed += {
+                name: rewritten(rng, tree, (rewrite,)) for name, tree in trees.items()
+            } != trees
     assert changed
 
 
@@ -290,7 +313,10 @@ def test_conditions_on_numbers_are_decided(text: str, wanted: str) -> None:
 
 
 def test_conditions_on_params_are_decided_and_their_names_stay() -> None:
-    numbers = {Var("window", Type.INT): Const(7, Type.INT), Var("gain", Type.FLOAT): Const(2.0, Type.FLOAT)}
+    numbers = {
+        Var("window", Type.INT): Const(7, Type.INT),
+        Var("gain", Type.FLOAT): Const(2.0, Type.FLOAT),
+    }
     trees = {
         "mask_mod": mask("q_idx - kv_idx < window and (gain <= 1.0 or window > 3)"),
         "score_mod": score("score * (gain if window == 7 else cap) + tanh(3.0)"),
@@ -366,7 +392,10 @@ def test_a_fact_removes_the_abs_of_other_conditions_and_of_the_score() -> None:
         "score_mod": score("score"),
     }
     assert "abs" not in str(canonical(trees))
-    trees = {"mask_mod": mask("abs(q_idx - kv_idx) <= 0"), "score_mod": score("score - abs(q_idx - kv_idx)")}
+    trees = {
+        "mask_mod": mask("abs(q_idx - kv_idx) <= 0"),
+        "score_mod": score("score - abs(q_idx - kv_idx)"),
+    }
     assert "abs" not in str(canonical(trees))
 
 

@@ -41,7 +41,9 @@ def check(text: str, seed: int) -> None:
         factor, rest = peel_scalar(derivative, algebra)
         assert not variables(factor) & {"q_idx", "kv_idx", "qk", "q_start"}
         product = evaluate(factor, env).double() * evaluate(rest, env).double()
-        assert torch.allclose(product.expand(SQ, SK), want, rtol=1e-9, atol=1e-9), f"peeled d / d {wrt}"
+        assert torch.allclose(product.expand(SQ, SK), want, rtol=1e-9, atol=1e-9), (
+            f"peeled d / d {wrt}"
+        )
 
 
 @settings(bounded, max_examples=150)

@@ -1,4 +1,6 @@
-"""Rewriting over a distance keeps the value at every pair of positions, and leaves other expressions alone."""
+"""Rewriting over a distance keeps the value at every pair of positions, and leaves other
+expressions alone.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,20 @@ def test_indices_by_distance(text: str) -> None:
     found = over_distance(index(text), ALGEBRA)
     assert found is not None
     assert not variables(found) & {"q_idx", "kv_idx"}
-    assert torch.equal(*torch.broadcast_tensors(evaluate(found, ALONG), evaluate(index(text), POINTS)))
+    assert torch.equal(
+        *torch.broadcast_tensors(evaluate(found, ALONG), evaluate(index(text), POINTS))
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["q_idx", "q_idx + kv_idx", "q_idx // 2 - kv_idx // 2", "doc[q_idx] - kv_idx", "2 * q_idx - kv_idx"],
+    [
+        "q_idx",
+        "q_idx + kv_idx",
+        "q_idx // 2 - kv_idx // 2",
+        "doc[q_idx] - kv_idx",
+        "2 * q_idx - kv_idx",
+    ],
 )
 def test_other_indices(text: str) -> None:
     assert over_distance(index(text), ALGEBRA) is None
@@ -52,7 +62,9 @@ def test_conditions_by_distance(text: str) -> None:
 
 
 def test_only_reads_are_rewritten() -> None:
-    tree = score("where(q_idx > kv_idx, score, 0.5) + table[h, abs(kv_idx - q_idx) % 5] * rows[q_idx]")
+    tree = score(
+        "where(q_idx > kv_idx, score, 0.5) + table[h, abs(kv_idx - q_idx) % 5] * rows[q_idx]"
+    )
     found = reads_over_distance(tree, ALGEBRA)
     assert [variables(read) for read in reads(found)] == [{"h", "distance"}, {"q_idx"}]
     assert {"q_idx", "kv_idx"} <= variables(found)

@@ -43,7 +43,14 @@ def test_a_divisor_that_is_not_zero() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("-8 * (h + 1)", -1), ("h + 1", 1), ("h - 1", 0), ("-h - 8", -1), ("score", 0), ("abs(score) * h", 1)],
+    [
+        ("-8 * (h + 1)", -1),
+        ("h + 1", 1),
+        ("h - 1", 0),
+        ("-h - 8", -1),
+        ("score", 0),
+        ("abs(score) * h", 1),
+    ],
 )
 def test_signs(text: str, expected: int) -> None:
     """Integers have signs too, converted to real numbers."""

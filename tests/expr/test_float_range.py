@@ -77,7 +77,11 @@ def autograd(node: Node, real: torch.dtype) -> torch.Tensor:
     """Return the derivative of the written expression by the score."""
     leaf = ENV["score"].to(real).requires_grad_()
     value = evaluate(node, ENV | {"score": leaf}, torch, real).expand(N)
-    return torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros(N, dtype=real)
+    return (
+        torch.autograd.grad(value.sum(), leaf)[0]
+        if value.requires_grad
+        else torch.zeros(N, dtype=real)
+    )
 
 
 def greatest(node: Node) -> torch.Tensor:
@@ -85,8 +89,11 @@ def greatest(node: Node) -> torch.Tensor:
     return torch.stack([at(part, torch.float64).abs() for part in set(walk(node))]).amax(0)
 
 
-def as_good(got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, where: torch.Tensor) -> None:
-    """Check that the fp32 result is as exact as `single`, the fp32 result of the written expression.
+def as_good(
+    got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, where: torch.Tensor
+) -> None:
+    """Check that the fp32 result is as exact as `single`, the fp32 result of the written
+    expression.
 
     It must also be finite where `single` is finite.
     """
@@ -101,7 +108,12 @@ def as_good(got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, 
 def check_text(program: Program) -> None:
     """Check that printed constants fit in fp32, and integers in 32 bits."""
     printer = Printer(
-        program, "q", LAYOUTS, IndexRanges({}, frozenset({"SK", "HQ"})), frozenset({"cap"}), accuracy="usual"
+        program,
+        "q",
+        LAYOUTS,
+        IndexRanges({}, frozenset({"SK", "HQ"})),
+        frozenset({"cap"}),
+        accuracy="usual",
     )
     nodes = [*(b.node for b in program.bindings), *program.results.values()]
     for node in nodes:
@@ -134,9 +146,13 @@ def check(text: str) -> None:
     as_good(slope_tree, rule, autograd(tree, torch.float32), autograd(tree, torch.float64), good)
 
 
-NUMBERS = words("0.1 0.123456789 1.7 20.5 0.001 3.3 2 7 0.7978845608 1e6 1e-7 1e12 1e-13 2.5e-20 3e20 3")
+NUMBERS = words(
+    "0.1 0.123456789 1.7 20.5 0.001 3.3 2 7 0.7978845608 1e6 1e-7 1e12 1e-13 2.5e-20 3e20 3"
+)
 OFFSETS = words("0.1 1.7 20.5 0.001 2 1e6 3e20 1e12")
-LEAVES = st.sampled_from([*words("score score score score cap gain columns[kv_idx] slopes[h]"), *NUMBERS])
+LEAVES = st.sampled_from(
+    [*words("score score score score cap gain columns[kv_idx] slopes[h]"), *NUMBERS]
+)
 
 
 def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -249,7 +265,8 @@ def test_the_chain_rule_alone(text: str) -> None:
 def test_numbers_stay_those_that_were_written() -> None:
     """A common denominator would have integers of many digits."""
     form = softmax_form(
-        score("20.5 * score / (20.5 + abs(score) * 1.7 + (score * 0.123456789 + 0.1)**2)"), Algebra()
+        score("20.5 * score / (20.5 + abs(score) * 1.7 + (score * 0.123456789 + 0.1)**2)"),
+        Algebra(),
     )
     numbers = {node.value for node in walk(form.core) if isinstance(node, Const)}
     assert numbers == {0.123456789, 0.1, 1.7, 20.5}

@@ -113,7 +113,10 @@ def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Te
             values = torch.where(values.abs() < 0.05, 0.3, values)
             if name == "div" and i == 1:
                 values = values + values.sign()
-        if TABLE[name].callable and TABLE[name].finite in (Finite.WHERE_DEFINED, Finite.AWAY_FROM_POLES):
+        if TABLE[name].callable and TABLE[name].finite in (
+            Finite.WHERE_DEFINED,
+            Finite.AWAY_FROM_POLES,
+        ):
             values = values.abs() + 1
         result.append(values)
     return result
@@ -241,12 +244,20 @@ INTEGERS = [
 def kernel_source(accuracy: Accuracy) -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
     """Return a kernel that computes every row for every typing, and its rows.
 
-    Operands are float32, int32 and int64. Each result is a row of `out`. `accuracy` selects the usual
-    spellings, or only those that differ if precise.
+    Operands are float32, int32 and int64. Each result is a row of `out`. `accuracy` selects the
+    usual spellings, or only those that differ if precise.
     """
-    helpers = "\n\n\n".join(s.helper for row in TABLE.values() for s in row.spellings("triton") if s.helper)
-    names = NAMES if accuracy == "usual" else [name for name in NAMES if "triton" in TABLE[name].precise]
-    cases = [(name, types) for name in names for types in typings(name) if (name, types) not in INTEGERS]
+    helpers = "\n\n\n".join(
+        s.helper for row in TABLE.values() for s in row.spellings("triton") if s.helper
+    )
+    names = (
+        NAMES
+        if accuracy == "usual"
+        else [name for name in NAMES if "triton" in TABLE[name].precise]
+    )
+    cases = [
+        (name, types) for name in names for types in typings(name) if (name, types) not in INTEGERS
+    ]
     body = []
     for row, (name, types) in enumerate(cases):
         for i, (variable, type_) in enumerate(zip("xyz", types, strict=False)):
@@ -263,7 +274,10 @@ def kernel_source(accuracy: Accuracy) -> tuple[str, list[tuple[str, tuple[Type, 
         body.append(f"tl.store(out_ptr + {row} * N + i, ({spelling}).to(tl.float32))")
     lines = "\n".join(f"    {line}" for line in ("i = tl.arange(0, N)", *body) if line)
     kernel = f"@triton.jit\ndef kernel(in_ptr, out_ptr, N: tl.constexpr):\n{lines}\n"
-    return f"import torch\nimport triton\nimport triton.language as tl\n{helpers}\n\n{kernel}", cases
+    return (
+        f"import torch\nimport triton\nimport triton.language as tl\n{helpers}\n\n{kernel}",
+        cases,
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,9 +289,13 @@ def test_triton_spelling(accuracy: Accuracy, bound: dict[str, float], tmp_path: 
     assert cases
     inputs, wanted = [], []
     for name, types in cases:
-        values = [v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)]
+        values = [
+            v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)
+        ]
         wanted.append(reference(name, types, values).double())
-        padded = [v.double() for v in values] + [torch.zeros(POINTS, dtype=torch.float64)] * (3 - len(values))
+        padded = [v.double() for v in values] + [torch.zeros(POINTS, dtype=torch.float64)] * (
+            3 - len(values)
+        )
         inputs += padded
     (tmp_path / "in.json").write_text(json.dumps(torch.stack(inputs).tolist()))
     program = tmp_path / "program.py"
@@ -304,7 +322,9 @@ def test_triton_spelling(accuracy: Accuracy, bound: dict[str, float], tmp_path: 
 
 
 def test_printed_operands_of_real_functions_are_real() -> None:
-    printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), accuracy="usual")
+    printer = Printer(
+        hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), accuracy="usual"
+    )
     for name, types in INTEGERS:
         assert "float32" in str(printer.own(typed_call(name, *variables(types))))
 
@@ -323,18 +343,24 @@ static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 
 def test_cuda_spelling(tmp_path: Path) -> None:
-    """Compile every row for every typing on the CPU: expressions are plain C++ of float, int and long long."""
+    """Compile every row for every typing on the CPU: expressions are plain C++ of float, int and
+    long long.
+    """
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed")
     cases = [(name, types) for name in NAMES for types in typings(name)]
     printer, lines, wanted = CudaPrinter(), [], []
     for name, types in cases:
-        values = [v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)]
+        values = [
+            v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)
+        ]
         wanted.append(reference(name, types, values).double())
         text = spell(printer.value(typed_call(name, *variables(types))), CUDA)
         for point in zip(*(v.tolist() for v in values), strict=True):
             spelled = {
-                variable: f"const {SCALARS[t]} {variable} = {spell(literal(Const(value, t)), CUDA)};"
+                variable: (
+                    f"const {SCALARS[t]} {variable} = {spell(literal(Const(value, t)), CUDA)};"
+                )
                 for variable, t, value in zip("xyz", types, point, strict=False)
             }
             inputs = " ".join(spelled.values())
@@ -344,12 +370,21 @@ def test_cuda_spelling(tmp_path: Path) -> None:
     body = "\n".join(lines)
     program = tmp_path / "program.cpp"
     program.write_text(f"{CUDA_ON_CPU}{helpers}\nint main() {{\n{body}\n}}\n")
-    command = [compiler, "-std=c++17", "-ffp-contract=off", str(program), "-o", str(tmp_path / "program")]
+    command = [
+        compiler,
+        "-std=c++17",
+        "-ffp-contract=off",
+        str(program),
+        "-o",
+        str(tmp_path / "program"),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     run = subprocess.run([str(tmp_path / "program")], capture_output=True, text=True, check=True)
     for case, row, want in zip(cases, run.stdout.splitlines(), wanted, strict=True):
         got = torch.tensor([float(x) for x in row.split()], dtype=torch.float64)
-        torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=case: f"{c}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=case: f"{c}: {m}"
+        )
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,9 @@ def in_full(node: Node, program: Program) -> Node:
     return substitute(node, full)
 
 
-def check_places(program: Program, places: Mapping[str, Place], wanted: Mapping[str, Place]) -> None:
+def check_places(
+    program: Program, places: Mapping[str, Place], wanted: Mapping[str, Place]
+) -> None:
     seen: set[str] = set()
     for binding in program.bindings:
         assert binding.name not in seen
@@ -62,7 +64,9 @@ def check_operands(node: Node, user: Place, program: Program) -> None:
         if isinstance(inner, Call | Read) and inner is not node:
             place = program.place(inner)
             assert place.in_loop == user.in_loop, f"{inner} is the same for every tile"
-            assert place.axes in ((), user.axes), f"{inner} is the same along a whole axis of the tile"
+            assert place.axes in ((), user.axes), (
+                f"{inner} is the same along a whole axis of the tile"
+            )
 
 
 @settings(bounded, max_examples=150)
@@ -72,14 +76,23 @@ def test_values_and_places(text: str, condition: str, loop: str, seed: int) -> N
     if "docs[b,q_idx]" in condition or "kind" in condition or "doc[" in condition:
         env |= {"SK": SQ}
     form = softmax_form(score(text), Algebra(POSITIVE))
-    roots = {"core": form.core, "qk_scale": form.multiplier, "mask": mask(condition), "score": score(text)}
+    roots = {
+        "core": form.core,
+        "qk_scale": form.multiplier,
+        "mask": mask(condition),
+        "score": score(text),
+    }
     if form.bias is not None:
         roots["bias"] = form.bias
     wanted = dict.fromkeys(roots, TILE)
     if form.row_rest is not None:
         roots["row_rest"] = form.row_rest
-        wanted["row_rest"] = places["q_idx"] | places.get("h", OUTSIDE) | places.get("q_start", OUTSIDE)
-    program = hoist({name: (node, wanted[name]) for name, node in roots.items()}, places, reserved=env)
+        wanted["row_rest"] = (
+            places["q_idx"] | places.get("h", OUTSIDE) | places.get("q_start", OUTSIDE)
+        )
+    program = hoist(
+        {name: (node, wanted[name]) for name, node in roots.items()}, places, reserved=env
+    )
     check_places(program, places, wanted)
 
     values = dict(env)
@@ -169,4 +182,6 @@ def test_small_results(text: str) -> None:
     want = evaluate(tree, points(0))
     assert torch.equal(*torch.broadcast_tensors(evaluate(program.results["r"], env), want))
     assert program.results["r"].type in (Type.INT, Type.FLOAT)
-    assert all(not isinstance(c, Read) for c in (program.results["r"], *children(program.results["r"])))
+    assert all(
+        not isinstance(c, Read) for c in (program.results["r"], *children(program.results["r"]))
+    )

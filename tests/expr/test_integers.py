@@ -1,4 +1,6 @@
-"""Integers: two's complement of 32 bits, or 64 bits where a buffer has them, and addresses within 32 bits."""
+"""Integers: two's complement of 32 bits, or 64 bits where a buffer has them, and addresses within
+32 bits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.toolchain import import_file
 
 BUFFERS = {"doc": BufferType(INT, 1), "wide": BufferType(LONG, 1), "slopes": BufferType(FLOAT, 1)}
-SCOPE = Scope({"score": FLOAT, **dict.fromkeys(("b", "h", "q_idx", "kv_idx", "SK", "seed"), INT)}, BUFFERS)
+SCOPE = Scope(
+    {"score": FLOAT, **dict.fromkeys(("b", "h", "q_idx", "kv_idx", "SK", "seed"), INT)}, BUFFERS
+)
 POSITIONS = {
     "h": torch.arange(2),
     "q_idx": torch.arange(5)[:, None, None],
@@ -46,8 +50,14 @@ def two_complement(value: int, bits: int = 32) -> int:
 
 
 def test_the_reference_wraps() -> None:
-    got = evaluate(parse("-(kv_idx * 1103515245 + 12345) - 2147483647"), ENV, torch).flatten().tolist()
-    assert got == [two_complement(-(x * 1103515245 + 12345) - 2147483647) for x in range(70_000, 70_007)]
+    got = (
+        evaluate(parse("-(kv_idx * 1103515245 + 12345) - 2147483647"), ENV, torch)
+        .flatten()
+        .tolist()
+    )
+    assert got == [
+        two_complement(-(x * 1103515245 + 12345) - 2147483647) for x in range(70_000, 70_007)
+    ]
     got = evaluate(parse("wide[1] * 1103515245 * 1103515245"), ENV, torch).item()
     assert got == two_complement((2**32 + 5) * 1103515245**2, 64)
 
@@ -112,7 +122,9 @@ def test_no_rewrite_changes_what_wraps(text: str) -> None:
 
     def value(node: Node | None) -> torch.Tensor:
         return (
-            torch.zeros(()).double() if node is None else evaluate(regroup(node, places), env, torch).double()
+            torch.zeros(()).double()
+            if node is None
+            else evaluate(regroup(node, places), env, torch).double()
         )
 
     wanted = evaluate(tree, env, torch)
@@ -132,8 +144,12 @@ score_mod: score + bias[q_idx, kv_idx]
 """
 
 
-@pytest.mark.parametrize(("which", "words"), [("k", "of a row of q, k and v"), ("bias", "a row of bias")])
-def test_columns_that_32_bits_do_not_reach_are_refused(which: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "words"), [("k", "of a row of q, k and v"), ("bias", "a row of bias")]
+)
+def test_columns_that_32_bits_do_not_reach_are_refused(
+    which: str, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "far.py"
     path.write_text(next(iter(render_spec(loads(FAR, Path("far.yaml")), single=True).values())))
     function = import_file(path, "kgen_test_far").far
@@ -142,7 +158,9 @@ def test_columns_that_32_bits_do_not_reach_are_refused(which: str, words: str, t
 
     def strided(step: int) -> dict[str, torch.Tensor]:
         x = tensors[which]
-        far = torch.empty_strided(x.shape, (1,) * (x.dim() - 1) + (step,), dtype=x.dtype, device="meta")
+        far = torch.empty_strided(
+            x.shape, (1,) * (x.dim() - 1) + (step,), dtype=x.dtype, device="meta"
+        )
         return tensors | {which: far}
 
     def called(step: int) -> None:

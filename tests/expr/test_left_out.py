@@ -24,8 +24,16 @@ SCORES = [
         "h < 3 and q_idx >= kv_idx",
     ),
     ("min(score, where(q_idx >= kv_idx, 1.0, -inf))", "min(score, 1.0)", "q_idx >= kv_idx"),
-    ("where(h > 2, where(q_idx >= kv_idx, score, -inf), score)", "score", "h < 3 or q_idx >= kv_idx"),
-    ("where(h > 2, score, where(q_idx >= kv_idx, score, -inf))", "score", "h >= 3 or q_idx >= kv_idx"),
+    (
+        "where(h > 2, where(q_idx >= kv_idx, score, -inf), score)",
+        "score",
+        "h < 3 or q_idx >= kv_idx",
+    ),
+    (
+        "where(h > 2, score, where(q_idx >= kv_idx, score, -inf))",
+        "score",
+        "h >= 3 or q_idx >= kv_idx",
+    ),
     ("where(h > 2, 3, -inf) + score", "score + 3.0", "h >= 3"),
     (
         "where(h > 2, where(q_idx >= kv_idx, score, -inf), 2.0 * score)",

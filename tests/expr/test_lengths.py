@@ -1,4 +1,6 @@
-"""Lengths of buffers and indices from the end: spellings that are one tree, errors, bounds, and the text of a tree."""
+"""Lengths of buffers and indices from the end: spellings that are one tree, errors, bounds, and the
+text of a tree.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_mistakes_are_told_where_they_are(text: str) -> None:
 
 def test_a_name_may_be_len() -> None:
     scope = Scope({"len": Type.INT}, {"cu": BufferType.of(Type.INT, ("any",), "any")})
-    assert parsed("len + len(cu)", scope) == Call("add", (Var("len", Type.INT), length_of("cu", 0)), Type.INT)
+    assert parsed("len + len(cu)", scope) == Call(
+        "add", (Var("len", Type.INT), length_of("cu", 0)), Type.INT
+    )
 
 
 def test_without_extents_there_are_no_lengths() -> None:
@@ -99,7 +103,9 @@ def test_without_extents_there_are_no_lengths() -> None:
     assert parsed("g[-1]", scope) == Read("g", (Const(-1, Type.INT),), Type.INT)
 
 
-@pytest.mark.parametrize("text", ["cu[n]", "cu[0 - 1]", "cu[-n]", "cu[-1 + 0]", "cu[q_idx - kv_idx]"])
+@pytest.mark.parametrize(
+    "text", ["cu[n]", "cu[0 - 1]", "cu[-n]", "cu[-1 + 0]", "cu[q_idx - kv_idx]"]
+)
 def test_only_a_literal_counts_from_the_end(text: str) -> None:
     cu = torch.tensor([3, 5, 9])
     env = {"cu": cu, "n": -1 if text == "cu[n]" else 1, "q_idx": 0, "kv_idx": 1}
@@ -109,7 +115,9 @@ def test_only_a_literal_counts_from_the_end(text: str) -> None:
 @pytest.mark.parametrize("number", range(4))
 def test_values_are_those_of_pytorch_or_zero(number: int) -> None:
     cu = torch.arange(10, 10 + number)
-    got = [evaluate(parsed(text), {"cu": cu}, torch).item() for text in ("len(cu)", "cu[-1]", "cu[-2]")]
+    got = [
+        evaluate(parsed(text), {"cu": cu}, torch).item() for text in ("len(cu)", "cu[-1]", "cu[-2]")
+    ]
     assert got == [number, cu[-1].item() if number else 0, cu[-2].item() if number > 1 else 0]
 
 

@@ -59,7 +59,9 @@ def test_normalize_changes_no_value(text: str, seed: int) -> None:
     for node in walk(normal):
         if isinstance(node, Call) and node.fn == "not":
             (inner,) = node.args
-            assert not (isinstance(inner, Call) and inner.fn in ("not", "and", "or")) or text.count("where")
+            assert not (isinstance(inner, Call) and inner.fn in ("not", "and", "or")) or text.count(
+                "where"
+            )
 
 
 @pytest.mark.parametrize("comparison", ["<", "<=", ">", ">="])

@@ -48,7 +48,10 @@ def test_other_values_say_what_they_are_part_of() -> None:
 def test_a_name_that_is_taken_gives_way() -> None:
     node = mask("kv_idx < window or q_idx > 3")
     assert names_of(node, reserved=("kv_lt_window",)) == ["mask_kv", "q_gt_3"]
-    assert names_of(node, reserved=("kv_lt_window", "mask_kv", "mask_kv_lt")) == ["mask_kv_lt_2", "q_gt_3"]
+    assert names_of(node, reserved=("kv_lt_window", "mask_kv", "mask_kv_lt")) == [
+        "mask_kv_lt_2",
+        "q_gt_3",
+    ]
 
 
 def test_the_users_name_comes_first() -> None:

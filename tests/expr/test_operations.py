@@ -9,7 +9,9 @@ from kgen.expr.operations import operations
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
 
-SCOPE = Scope({"score": Type.FLOAT, "q_idx": Type.INT, "kv_idx": Type.INT}, {"x": BufferType(Type.FLOAT, 1)})
+SCOPE = Scope(
+    {"score": Type.FLOAT, "q_idx": Type.INT, "kv_idx": Type.INT}, {"x": BufferType(Type.FLOAT, 1)}
+)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,8 @@ SCOPE = Scope({"score": Type.FLOAT, "q_idx": Type.INT, "kv_idx": Type.INT}, {"x"
         ("tanh(score / 3) + tanh(score / 3)", {"divide": 1, "tanh": 1, "add, subtract": 1}),
         ("where(q_idx >= kv_idx and not q_idx == 3, score, -score)",
          {"compare": 2, "and, or, not": 2, "choose": 1, "add, subtract": 1}),
-        ("score + x[q_idx // 2 + kv_idx]", {"add, subtract": 2, "a // b": 1, "read of a buffer": 1}),
+        ("score + x[q_idx // 2 + kv_idx]",
+         {"add, subtract": 2, "a // b": 1, "read of a buffer": 1}),
         ("score * float(q_idx % 4)", {"multiply": 1, "a % b": 1}),
     ],
 )  # fmt: skip

@@ -65,7 +65,9 @@ def trees(type_: Type, depth: int) -> st.SearchStrategy[Node]:
 
     def calls(names: str, *types: Type) -> st.SearchStrategy[Node]:
         arguments = st.tuples(*(trees(t, depth - 1) for t in types))
-        return st.builds(lambda fn, args: call(fn, *args), st.sampled_from(names.split()), arguments)
+        return st.builds(
+            lambda fn, args: call(fn, *args), st.sampled_from(names.split()), arguments
+        )
 
     def elements(name: str) -> st.SearchStrategy[Node]:
         indices = st.tuples(*[trees(INT, depth - 1)] * BUFFERS[name].rank)
@@ -82,7 +84,9 @@ def trees(type_: Type, depth: int) -> st.SearchStrategy[Node]:
             calls("add sub mul div min max", FLOAT, INT),
             calls("add sub mul div min max", FLOAT, FLOAT),
             calls("div", INT, INT),
-            calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid silu sin cos floor float", FLOAT),
+            calls(
+                "neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid silu sin cos floor float", FLOAT
+            ),
             calls("exp2 float", INT),
             calls("where", BOOL, FLOAT, INT),
         ],
@@ -102,15 +106,17 @@ RESULTS = INT, FLOAT, BOOL
 LEAVES: dict[Type, st.SearchStrategy[Node]] = {
     INT: st.builds(integer, st.integers(-(2**31), 2**31 - 1))
     | st.sampled_from([Var(n, INT) for n in INDICES]),
-    FLOAT: st.builds(lambda x: Const(x, FLOAT), st.floats(width=32, allow_nan=False, allow_infinity=False))
+    FLOAT: st.builds(
+        lambda x: Const(x, FLOAT), st.floats(width=32, allow_nan=False, allow_infinity=False)
+    )
     | st.sampled_from([SCORE, INF]),
     BOOL: st.booleans().map(lambda x: Const(x, BOOL)),
 }
 
 
 def parseable(node: Node) -> bool:
-    # No text has these trees: `-3` parses as a literal, not as a minus of 3. `--inf` and `float(inf)` are
-    # longer spellings of `inf`.
+    # No text has these trees: `-3` parses as a literal, not as a minus of 3. `--inf` and
+    # `float(inf)` are longer spellings of `inf`.
     infinite = (INF, call("neg", INF))
     return not any(
         (n.fn == "neg" and isinstance(n.args[0], Const) and "-" not in repr(n.args[0].value))
@@ -122,7 +128,9 @@ def parseable(node: Node) -> bool:
 
 def divides(tree: Node) -> bool:
     """True if no divisor is always zero."""
-    divisions = (n for n in walk(tree) if isinstance(n, Call) and n.fn in ("div", "floordiv", "mod"))
+    divisions = (
+        n for n in walk(tree) if isinstance(n, Call) and n.fn in ("div", "floordiv", "mod")
+    )
     return not any(is_always_zero(n.args[1], {}) for n in divisions)
 
 
@@ -154,7 +162,8 @@ def test_shown_as_a_person_would_write_it(text: str) -> None:
 
 
 WORDS = (
-    "score h q_idx kv_idx doc [ ] ( ) + - * ** // and or not if else lambda : := == < >= , . inf 2 0.5 max "
+    "score h q_idx kv_idx doc [ ] ( ) + - * ** // and or not if else lambda : := == < >= , . inf 2 "
+    "0.5 max "
     "where tanh True x = \n f'' 1j for in await yield * import return"
 )
 
@@ -197,7 +206,10 @@ def test_no_text_raises_anything_else(text: str) -> None:
         ("9" * 9000, "literal-range"),
         ("0x" + "f" * 9000, "literal-range"),
         ("1" + "**2" * 3000, "bad-exponent"),
-        ("x0 = score\n" + "".join(f"x{i + 1} = x{i} ** 8\n" for i in range(20)) + "x20", "too-large"),
+        (
+            "x0 = score\n" + "".join(f"x{i + 1} = x{i} ** 8\n" for i in range(20)) + "x20",
+            "too-large",
+        ),
         ("max(" + "1, " * 3000 + "2)", "too-deep"),
     ],
     ids=lambda value: value[:12],
@@ -233,7 +245,10 @@ def test_depth_just_within_the_limit() -> None:
         ("h ** 4", call("mul", call("mul", H, H), call("mul", H, H))),
         ("max(1, 2, score)", call("max", call("max", integer(1), integer(2)), SCORE)),
         ("score if q_idx >= kv_idx else -1", call("where", call("ge", Q, KV), SCORE, integer(-1))),
-        ("slopes[h - 1] / 2", call("div", Read("slopes", (call("sub", H, integer(1)),), FLOAT), integer(2))),
+        (
+            "slopes[h - 1] / 2",
+            call("div", Read("slopes", (call("sub", H, integer(1)),), FLOAT), integer(2)),
+        ),
         ("bias[h, -1, 0]", Read("bias", (H, integer(-1), integer(0)), FLOAT)),
         ("x = h + 1  # heads count from one\ny = x * x\n\ny - x", None),
         ("(score  # the score\n + 1)", call("add", SCORE, integer(1))),
@@ -332,8 +347,22 @@ def test_position_of_errors(text: str, code: str, marked: str) -> None:
 
 ZEROS = [
     *("0", "0.0", "-0.0", "(1 - 1)", "(0 * q_idx)", "(q_idx - q_idx)"),
-    *("((q_idx + 1)**2 - q_idx * q_idx - 2 * q_idx - 1)", "min(0, 1)", "abs(0)", "(3 % 3)", "(1 // 2)"),
-    *("where(1 > 2, 5, 0)", "(two - 2)", "(zero * score)", "(-zero)", "sin(0)", "log(1)", "floor(0.5)"),
+    *(
+        "((q_idx + 1)**2 - q_idx * q_idx - 2 * q_idx - 1)",
+        "min(0, 1)",
+        "abs(0)",
+        "(3 % 3)",
+        "(1 // 2)",
+    ),
+    *(
+        "where(1 > 2, 5, 0)",
+        "(two - 2)",
+        "(zero * score)",
+        "(-zero)",
+        "sin(0)",
+        "log(1)",
+        "floor(0.5)",
+    ),
     *("1e-60", "(1 / inf)", "float(0)", "tanh(zero)", "clamp(1, 0, 0)", "(score * 0)"),
     *("sigmoid(-1000)", "silu(-1000)"),
 ]
@@ -358,7 +387,9 @@ def test_bits_that_an_integer_has(bits: str) -> None:
 
 
 @pytest.mark.parametrize("zero", ZEROS)
-@pytest.mark.parametrize("divide", ["1 + score / {}", "where(q_idx // {} > 0, 1, 2)", "score * (h % {})"])
+@pytest.mark.parametrize(
+    "divide", ["1 + score / {}", "where(q_idx // {} > 0, 1, 2)", "score * (h % {})"]
+)
 def test_a_divisor_that_is_always_zero(zero: str, divide: str) -> None:
     scope = replace(
         SCOPE,
@@ -380,8 +411,24 @@ def test_a_divisor_that_is_always_zero(zero: str, divide: str) -> None:
 @pytest.mark.parametrize(
     "divisor",
     [
-        *("2", "q_idx", "(q_idx - h)", "(score - 1)", "1e-37", "(window * 1)", "doc[0]", "log(-1)", "inf"),
-        *("(q_idx // 2 * 2 - q_idx)", "(1 + exp(-score))", "(inf - inf)", "(score + inf)", "exp(1000)"),
+        *(
+            "2",
+            "q_idx",
+            "(q_idx - h)",
+            "(score - 1)",
+            "1e-37",
+            "(window * 1)",
+            "doc[0]",
+            "log(-1)",
+            "inf",
+        ),
+        *(
+            "(q_idx // 2 * 2 - q_idx)",
+            "(1 + exp(-score))",
+            "(inf - inf)",
+            "(score + inf)",
+            "exp(1000)",
+        ),
     ],
 )
 def test_a_divisor_that_need_not_be_zero(divisor: str) -> None:

@@ -1,4 +1,6 @@
-"""One form for quotients: shifts, bits, nested quotients and block starts become a quotient by one number."""
+"""One form for quotients: shifts, bits, nested quotients and block starts become a quotient by one
+number.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ COMPARED = {
     "q_idx >= 2 * kv_idx": ("q_idx >= kv_idx << 1", "q_idx * 2 >= kv_idx << 2"),
 }
 APART = (
-    *("q_idx // 2 // (-3)", "q_idx // (-2) // 3", "(q_idx * 1103515245) >> 16", "(q_idx << 20) >> 6"),
+    *(
+        "q_idx // 2 // (-3)",
+        "q_idx // (-2) // 3",
+        "(q_idx * 1103515245) >> 16",
+        "(q_idx << 20) >> 6",
+    ),
     *(
         "q_idx & 5",
         "q_idx & 0",
@@ -45,7 +52,12 @@ APART = (
         "2 * q_idx - q_idx % 4",
         "q_idx >> 31",
     ),
-    *("(q_idx * kv_idx) & 7", "q_idx * window // offset", "q_idx >> kv_idx", "q_idx // 65536 // 65536"),
+    *(
+        "(q_idx * kv_idx) & 7",
+        "q_idx * window // offset",
+        "q_idx >> kv_idx",
+        "q_idx // 65536 // 65536",
+    ),
 )
 """Texts that stay as written, because the value may wrap or the parts do not belong together."""
 
@@ -67,7 +79,9 @@ def test_what_is_none_stays(text: str) -> None:
     assert value(index(text)) == index(text)
 
 
-@pytest.mark.parametrize("text", [*SAME, *(other for others in SAME.values() for other in others), *APART])
+@pytest.mark.parametrize(
+    "text", [*SAME, *(other for others in SAME.values() for other in others), *APART]
+)
 def test_values_are_the_same(text: str) -> None:
     tree, env = index(text), draw_env(1, 300, 300) | {"offset": -5, "window": 7} | grid(300, 8)
     for moved in (0, -150, 70_000):  # also negative numbers

@@ -23,7 +23,10 @@ def form_of(text: str, exact: bool = False) -> SoftmaxForm:
 
 
 def points(seed: int) -> dict[str, Any]:
-    """Draw scores of all sizes for every pair of positions. `q_start` is the first row of a tile."""
+    """Draw scores of all sizes for every pair of positions.
+
+    `q_start` is the first row of a tile.
+    """
     make = torch.Generator().manual_seed(seed)
     q = torch.arange(SQ)[:, None]
     qk = torch.randn((SQ, SK), generator=make, dtype=torch.float64) * torch.logspace(-2, 1.5, SK)
@@ -41,9 +44,11 @@ SCALARS = words("slopes[h] gain cap 2.0 0.5 (-1.5) exp2(-8*(h+1)/HQ) 3 (gain+1.0
 SCORES = st.sampled_from(
     words(
         "score score score -score cap*tanh(score/cap) score*score abs(score) sigmoid(score) "
-        "min(score,2.0) floor(score) where(kv_idx<3,score,0.5*score) where(score>0,score,gain*score) "
+        "min(score,2.0) floor(score) where(kv_idx<3,score,0.5*score) "
+        "where(score>0,score,gain*score) "
         "(score+1.0)*2.0 score/(1.0+abs(score)) tanh(score)*gain clamp(score,-cap,cap) "
-        "max(score,columns[kv_idx]) score*columns[kv_idx] score*rows[q_idx] exp(-abs(score)) score/cap "
+        "max(score,columns[kv_idx]) score*columns[kv_idx] score*rows[q_idx] exp(-abs(score)) "
+        "score/cap "
         "sin(score+1) 30*tanh(score/30)"
     )
 )
@@ -54,7 +59,8 @@ BIASES = st.sampled_from(
         "bias[h,q_idx,kv_idx] rows[q_idx] columns[kv_idx] rows[q_idx]*columns[kv_idx] "
         "rows[q_idx]+columns[kv_idx] q_idx*kv_idx*0.1 where(kv_idx>q_idx,1.5,-0.5) gain 1.0 "
         "(kv_idx-q_idx)*(kv_idx+q_idx)*gain table[h,min(abs(q_idx-kv_idx),4)] (q_idx//2)*gain "
-        "float(kv_idx%3) (kv_idx-q_idx)**2*slopes[h] log2(kv_idx+1.0) q_idx h*0.5 tanh(rows[q_idx]) "
+        "float(kv_idx%3) (kv_idx-q_idx)**2*slopes[h] log2(kv_idx+1.0) q_idx h*0.5 "
+        "tanh(rows[q_idx]) "
         "(kv_idx-q_idx)/cap"
     )
 )
@@ -93,7 +99,9 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 @given(score_mods(), st.integers(0, 7), st.booleans())
 def test_the_parts_add_up(text: str, seed: int, exact: bool) -> None:
     form, env = form_of(text, exact), points(seed)
-    parts = [part for part in (form.core, form.multiplier, form.bias, form.row_rest) if part is not None]
+    parts = [
+        part for part in (form.core, form.multiplier, form.bias, form.row_rest) if part is not None
+    ]
     assert not (exact and any("q_start" in variables(part) for part in parts))
     want = LOG2E * real(score(text), env).expand(SQ, SK)
     got = real(form.multiplier, env) * real(form.core, env)
@@ -135,7 +143,9 @@ def test_alibi_is_a_column(text: str) -> None:
 
 @pytest.mark.parametrize("text", ALIBI)
 def test_the_column_stays_small_near_the_diagonal(text: str) -> None:
-    """At long lengths, a column of absolute positions would be so large that fp32 rounds the score away."""
+    """At long lengths, a column of absolute positions would be so large that fp32 rounds the score
+    away.
+    """
     form = form_of(text)
     assert form.bias is not None
     env = draw_env(0, 1, 1) | {"b": 0, "h": 0, "scale": 1.0, "LOG2E": LOG2E}
@@ -166,7 +176,10 @@ def test_what_a_whole_row_shares_is_dropped(text: str) -> None:
     ],
 )
 def test_a_row_does_not_depend_on_what_is_infinite_in_the_first_of_its_tile(text: str) -> None:
-    """Row 0 may see no key, or have an infinite element. Other rows of its tile must stay finite."""
+    """Row 0 may see no key, or have an infinite element.
+
+    Other rows of its tile must stay finite.
+    """
     form, env = form_of(text), points(0)
     env["rows"][0] = torch.inf
     assert form.bias is not None

@@ -12,16 +12,28 @@ from kgen.expr.nodes import Node, Var
 from kgen.expr.tile_bounds import tile_bounds
 
 ENDS: dict[Node, tuple[Node, Node]] = {
-    Var(f"{side}_idx", INT): (Var(f"{side}_start", INT), Var(f"{side}_last", INT)) for side in ("q", "kv")
+    Var(f"{side}_idx", INT): (Var(f"{side}_start", INT), Var(f"{side}_last", INT))
+    for side in ("q", "kv")
 }
 LEAVES = st.sampled_from(words("q_idx kv_idx q_idx kv_idx h offset window 0 1 3 9 (-1) (-4)"))
 
 
 def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-    two = "({} + {})", "({} - {})", "({} * {})", "min({}, {})", "max({}, {})", "({} // {})", "({} % {})"
+    two = (
+        "({} + {})",
+        "({} - {})",
+        "({} * {})",
+        "min({}, {})",
+        "max({}, {})",
+        "({} // {})",
+        "({} % {})",
+    )
     return st.one_of(
         *(st.builds(form.format, part, part) for form in two),
-        *(st.builds(form.format, part) for form in ("abs({})", "(-{})", "(q_idx - {})", "min({}, 5)")),
+        *(
+            st.builds(form.format, part)
+            for form in ("abs({})", "(-{})", "(q_idx - {})", "min({}, 5)")
+        ),
         st.builds("clamp({}, {}, {})".format, part, part, part),
         st.builds("where({} < {}, {}, {})".format, part, part, part, part),
     )
@@ -39,8 +51,15 @@ def test_bounds_hold(text: str, tile: tuple[tuple[int, int], ...], offset: int) 
     if bounds is None:
         return
     (q_start, q_more), (kv_start, kv_more) = tile
-    q, kv = torch.arange(q_start, q_start + q_more + 1), torch.arange(kv_start, kv_start + kv_more + 1)
-    known = {"h": torch.tensor(2), "offset": torch.tensor(offset), "window": torch.tensor(abs(offset) + 1)}
+    q, kv = (
+        torch.arange(q_start, q_start + q_more + 1),
+        torch.arange(kv_start, kv_start + kv_more + 1),
+    )
+    known = {
+        "h": torch.tensor(2),
+        "offset": torch.tensor(offset),
+        "window": torch.tensor(abs(offset) + 1),
+    }
     known |= {"q_start": q[0], "q_last": q[-1], "kv_start": kv[0], "kv_last": kv[-1]}
     values = evaluate(node, known | {"q_idx": q[:, None], "kv_idx": kv[None, :]})
     least, most = (evaluate(bound, known) for bound in bounds)
@@ -70,7 +89,8 @@ def test_tiles_of_one_element(text: str, far: int | None) -> None:
         return
     numbers = ("q_start", "q_last", "kv_start", "kv_last")
     away, near = (
-        dict(zip(numbers, map(torch.tensor, n), strict=True)) for n in ((64, 71, 0, 7), (64, 71, 64, 71))
+        dict(zip(numbers, map(torch.tensor, n), strict=True))
+        for n in ((64, 71, 0, 7), (64, 71, 64, 71))
     )
     assert [int(evaluate(bound, away)) for bound in bounds] == [far, far]
     least, most = (int(evaluate(bound, near)) for bound in bounds)

@@ -32,7 +32,12 @@ ZERO = Const(0, Type.INT)
 
 def finder(inner: Axis, outer: Axis, values: dict[str, int] | None = None) -> RangeFinder:
     return RangeFinder(
-        inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: read.buffer in SORTED, values=values or {}
+        inner,
+        outer,
+        Algebra(POSITIVE),
+        POSITIVE,
+        lambda read: read.buffer in SORTED,
+        values=values or {},
     )
 
 
@@ -57,9 +62,13 @@ def tiles(env: dict[str, Any], outer: Axis, rows: int) -> dict[str, Any]:
     return {outer.start.name: start, outer.last.name: last}
 
 
-def numbers(spans: tuple[Span, ...], env: dict[str, Any], count: int) -> list[list[tuple[int, ...]]]:
+def numbers(
+    spans: tuple[Span, ...], env: dict[str, Any], count: int
+) -> list[list[tuple[int, ...]]]:
     """Return for each tile the values (lo, hi, full_lo, full_hi) of each span."""
-    fields = [[evaluate(n, env).expand(count) for n in (s.lo, s.hi, s.full_lo, s.full_hi)] for s in spans]
+    fields = [
+        [evaluate(n, env).expand(count) for n in (s.lo, s.hi, s.full_lo, s.full_hi)] for s in spans
+    ]
     return [[tuple(int(bound[t]) for bound in span) for span in fields] for t in range(count)]
 
 
@@ -68,8 +77,12 @@ def truncated(a: int, b: int) -> int:
     return abs(a) // b * (1 if a >= 0 else -1)
 
 
-def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -> list[tuple[int, bool]]:
-    """Return the tiles that the loops of an emitted kernel visit: the first position, and True if masked."""
+def visits(
+    spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int
+) -> list[tuple[int, bool]]:
+    """Return the tiles that the loops of an emitted kernel visit: the first position, and True if
+    masked.
+    """
     visited: list[tuple[int, bool]] = []
     done = 0
     for i, (span, (span_lo, hi, full_lo, full_hi)) in enumerate(zip(spans, bounds, strict=True)):
@@ -80,7 +93,8 @@ def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -
         else:
             full_lo = max(truncated(full_lo + block - 1, block) * block, lo)
             full_hi = truncated(full_hi, block) * block
-            # A range that begins at 0 has no first loop, so `full_hi` needs no comparison with `full_lo`.
+            # A range that begins at 0 has no first loop, so `full_hi` needs no comparison with
+            # `full_lo`.
             from_start = i == 0 and span.full_lo == span.lo == ZERO
             tail = full_hi if from_start else max(full_lo, full_hi)
             loops = [(lo, min(full_lo, hi), True), (full_lo, full_hi, False), (tail, hi, True)]
@@ -111,7 +125,9 @@ def test_alternatives_in_a_circle_have_no_order(position: str, bounds: tuple[int
     check(" or ".join(each), 1, 50, 90, 16, 8, dict(zip(names, bounds, strict=True)))
 
 
-def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
+def check(
+    text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]
+) -> None:
     """Check a mask as written, and in one form."""
     written = mask(text)
     for tree in dict.fromkeys((written, in_one_form(written))):
@@ -127,7 +143,9 @@ def check_tree(
         spans = finder(inner, outer, {n: env[n] for n in ("window", "dilation")}).spans(tree)
         tile_env = env | tiles(env, outer, rows)
         starts = tile_env[outer.start.name]
-        for start, bounds in zip(starts.tolist(), numbers(spans, tile_env, len(starts)), strict=True):
+        for start, bounds in zip(
+            starts.tolist(), numbers(spans, tile_env, len(starts)), strict=True
+        ):
             part = matrix[start : start + rows]
             some = set(part.any(0).nonzero().flatten().tolist())
             every = set(part.all(0).nonzero().flatten().tolist())
@@ -151,7 +169,8 @@ def check_tree(
 
 LEAVES = st.sampled_from(
     words(
-        "q_idx kv_idx q_idx kv_idx q_idx kv_idx window offset offset h b SQ SK doc[q_idx] doc[kv_idx] "
+        "q_idx kv_idx q_idx kv_idx q_idx kv_idx window offset offset h b SQ SK doc[q_idx] "
+        "doc[kv_idx] "
         "docs[b,kv_idx] docs[b,q_idx] kind[kv_idx] kind[q_idx] lens[b] 0 1 3 (-2)"
     )
 )
@@ -188,7 +207,9 @@ COMPARISONS = st.one_of(
     st.builds("{} {} {}".format, VALUES, st.sampled_from(words("< <= > >= == !=")), VALUES),
     st.builds("{} {} {}".format, LEAVES, st.sampled_from(words("< <= > >= == !=")), LEAVES),
     st.builds("({} < {}) == ({} < {})".format, LEAVES, LEAVES, LEAVES, LEAVES),
-    st.builds("abs(q_idx - kv_idx) {} {}".format, st.sampled_from(words("< <= > >= == !=")), VALUES),
+    st.builds(
+        "abs(q_idx - kv_idx) {} {}".format, st.sampled_from(words("< <= > >= == !=")), VALUES
+    ),
     st.sampled_from(["q_idx >= kv_idx", "q_idx * 0.5 >= kv_idx", "True", "False", "gain > 0"]),
 )
 MASKS = st.recursive(
@@ -210,7 +231,9 @@ MASKS = st.recursive(
     st.integers(1, 13),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([{}, {}, {"offset": 0}, {"offset": -40}, {"offset": 2**31 - 20}, {"offset": 20 - 2**31}]),
+    st.sampled_from(
+        [{}, {}, {"offset": 0}, {"offset": -40}, {"offset": 2**31 - 20}, {"offset": 20 - 2**31}]
+    ),
 )
 @example("kv_idx <= q_idx + offset", 0, 13, 13, 2, 4, {"offset": -12})
 @example("q_idx != kv_idx", 0, 9, 9, 2, 2, {})
@@ -240,7 +263,8 @@ EXACT = {
     "head-dependent": "q_idx - kv_idx >= h * 2",
     "nothing": "True",
 }
-# In some tiles, several alternatives together cover all pairs, one for each row. `full` is smaller there.
+# In some tiles, several alternatives together cover all pairs, one for each row. `full` is smaller
+# there.
 SEVERAL = {
     "longformer": "abs(q_idx - kv_idx) <= window or kv_idx < offset",
     "prefix and window": "q_idx >= kv_idx and (q_idx - kv_idx < window or kv_idx < 2)",
@@ -290,7 +314,9 @@ def test_what_cannot_be_classified_is_scanned_with_the_mask(text: str, direction
 
 
 def test_one_condition_that_cannot_be_classified_leaves_the_others() -> None:
-    (span,) = spans_of(mask("q_idx >= kv_idx and (q_idx - kv_idx) % dilation == 0"), KV_AXIS, Q_AXIS)
+    (span,) = spans_of(
+        mask("q_idx >= kv_idx and (q_idx - kv_idx) % dilation == 0"), KV_AXIS, Q_AXIS
+    )
     (causal,) = spans_of(mask("q_idx >= kv_idx"), KV_AXIS, Q_AXIS)
     assert (span.lo, span.hi) == (causal.lo, causal.hi)
     assert not span.has_full
@@ -355,13 +381,22 @@ def test_ranges_of_quotients_are_exact(name: str, direction: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("q_idx // 64 - kv_idx // 64 <= offset", "kv_idx // 4 <= q_idx // 3", "kv_idx // 64 >= offset"),
-        *("kv_idx // 8 // 9 < offset", "(kv_idx + q_idx) // 64 <= offset", "3 * (kv_idx // 4) >= offset"),
+        *(
+            "q_idx // 64 - kv_idx // 64 <= offset",
+            "kv_idx // 4 <= q_idx // 3",
+            "kv_idx // 64 >= offset",
+        ),
+        *(
+            "kv_idx // 8 // 9 < offset",
+            "(kv_idx + q_idx) // 64 <= offset",
+            "3 * (kv_idx // 4) >= offset",
+        ),
     ],
 )
 def test_multiples_of_bounds_do_not_wrap(text: str, direction: str) -> None:
-    """Run-time numbers and positions may have their largest values: a bound beyond all quotients is clamped
-    first."""
+    """Run-time numbers and positions may have their largest values: a bound beyond all quotients is
+    clamped first.
+    """
     inner, outer = DIRECTIONS[direction]
     tree, size, rows = in_one_form(mask(text)), 2**29, torch.arange(64)
     ends = torch.tensor([0, 1, 63, 64, 2**27, size - 64, size - 2, size - 1])
@@ -375,10 +410,13 @@ def test_multiples_of_bounds_do_not_wrap(text: str, direction: str) -> None:
                 int(evaluate(n, env)) for n in (span.lo, span.hi, span.full_lo, span.full_hi)
             )
             assert {*ends[matrix.any(0)].tolist()} <= {x for x in ends.tolist() if lo <= x < hi}
-            assert {*ends[matrix.all(0)].tolist()} >= {x for x in ends.tolist() if full_lo <= x < full_hi}
+            assert {*ends[matrix.all(0)].tolist()} >= {
+                x for x in ends.tolist() if full_lo <= x < full_hi
+            }
 
 
-# Two halves of a sequence, as in block diffusion: the noisy half, and the clean half from position 8 on.
+# Two halves of a sequence, as in block diffusion: the noisy half, and the clean half from position
+# 8 on.
 Q_BLOCK = "where(q_idx >= 8, (q_idx - 8) // window, q_idx // window)"
 KV_BLOCK = "where(kv_idx >= 8, (kv_idx - 8) // window, kv_idx // window)"
 HALVES = {
@@ -386,7 +424,9 @@ HALVES = {
     f" or {Q_BLOCK} > {KV_BLOCK} and kv_idx >= 8 and q_idx < 8"
     f" or {Q_BLOCK} >= {KV_BLOCK} and kv_idx >= 8 and q_idx >= 8",
     "halves apart": "(q_idx < 8) == (kv_idx < 8) and q_idx >= kv_idx",
-    "chosen by a half": "where(q_idx < 8, q_idx - kv_idx < window and q_idx >= kv_idx, kv_idx >= 8)",
+    "chosen by a half": (
+        "where(q_idx < 8, q_idx - kv_idx < window and q_idx >= kv_idx, kv_idx >= 8)"
+    ),
     "numbers of halves": "where(q_idx < 8, 1, 0) == where(kv_idx < 8, 1, 0) and q_idx >= kv_idx",
     "windows of halves": "abs(q_idx - kv_idx) < where(q_idx < 8, 2, 5)",
 }
@@ -428,15 +468,21 @@ def test_spans_are_few_and_ascend() -> None:
 
 MANY = {
     "!=": " and ".join(f"kv_idx != q_idx + {3 * i}" for i in range(20)),
-    "or in and": " and ".join(f"(kv_idx < q_idx + {i} or kv_idx > q_idx + {2 * i + 70})" for i in range(60)),
-    "and in or": " or ".join(f"(kv_idx < q_idx - {i} and kv_idx > q_idx - {i + 3})" for i in range(0, 60, 5)),
+    "or in and": " and ".join(
+        f"(kv_idx < q_idx + {i} or kv_idx > q_idx + {2 * i + 70})" for i in range(60)
+    ),
+    "and in or": " or ".join(
+        f"(kv_idx < q_idx - {i} and kv_idx > q_idx - {i + 3})" for i in range(0, 60, 5)
+    ),
     "the same again": " and ".join(["(kv_idx < q_idx or kv_idx > q_idx + 5)"] * 60),
     "choices": " and ".join(f"kv_idx <= where(q_idx > {i}, q_idx + {i}, {i})" for i in range(20)),
     "choices of choices": "kv_idx <= "
     + "".join(f"where(q_idx > {i}, q_idx + {i}, " for i in range(20))
     + "q_idx"
     + ")" * 20,
-    "truth values": "kv_idx <= q_idx + 5 and (" + " == ".join([f"(q_idx > {i})" for i in range(2)]) + ")",
+    "truth values": "kv_idx <= q_idx + 5 and ("
+    + " == ".join([f"(q_idx > {i})" for i in range(2)])
+    + ")",
     "not": "not (" + " or ".join(f"kv_idx == q_idx + {3 * i}" for i in range(20)) + ")",
     "nested": " or ".join(f"(q_idx > {i} and (kv_idx < {i} or q_idx == {i}))" for i in range(9)),
 }
@@ -444,8 +490,9 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_many_alternatives_are_not_multiplied_out(name: str) -> None:
-    """Twenty `!=` would be a million alternatives. Beyond the limit, the other conditions still bound the
-    range."""
+    """Twenty `!=` would be a million alternatives. Beyond the limit, the other conditions still
+    bound the range.
+    """
     text = f"({MANY[name]}) and kv_idx <= q_idx + 90"
     began = time.process_time()
     for inner, outer in DIRECTIONS.values():
@@ -470,5 +517,7 @@ def test_bounds_stay_within_32_bits() -> None:
     """Run-time integers are within 2**30 of zero, because the emitted launcher refuses others."""
     (span,) = spans_of(mask("abs(q_idx - kv_idx) <= window"), KV_AXIS, Q_AXIS)
     env = draw_env(0, 8, 8) | {"q_start": 4, "q_last": 7, "window": 2**30}
-    for node in (n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)):
+    for node in (
+        n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)
+    ):
         assert -(2**31) <= int(evaluate(node, env)) < 2**31

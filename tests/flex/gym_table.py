@@ -20,7 +20,10 @@ ACCEPTED = [
     ("mask_mod", "generate_global_sliding_window(9, IS_GLOBAL)"),
     (
         "mask_mod",
-        "generate_jetspec_tree_causal_mask_mod(8, ANCESTORS := torch.zeros(64, 64, dtype=torch.bool))",
+        (
+            "generate_jetspec_tree_causal_mask_mod(8, ANCESTORS := torch.zeros(64, 64, "
+            "dtype=torch.bool))"
+        ),
     ),
     ("mask_mod", "generate_jetspec_training_mask_mod(8, 14)"),
     ("mask_mod", "generate_natten(8, 8, 3, 3)"),
@@ -65,11 +68,21 @@ REFUSED = {
 """By field and EXPR: the reason for the page, and the beginning of the message."""
 
 HELPERS = {
-    *("build_tree_ancestor_matrix", "shortest_path_distances", "shortest_path_edge_types", "undo_softmax"),
+    *(
+        "build_tree_ancestor_matrix",
+        "shortest_path_distances",
+        "shortest_path_edge_types",
+        "undo_softmax",
+    ),
     *("compute_vsa_coarse_attention", "compute_vsa_tile_scores", "compute_vsa_topk_indices"),
     *("create_vsa_block_mask", "create_vsa_flash_block_mask", "create_vsa_tile_metadata"),
     *("lift_vsa_tile_output", "pool_to_vsa_tiles", "tile_vsa_sequence", "untile_vsa_sequence"),
-    *("validate_vsa_block_mask_inputs", "vsa_additive_combine", "vsa_gated_mix", "vsa_topk_from_sparsity"),
+    *(
+        "validate_vsa_block_mask_inputs",
+        "vsa_additive_combine",
+        "vsa_gated_mix",
+        "vsa_topk_from_sparsity",
+    ),
 }
 """Functions of the package that return no mod."""
 

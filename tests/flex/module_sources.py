@@ -1,4 +1,7 @@
-"""Random sources whose names are bound and changed in many ways. They are plain Python, which a test runs."""
+"""Random sources whose names are bound and changed in many ways.
+
+They are plain Python, which a test runs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ SIMPLE = frozenset({"number", "sum", "list", "table", "if", "loop", "comprehensi
 
 
 class Sources:
-    """Generator of sources. Each form is a method that returns lines, and forms contain other forms."""
+    """Generator of sources.
+
+    Each form is a method that returns lines, and forms contain other forms.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -81,7 +87,9 @@ class Sources:
         )
 
     def block(self, depth: int, simple: bool = False) -> list[str]:
-        lines = [line for _ in range(self.random.randint(1, 2)) for line in self.form(simple, depth + 1)]
+        lines = [
+            line for _ in range(self.random.randint(1, 2)) for line in self.form(simple, depth + 1)
+        ]
         return [f"    {line}" for line in lines]
 
 
@@ -224,7 +232,11 @@ BODIES = {
     "callback that appends": ("(x)", "{l}.append(x)\nreturn True", "list(filter({f}, [3]))"),
     "key that appends": ("(x)", "{l}.append(x)\nreturn x", "{n} = max([1, 2], key={f})"),
     "map that appends": ("(x)", "{l}.append(x)\nreturn x", "m = map({f}, [1])"),
-    "any that stops": ("(x)", "{l}.append(x)\nreturn x > 1", "{n} = int(any({f}(x) for x in [1, 2, 3]))"),
+    "any that stops": (
+        "(x)",
+        "{l}.append(x)\nreturn x > 1",
+        "{n} = int(any({f}(x) for x in [1, 2, 3]))",
+    ),
     "closure": (
         "()",
         "n = {v}\ndef up():\n    nonlocal n\n    n += 1\n    return n\nreturn up",
@@ -236,11 +248,19 @@ BODIES = {
         "from functools import lru_cache\nc = lru_cache({f})\nc(1)\nc(1)",
     ),
     "defaults are set": ("(x=1)", "return x", "{f}.__defaults__ = (5,)\n{n} = {f}()"),
-    "name is set": ("(x=1)", "return x", "{f}.__name__ = 'g'\n{n} = 1 if {f}.__name__ == 'g' else 2"),
+    "name is set": (
+        "(x=1)",
+        "return x",
+        "{f}.__name__ = 'g'\n{n} = 1 if {f}.__name__ == 'g' else 2",
+    ),
     "attribute": ("()", "return 1", "{f}.w = {l}\n{f}.w.append({v})"),
     "recursion": ("(x)", "return 0 if x <= 0 else x + {f}(x - 1)", "{n} = {f}(3)"),
     "varargs": ("(*x, **y)", "return len(x) + len(y)", "{n} = {f}(*{l}, a=1)"),
-    "loop that appends": ("()", "for x in {l}:\n    if len({l}) < 6:\n        {l}.append(x)", "{f}()"),
+    "loop that appends": (
+        "()",
+        "for x in {l}:\n    if len({l}) < 6:\n        {l}.append(x)",
+        "{f}()",
+    ),
     "enumerated loop that appends": (
         "()",
         "for i, x in enumerate({l}):\n    if len({l}) < 6:\n        {l}.append(x)",
@@ -261,7 +281,11 @@ BODIES = {
         "{l}.append({v})\nraise ValueError",
         "try:\n    {f}()\nexcept ValueError:\n    {n} = 4",
     ),
-    "decorator": ("(g)", "{l}.append({v})\nreturn lambda: {i}", "@{f}\ndef z():\n    return 1\n{n} = z()"),
+    "decorator": (
+        "(g)",
+        "{l}.append({v})\nreturn lambda: {i}",
+        "@{f}\ndef z():\n    return 1\n{n} = z()",
+    ),
 }
 
 
@@ -277,7 +301,11 @@ def function(signature: str, body: str, call: str) -> Form:
             "i": g.small(),
         }
         inner = [f"    {line}" for line in body.format(**values).split("\n")]
-        return [f"def {values['f']}{signature.format(**values)}:", *inner, *call.format(**values).split("\n")]
+        return [
+            f"def {values['f']}{signature.format(**values)}:",
+            *inner,
+            *call.format(**values).split("\n"),
+        ]
 
     return lines
 
@@ -302,7 +330,13 @@ def _unknown_if(g: Sources, depth: int, simple: bool) -> list[str]:
         "sys.version_info >= (3, 8)",
         "__name__ == '__main__'",
     )
-    return ["import sys", f"if {g.random.choice(tests)}:", *g.block(depth), "else:", *g.block(depth)]
+    return [
+        "import sys",
+        f"if {g.random.choice(tests)}:",
+        *g.block(depth),
+        "else:",
+        *g.block(depth),
+    ]
 
 
 @form("type checking")
@@ -333,14 +367,30 @@ def _while(g: Sources, depth: int, simple: bool) -> list[str]:
 
 @form("try")
 def _try(g: Sources, depth: int, simple: bool) -> list[str]:
-    return ["try:", *g.block(depth), "except ValueError as B:", *g.block(depth), "else:", *g.block(depth)]
+    return [
+        "try:",
+        *g.block(depth),
+        "except ValueError as B:",
+        *g.block(depth),
+        "else:",
+        *g.block(depth),
+    ]
 
 
 @form("try that raises")
 def _raises(g: Sources, depth: int, simple: bool) -> list[str]:
-    raised = g.random.choice(("import nowhere_to_be_found", "int('x')", "[][1]", "1 // 0", "raise KeyError"))
+    raised = g.random.choice(
+        ("import nowhere_to_be_found", "int('x')", "[][1]", "1 // 0", "raise KeyError")
+    )
     errors = "(ImportError, ValueError, IndexError, ZeroDivisionError, KeyError)"
-    return ["try:", *g.block(depth), f"    {raised}", *g.block(depth), f"except {errors}:", *g.block(depth)]
+    return [
+        "try:",
+        *g.block(depth),
+        f"    {raised}",
+        *g.block(depth),
+        f"except {errors}:",
+        *g.block(depth),
+    ]
 
 
 @form("finally")
@@ -350,7 +400,12 @@ def _finally(g: Sources, depth: int, simple: bool) -> list[str]:
 
 @form("with")
 def _with(g: Sources, depth: int, simple: bool) -> list[str]:
-    return ["with suppress(ZeroDivisionError):", *g.block(depth), f"    1 // {g.number()}", *g.block(depth)]
+    return [
+        "with suppress(ZeroDivisionError):",
+        *g.block(depth),
+        f"    1 // {g.number()}",
+        *g.block(depth),
+    ]
 
 
 @form("match")

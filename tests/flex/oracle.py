@@ -1,4 +1,6 @@
-"""Values of FlexAttention functions, run for one pair at a time, and values of the expressions of a spec."""
+"""Values of FlexAttention functions, run for one pair at a time, and values of the expressions of a
+spec.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def got(loaded: Loaded, field: str, tensors: dict[str, torch.Tensor]) -> torch.T
 
 
 def captured(function: Any) -> dict[str, torch.Tensor]:
-    """Return by name the tensors that a function captured, directly or through captured functions."""
+    """Return by name the tensors that a function captured, directly or through captured
+    functions.
+    """
     found: dict[str, torch.Tensor] = {}
     waiting, seen = [function], set()
     while waiting:

@@ -1,4 +1,7 @@
-"""Names and calls of `patterns.py` that the tests import, by field. Each suite has its own table."""
+"""Names and calls of `patterns.py` that the tests import, by field.
+
+Each suite has its own table.
+"""
 
 MASKS = [
     "causal",

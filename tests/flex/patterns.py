@@ -128,7 +128,9 @@ def tiled(tile):
 
     def place(index):
         number, inside = index // (tile * tile), index % (tile * tile)
-        return (number // per_row) * tile + inside // tile, (number % per_row) * tile + inside % tile
+        return (number // per_row) * tile + inside // tile, (
+            number % per_row
+        ) * tile + inside % tile
 
     def mask(b, h, q_idx, kv_idx):
         a, c = place(q_idx), place(kv_idx)
@@ -413,7 +415,12 @@ def log_distance(score, b, h, q_idx, kv_idx):
 
 
 def rounded_score(score, b, h, q_idx, kv_idx):
-    return torch.floor(score) + torch.ceil(score) * 0.5 + torch.round(score) * 0.25 + torch.trunc(score)
+    return (
+        torch.floor(score)
+        + torch.ceil(score) * 0.5
+        + torch.round(score) * 0.25
+        + torch.trunc(score)
+    )
 
 
 def signed(score, b, h, q_idx, kv_idx):
@@ -548,7 +555,9 @@ def t5(buckets, furthest, *, bidirectional=False):
             distance = -torch.min(distance, torch.zeros_like(distance))
         exact = count // 2
         far = exact + (
-            torch.log(distance.clamp(min=1).double() / exact) / math.log(furthest / exact) * (count - exact)
+            torch.log(distance.clamp(min=1).double() / exact)
+            / math.log(furthest / exact)
+            * (count - exact)
         ).to(torch.long)
         far = torch.minimum(far, torch.full_like(far, count - 1))
         return start + torch.where(distance < exact, distance, far)
@@ -717,12 +726,16 @@ def packed_by_eight(b, h, q_idx, kv_idx):
 
 def powers(score, b, h, q_idx, kv_idx):
     return (
-        torch.sign(score) * torch.pow(abs(score) + 0.5, 1.5) + torch.round(score * 4) / 4 + 2.0 ** -abs(score)
+        torch.sign(score) * torch.pow(abs(score) + 0.5, 1.5)
+        + torch.round(score * 4) / 4
+        + 2.0 ** -abs(score)
     )
 
 
 def rounded_index(score, b, h, q_idx, kv_idx):
-    return score + bias_by_row[h, torch.floor(kv_idx / 2).to(torch.int32)] + bias_by_row[h, round(3.4)]
+    return (
+        score + bias_by_row[h, torch.floor(kv_idx / 2).to(torch.int32)] + bias_by_row[h, round(3.4)]
+    )
 
 
 table_of_masks = []
@@ -735,7 +748,9 @@ named.update(gain=2.0)
 
 
 def by_name(score, b, h, q_idx, kv_idx):
-    return torch.where(q_idx - kv_idx < named["reach"], score * named["gain"], score + defined_later[h])
+    return torch.where(
+        q_idx - kv_idx < named["reach"], score * named["gain"], score + defined_later[h]
+    )
 
 
 defined_later = torch.linspace(-1, 1, HEADS)

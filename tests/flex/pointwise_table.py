@@ -1,13 +1,27 @@
-"""Torch's pointwise functions: calls of each function that kgen reads, and the reasons for the others.
+"""Torch's pointwise functions: calls of each function that kgen reads, and the reasons for the
+others.
 
-In calls, `s` is the score and `t` a real number of a tensor. `n` is an integer, `m` a non-negative integer,
-and `c` a truth value.
+In calls, `s` is the score and `t` a real number of a tensor. `n` is an integer, `m` a non-negative
+integer, and `c` a truth value.
 """
 
 from __future__ import annotations
 
 UNARY = (
-    *("abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "deg2rad"),
+    *(
+        "abs",
+        "acos",
+        "acosh",
+        "angle",
+        "asin",
+        "asinh",
+        "atan",
+        "atanh",
+        "ceil",
+        "cos",
+        "cosh",
+        "deg2rad",
+    ),
     *("erf", "exp", "exp2", "expm1", "floor", "frac", "isfinite", "isinf", "isnan", "isneginf"),
     *("isposinf", "log", "log10", "log1p", "log2", "logical_not", "neg", "positive", "rad2deg"),
     *("reciprocal", "relu", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh"),
@@ -16,13 +30,32 @@ UNARY = (
 """Functions of one number, `torch.name(s)`."""
 BINARY = (
     *("add", "atan2", "copysign", "div", "eq", "fmax", "fmin", "ge", "gt", "hypot", "le", "ldexp"),
-    *("logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "lt", "maximum", "minimum"),
+    *(
+        "logaddexp",
+        "logaddexp2",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "lt",
+        "maximum",
+        "minimum",
+    ),
     *("mul", "ne", "sub", "true_divide", "xlogy", "heaviside"),
 )
 """Functions of two numbers, `torch.name(s, t)`."""
 ACTIVATIONS = (
     *("celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu"),
-    *("logsigmoid", "mish", "relu6", "selu", "silu", "softplus", "softshrink", "softsign", "tanhshrink"),
+    *(
+        "logsigmoid",
+        "mish",
+        "relu6",
+        "selu",
+        "silu",
+        "softplus",
+        "softshrink",
+        "softsign",
+        "tanhshrink",
+    ),
     "rrelu",
 )
 """Functions of one number, `torch.nn.functional.name(s)`."""
@@ -37,7 +70,12 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "bitwise_or": ("torch.bitwise_or(n, m)",),
     "bitwise_right_shift": ("torch.bitwise_right_shift(n, m % 5)",),
     "bitwise_xor": ("torch.bitwise_xor(n, m)", "torch.bitwise_xor(c, n > 1)"),
-    "clamp": ("torch.clamp(s, -1.5, 2)", "torch.clamp(s, max=t)", "torch.clamp(n, min=-2)", "s.clamp(0, 1)"),
+    "clamp": (
+        "torch.clamp(s, -1.5, 2)",
+        "torch.clamp(s, max=t)",
+        "torch.clamp(n, min=-2)",
+        "s.clamp(0, 1)",
+    ),
     "clip": ("torch.clip(s, -1, 1)", "s.clip(max=2)"),
     "max": ("torch.max(s, t)",),
     "min": ("torch.min(s, t)",),
@@ -57,7 +95,12 @@ OTHERS: dict[str, tuple[str, ...]] = {
     ),
     "pow": ("torch.pow(s, 2)", "torch.pow(s, 3)", "torch.pow(s, 0.5)", "torch.pow(2, t)"),
     "remainder": ("torch.remainder(s, 2.5)", "torch.remainder(n, 3)", "torch.remainder(t, inf)"),
-    "round": ("torch.round(s)", "torch.round(s, decimals=1)", "torch.round(s, decimals=-1)", "n.round()"),
+    "round": (
+        "torch.round(s)",
+        "torch.round(s, decimals=1)",
+        "torch.round(s, decimals=-1)",
+        "n.round()",
+    ),
     "rsub": ("torch.rsub(s, t)", "torch.rsub(s, 2.0, alpha=3)"),
     "threshold": ("torch.nn.functional.threshold(s, 0.5, -3.0)",),
     "where": ("torch.where(c, s, t)", "torch.where(c, n, 0.5)"),
@@ -73,7 +116,10 @@ MORE: dict[str, tuple[str, ...]] = {
     "elu": ("torch.nn.functional.elu(s, 2.0)",),
     "gelu": ("torch.nn.functional.gelu(s, approximate='tanh')",),
     "hardshrink": ("torch.nn.functional.hardshrink(s, lambd=1.5)",),
-    "hardtanh": ("torch.nn.functional.hardtanh(s, -2.0, 0.5)", "torch.nn.functional.hardtanh(s, max_val=3)"),
+    "hardtanh": (
+        "torch.nn.functional.hardtanh(s, -2.0, 0.5)",
+        "torch.nn.functional.hardtanh(s, max_val=3)",
+    ),
     "heaviside": ("torch.heaviside(s, torch.tensor(0.5))",),
     "leaky_relu": ("torch.nn.functional.leaky_relu(s, 0.2)",),
     "log10": ("torch.log10(m)",),
@@ -99,7 +145,11 @@ REFUSED = {
             *("digamma", "erfinv", "i0", "igamma", "igammac", "lgamma", "mvlgamma", "polygamma"),
             *("special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0"),
             *("special_bessel_y1", "special_i0e", "special_i1", "special_i1e", "special_ndtri"),
-            *("special_modified_bessel_i0", "special_modified_bessel_i1", "special_modified_bessel_k0"),
+            *(
+                "special_modified_bessel_i0",
+                "special_modified_bessel_i1",
+                "special_modified_bessel_k0",
+            ),
             *("special_modified_bessel_k1", "special_scaled_modified_bessel_k0", "special_zeta"),
             *("special_scaled_modified_bessel_k1", "special_spherical_bessel_j0"),
         ),
@@ -142,7 +192,8 @@ def refused() -> list[str]:
     """A call of each function that is refused."""
     packages = {"glu": "nn.functional."}
     return [
-        f"torch.{packages.get(name, '')}{name.replace('special_', 'special.', 1)}(s, t)" for name in REFUSED
+        f"torch.{packages.get(name, '')}{name.replace('special_', 'special.', 1)}(s, t)"
+        for name in REFUSED
     ]
 
 

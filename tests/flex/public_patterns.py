@@ -1,8 +1,8 @@
-"""Sources as people write them around FlexAttention: masks and scores of public models and articles, written
-anew.
+"""Sources as people write them around FlexAttention: masks and scores of public models and
+articles, written anew.
 
-`READ` has sources by name, with the functions to import. `REFUSED` also has the line and the reason of the
-error.
+`READ` has sources by name, with the functions to import. `REFUSED` also has the line and the reason
+of the error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 def causal_mask(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx
 
-block_mask = create_block_mask(causal_mask, B=None, H=None, Q_LEN=SEQ_LEN, KV_LEN=SEQ_LEN, device=device)
+block_mask = create_block_mask(
+    causal_mask, B=None, H=None, Q_LEN=SEQ_LEN, KV_LEN=SEQ_LEN, device=device
+)
 """,
 )
 mask(
@@ -189,7 +191,9 @@ from torch import Tensor
 ATTN_LOGIT_SOFTCAPPING = 50.0
 SLIDING_WINDOW = 16
 
-def tanh_softcap(score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor, soft_cap: float) -> Tensor:
+def tanh_softcap(
+    score: Tensor, b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor, soft_cap: float
+) -> Tensor:
     return soft_cap * torch.tanh(score / soft_cap)
 
 softcap = partial(tanh_softcap, soft_cap=ATTN_LOGIT_SOFTCAPPING)
@@ -218,7 +222,8 @@ class GemmaConfig:
 config = GemmaConfig(sliding_window=12)
 
 def layer_type(config, layer_idx):
-    return AttentionType.GLOBAL if (layer_idx + 1) % config.sliding_window_pattern == 0 else AttentionType.LOCAL
+    last = (layer_idx + 1) % config.sliding_window_pattern == 0
+    return AttentionType.GLOBAL if last else AttentionType.LOCAL
 
 def make_mask(config, layer_idx):
     kind = layer_type(config, layer_idx)
@@ -319,7 +324,8 @@ class ShiftedWindow:
     def __call__(self, b, h, q_idx, kv_idx):
         qy, qx = q_idx // self.size, q_idx % self.size
         ky, kx = kv_idx // self.size, kv_idx % self.size
-        same_window = (qy // self.window == ky // self.window) & (qx // self.window == kx // self.window)
+        same_row = qy // self.window == ky // self.window
+        same_window = same_row & (qx // self.window == kx // self.window)
         if self.shift == 0:
             return same_window
         same_region = (self.region(qy) == self.region(ky)) & (self.region(qx) == self.region(kx))
@@ -337,7 +343,8 @@ from torch import nn
 class T5Bias(nn.Module):
     def __init__(self, num_heads, num_buckets=16, max_distance=48, bidirectional=False):
         super().__init__()
-        self.num_buckets, self.max_distance, self.bidirectional = num_buckets, max_distance, bidirectional
+        self.num_buckets, self.max_distance = num_buckets, max_distance
+        self.bidirectional = bidirectional
         self.relative_attention_bias = nn.Parameter(torch.randn(num_buckets, num_heads))
 
     def _bucket(self, relative_position):
@@ -752,7 +759,8 @@ import torch
 grid_thw = [(1, 4, 4), (2, 2, 4), (1, 4, 8)]
 
 def packed_vision_mask(grid):
-    ids = torch.cat([torch.full((t * h * w,), i, dtype=torch.int32) for i, (t, h, w) in enumerate(grid)])
+    sizes = [t * h * w for t, h, w in grid]
+    ids = torch.cat([torch.full((n,), i, dtype=torch.int32) for i, n in enumerate(sizes)])
     frames = torch.cat([torch.arange(t).repeat_interleave(h * w) for t, h, w in grid])
 
     def mod(b, h, q_idx, kv_idx):
@@ -880,7 +888,9 @@ def sandwich(score, b, h, q_idx, kv_idx):
 # --- refused ------------------------
 
 
-def refuse(name: str, asked: dict[str, str], line: int, words: str, reason: str, source: str) -> None:
+def refuse(
+    name: str, asked: dict[str, str], line: int, words: str, reason: str, source: str
+) -> None:
     REFUSED[name] = (asked, line, words, reason, source)
 
 

@@ -1,4 +1,6 @@
-"""Order and bounds of integers: proofs from the source hold in Python, and a spec promises no more."""
+"""Order and bounds of integers: proofs from the source hold in Python, and a spec promises no
+more.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def test_documents_that_the_source_puts_in_order_are_sorted(doc: str, tmp_path: 
 
 @pytest.mark.parametrize("change", PART_CHANGES)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_change_of_a_row_or_an_element_is_one_of_the_tensor(part: str, change: str, tmp_path: Path) -> None:
+def test_a_change_of_a_row_or_an_element_is_one_of_the_tensor(
+    part: str, change: str, tmp_path: Path
+) -> None:
     text = written(f"torch.arange(64)\npart = {part}\n{change}", tmp_path)
     assert "sorted: true}" not in text
 
@@ -111,7 +115,9 @@ def test_for_others_a_line_states_the_gain(doc: str, tmp_path: Path) -> None:
 def test_an_expr_proves_nothing(tmp_path: Path) -> None:
     """The numbers in an EXPR are placeholders for a shape, so they prove nothing."""
     path = tmp_path / "mods.py"
-    path.write_text("import torch\ndef make(doc):\n    return lambda b, h, q, k: doc[q] == doc[k]\n")
+    path.write_text(
+        "import torch\ndef make(doc):\n    return lambda b, h, q, k: doc[q] == doc[k]\n"
+    )
     asked = {"mask_mod": "make(docs := torch.arange(64, dtype=torch.int32) // 4)"}
     text, _ = settled(imported(str(path), asked, Options(name="one")), "one.yaml")
     assert "# if each row of docs ascends" in text
@@ -129,7 +135,13 @@ STEPS = (
         "{0} % 7",
         "{0}.to(torch.int32)",
     ),
-    *("{0}.sort().values", "{0}.sort(descending=True)[0]", "{0}.cumsum(0)", "{0}.clamp(min=2)", "{0} + {1}"),
+    *(
+        "{0}.sort().values",
+        "{0}.sort(descending=True)[0]",
+        "{0}.cumsum(0)",
+        "{0}.clamp(min=2)",
+        "{0} + {1}",
+    ),
     *(
         "torch.cat([{0}[:32], {0}[32:]])",
         "torch.cat([{0}[32:], {1}[:32]])",
@@ -149,12 +161,37 @@ STEPS = (
         "{0}[{1} % 64]",
         "{0}.max() - {0}",
     ),
-    *("torch.stack([{0}, {1}])[0]", "torch.stack([{0}, {1}], 1).view(-1)[:64]", "{0}[None].expand(2, -1)[1]"),
-    *("({0} > {1}).cumsum(0)", "torch.unique({0}.abs() % 64)[{1} % 1]", "{0}.view(8, 8).t().reshape(-1)"),
-    *("{0}.contiguous()", "{0}.clone()", "{0}.to(torch.int8).long()", "torch.full_like({0}, 3)", "{0} * {1}"),
+    *(
+        "torch.stack([{0}, {1}])[0]",
+        "torch.stack([{0}, {1}], 1).view(-1)[:64]",
+        "{0}[None].expand(2, -1)[1]",
+    ),
+    *(
+        "({0} > {1}).cumsum(0)",
+        "torch.unique({0}.abs() % 64)[{1} % 1]",
+        "{0}.view(8, 8).t().reshape(-1)",
+    ),
+    *(
+        "{0}.contiguous()",
+        "{0}.clone()",
+        "{0}.to(torch.int8).long()",
+        "torch.full_like({0}, 3)",
+        "{0} * {1}",
+    ),
 )
-CHANGES = ("{0}[3] = 50", "{0}.neg_()", "{0} += {1}", "torch.neg({0}, out={0})", "{0}.view(8, 8)[2].fill_(7)")
-STARTS = ("torch.arange(64)", "count(64)", "torch.repeat_interleave(torch.arange(4), lengths)", "tokens[0]")
+CHANGES = (
+    "{0}[3] = 50",
+    "{0}.neg_()",
+    "{0} += {1}",
+    "torch.neg({0}, out={0})",
+    "{0}.view(8, 8)[2].fill_(7)",
+)
+STARTS = (
+    "torch.arange(64)",
+    "count(64)",
+    "torch.repeat_interleave(torch.arange(4), lengths)",
+    "tokens[0]",
+)
 
 
 def source(seed: int) -> str:
@@ -165,12 +202,16 @@ def source(seed: int) -> str:
         names = [f"x{draw.randrange(i)}" for _ in range(2)]
         lines.append(f"x{i} = {draw.choice(STEPS).format(*names)}")
         if draw.random() < 0.15:
-            lines.append(draw.choice(CHANGES).format(f"x{draw.randint(0, i)}", f"x{draw.randint(0, i)}"))
+            lines.append(
+                draw.choice(CHANGES).format(f"x{draw.randint(0, i)}", f"x{draw.randint(0, i)}")
+            )
     return HEAD + "\n".join(lines) + "\n"
 
 
 def test_what_is_proved_holds_in_python(tmp_path: Path) -> None:
-    """In random sources, no value exceeds its proved bound, and each row that is proved to ascend does."""
+    """In random sources, no value exceeds its proved bound, and each row that is proved to ascend
+    does.
+    """
     proved = 0
     for seed in range(80):
         text = source(seed)

@@ -1,4 +1,6 @@
-"""Classes of a source: a method, an instance or an enumeration has the value that it has in Python."""
+"""Classes of a source: a method, an instance or an enumeration has the value that it has in
+Python.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ class Call:
         return q - k < self.n + len(self.seen)
 
 def kinds(b, h, q, k):
-    return (k % 8 == Kind.IMAGE) | (q % 2 == Kind.TEXT.value) | (h == Bits.AB) | (k - q == Mode.FAR.value)
+    far = k - q == Mode.FAR.value
+    return (k % 8 == Kind.IMAGE) | (q % 2 == Kind.TEXT.value) | (h == Bits.AB) | far
 
 def sizes(b, h, q, k):
     near, far = Attn.sizes
@@ -150,7 +153,9 @@ def test_mask(text: str, path: Path) -> None:
 STRANGE = {
     "metaclass": "class K(metaclass=M):\n    W = 3\n",
     "decorator": "class K:\n    W = 3\nimport other\n@other.changed\nclass K:\n    W = 3\n",
-    "special method": "class K:\n    W = 3\n    def __getattribute__(self, name):\n        return 5\n",
+    "special method": (
+        "class K:\n    W = 3\n    def __getattribute__(self, name):\n        return 5\n"
+    ),
     "base of another package": "import other\nclass K(other.Base):\n    W = 3\n",
     "setattr": "class K:\n    W = 3\nsetattr(K, 'W', 4)\n",
     "unread call": "import other\nclass K:\n    W = 3\nother.change(K)\n",
@@ -184,11 +189,14 @@ def test_a_member_of_an_enumeration_is_a_number(text: str, tmp_path: Path) -> No
     """A member may be an argument of torch, an index, a size, or the result of a mod."""
     path = tmp_path / "mods.py"
     source = (
-        "import torch\nfrom enum import IntEnum\nclass Kind(IntEnum):\n    TEXT = 1\n    IMAGE = 7\n"
+        "import torch\nfrom enum import IntEnum\nclass Kind(IntEnum):\n    TEXT = 1\n"
+        "    IMAGE = 7\n"
         "gate = torch.zeros(8)\nshaped = torch.zeros(Kind.IMAGE, 8)\n"
     )
     path.write_text(f"{source}def score(s, b, h, q, k):\n    return {text}\n")
-    written, _ = settled(imported(str(path), {"score_mod": "score"}, Options("members")), "mods.yaml")
+    written, _ = settled(
+        imported(str(path), {"score_mod": "score"}, Options("members")), "mods.yaml"
+    )
     assert f"score_mod: {MEMBERS[text]}\n" in written
 
 

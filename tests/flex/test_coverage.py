@@ -1,4 +1,7 @@
-"""All mods of attn-gym: each is imported, rendered and verified, or refused for a reason. Makes the page."""
+"""All mods of attn-gym: each is imported, rendered and verified, or refused for a reason.
+
+Makes the page.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,11 @@ def test_nothing_is_left_out() -> None:
     """Every function of the package that is a mod or returns one."""
     asked = " ".join(text for _, text in (*ACCEPTED, *REFUSED))
     for module in MODULES.values():
-        known = {n for n, value in vars(module).items() if callable(value) and not isinstance(value, type)}
+        known = {
+            n
+            for n, value in vars(module).items()
+            if callable(value) and not isinstance(value, type)
+        }
         assert {name for name in known - HELPERS if name not in asked} == set()
 
 
@@ -96,7 +103,9 @@ def verified(source: str, field: str, text: str) -> None:
     Path("pattern.yaml").write_text(text_of(source, field, text))
     verify = ["verify", "pattern.yaml", "--device", "cpu", "--quick"]
     for command in (["render", "pattern.yaml"], verify):
-        run = subprocess.run([sys.executable, "-m", "kgen", *command], capture_output=True, text=True)
+        run = subprocess.run(
+            [sys.executable, "-m", "kgen", *command], capture_output=True, text=True
+        )
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
@@ -116,9 +125,12 @@ def test_kernels(field: str, text: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("field", "text"), [*(("mask_mod", text) for text in MASKS), *(("score_mod", text) for text in SCORES)]
+    ("field", "text"),
+    [*(("mask_mod", text) for text in MASKS), *(("score_mod", text) for text in SCORES)],
 )
-def test_kernels_of_patterns(field: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_patterns(
+    field: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     verified(str(HERE / "patterns.py"), field, text)
 
@@ -147,7 +159,9 @@ def rows(module: ModuleType) -> list[str]:
     fields = [field for field, own in MODULES.items() if own is module]
     lines += [f"| {cell(text)} | verified |" for field, text in ACCEPTED if field in fields]
     lines += [
-        f"| {cell(text)} | refused: {why} |" for (field, text), (why, _) in REFUSED.items() if field in fields
+        f"| {cell(text)} | refused: {why} |"
+        for (field, text), (why, _) in REFUSED.items()
+        if field in fields
     ]
     return lines
 
@@ -160,7 +174,10 @@ def elements() -> list[str]:
     table = [f"| {', '.join(found)} | {reason} |" for reason, found in by_reason.items()]
     title = "## Functions of elements"
     intro = [
-        "kgen reads these pointwise operators of torch and activations of `torch.nn.functional`. They have",
+        (
+            "kgen reads these pointwise operators of torch and activations of "
+            "`torch.nn.functional`. They have"
+        ),
         "torch's values:",
     ]
     series = ", ".join(map(cell, pointwise_table.SERIES))
@@ -180,7 +197,10 @@ def public() -> list[str]:
     """The section about public models and articles, with the reasons for those that are refused."""
     table = [f"| {name} | {row[3]} |" for name, row in public_patterns.REFUSED.items()]
     intro = [
-        "`tests/flex/public_patterns.py` has functions in the style of public models and articles. kgen",
+        (
+            "`tests/flex/public_patterns.py` has functions in the style of public models and "
+            "articles. kgen"
+        ),
         "reads these, and the specs have the values of the Python functions:",
     ]
     return [

@@ -1,4 +1,6 @@
-"""The page about the arguments of flex_attention: every argument has a row, and the code on it runs."""
+"""The page about the arguments of flex_attention: every argument has a row, and the code on it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_every_argument_and_option_has_a_row() -> None:
 @pytest.mark.thorough
 def test_the_code_runs(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name, code in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    for name, code in re.findall(
+        r"^```python\n# (\w+\.py)\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+    ):
         (tmp_path / name).write_text(code)
     commands = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0].splitlines()
     assert [command.split()[:2] for command in commands] == [["kgen", "import"], ["kgen", "render"]]
@@ -56,7 +60,10 @@ def test_the_code_runs(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_nested_tensors_are_packed_sequences(tmp_path: Path) -> None:
-    spec = "kernel: attention\nname: own_packed\ndtype: fp32\nhead_dim: 16\nvarlen: true\nmask_mod: q_idx >= kv_idx\n"
+    spec = (
+        "kernel: attention\nname: own_packed\ndtype: fp32\nhead_dim: 16\nvarlen: true\n"
+        "mask_mod: q_idx >= kv_idx\n"
+    )
     (tmp_path / "own.yaml").write_text(spec)
     command = [sys.executable, "-m", "kgen", "render", "own.yaml", "-o", "."]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
@@ -75,15 +82,18 @@ def nested(folder: Path) -> float:
 
     sequences = [torch.randn(length, 3, 2, 16) for length in (5, 9)]
     q, k, v = (
-        torch.nested.nested_tensor([s[:, i] for s in sequences], layout=torch.jagged) for i in range(3)
+        torch.nested.nested_tensor([s[:, i] for s in sequences], layout=torch.jagged)
+        for i in range(3)
     )
-    (code,) = re.findall(r"^```python\n(.*?)^```", section("Nested tensors"), re.DOTALL | re.MULTILINE)
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", section("Nested tensors"), re.DOTALL | re.MULTILINE
+    )
     names = {"NAME": own_packed, "q": q, "k": k, "v": v}
     exec(code, names)
     wanted = [
-        torch.nn.functional.scaled_dot_product_attention(*s.permute(1, 2, 0, 3), is_causal=True).transpose(
-            0, 1
-        )
+        torch.nn.functional.scaled_dot_product_attention(
+            *s.permute(1, 2, 0, 3), is_causal=True
+        ).transpose(0, 1)
         for s in sequences
     ]
     return float((names["out"] - torch.cat(wanted)).abs().max())

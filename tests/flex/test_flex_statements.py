@@ -1,5 +1,6 @@
-"""Statements and values of a source: a mod returns the values of Python, or the source is refused at its
-line."""
+"""Statements and values of a source: a mod returns the values of Python, or the source is refused
+at its line.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,10 @@ RIGHT = {
         "w = Mode.FAR",
         "match w:\n    case Mode.NEAR: return q < k\n    case Mode.FAR: return q >= k",
     ),
-    "match of a sequence": ("w = (3, 4, 5)", "match w:\n    case [x, *y]: return q - k < x + len(y)"),
+    "match of a sequence": (
+        "w = (3, 4, 5)",
+        "match w:\n    case [x, *y]: return q - k < x + len(y)",
+    ),
     "match of a dictionary": (
         "w = {'a': 3, 'c': 4}",
         "match w:\n    case {'z': x}: return q < k\n    case {'a': 3, 'c': x}: return q - k < x",
@@ -88,11 +92,20 @@ RIGHT = {
         "return (q - k < w.total + w.heads[1]) & (w.mode == Mode.FAR)",
     ),
     "members of an enumeration": (
-        "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\n    SAME = 4\nw = [kind.value for kind in Kind]",
-        "ok = q < 0\nfor kind in Kind:\n    ok = ok | (q - k == kind)\nreturn ok | (k < len(Kind) + w[1])",
+        (
+            "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\n    SAME = 4\n"
+            "w = [kind.value for kind in Kind]"
+        ),
+        (
+            "ok = q < 0\nfor kind in Kind:\n    ok = ok | (q - k == kind)\n"
+            "return ok | (k < len(Kind) + w[1])"
+        ),
     ),
     "a dictionary by members": (
-        "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\nw = {Kind.TEXT: 3, Kind.IMAGE: 9, 'x': 2}",
+        (
+            "class Kind(enum.IntEnum):\n    TEXT = 0\n    IMAGE = 4\n"
+            "w = {Kind.TEXT: 3, Kind.IMAGE: 9, 'x': 2}"
+        ),
         "return q - k < w[Kind.IMAGE] + w[0] * {Mode.FAR.value: 2, 5: 7}[5] + w['x']",
     ),
     "own lists of instances": (
@@ -100,9 +113,15 @@ RIGHT = {
         "return q - k < len(w.heads) + len(v.heads)",
     ),
     "an instance that is changed": ("w = Both(5)\nw.size = 9", "return q - k < w.size + w.total"),
-    "a named tuple": ("w = Point(1, column=5)", "return q - k < w.row + w.column + w[1] + Last(2).column"),
+    "a named tuple": (
+        "w = Point(1, column=5)",
+        "return q - k < w.row + w.column + w[1] + Last(2).column",
+    ),
     "a typed tuple": ("w = Typed(4, 5)", "r, c = w\nreturn q - k < r + w.column"),
-    "a scalar of numpy": ("x, y = np.float32(3.3), np.int8(4)", "return (q - k < y) | ((q - k) * x < 20)"),
+    "a scalar of numpy": (
+        "x, y = np.float32(3.3), np.int8(4)",
+        "return (q - k < y) | ((q - k) * x < 20)",
+    ),
     "an assertion": ("w = 4\nassert w > 3, 'small'", "assert w < 9\nreturn q - k < w"),
     "the last element": ("w = torch.tensor([3, 9, 20, 40])", "return (k < w[-1]) | (q < w[-4])"),
     "the last of a row": (
@@ -131,7 +150,12 @@ REFUSED = {
         3,
         "here: too small",
     ),
-    "no such element": ("w = torch.tensor([3, 9])", "return k < w[2]", 3, "the index 2 is out of bounds"),
+    "no such element": (
+        "w = torch.tensor([3, 9])",
+        "return k < w[2]",
+        3,
+        "the index 2 is out of bounds",
+    ),
     "no such element from the end": (
         "w = torch.tensor([3, 9])",
         "return k < w[-3]",
@@ -147,7 +171,12 @@ REFUSED = {
         2,
         "",
     ),
-    "equal instances": ("w = Window(5) == Window(5)", "return q >= k if w else q < k", 1, "used as a number"),
+    "equal instances": (
+        "w = Window(5) == Window(5)",
+        "return q >= k if w else q < k",
+        1,
+        "used as a number",
+    ),
     "a missing field": ("w = Window()", "return q - k < w.size", 1, "wrong arguments for"),
     "options of a dataclass": (
         "@dataclass(init=False)\nclass V:\n    w: int = 3\nv = V()",
@@ -186,7 +215,9 @@ def loaded(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_mod_gives_what_python_gives(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mod_gives_what_python_gives(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "mods.py"
     path.write_text(written(*RIGHT[name]))
     module = type(sys)("mods")
@@ -210,7 +241,10 @@ def test_others_are_refused_at_their_line(name: str, tmp_path: Path) -> None:
 
 def test_a_check_that_is_not_known_is_stated(tmp_path: Path) -> None:
     path = tmp_path / "mods.py"
-    setup = "t, u = torch.load('t.pt'), torch.load('u.pt')\nassert t.dim() == 1\nif u.dim() != 1:\n    raise ValueError"
+    setup = (
+        "t, u = torch.load('t.pt'), torch.load('u.pt')\nassert t.dim() == 1\nif u.dim() != 1:\n"
+        "    raise ValueError"
+    )
     path.write_text(written(setup, "assert q >= 0\nreturn t[q] >= k"))
     text, _ = loaded(path)
     first = HEAD.count("\n") - 1
@@ -219,5 +253,7 @@ def test_a_check_that_is_not_known_is_stated(tmp_path: Path) -> None:
     assert "u.dim" not in text
     path.write_text(written(setup, "return u[q] >= k"))
     text, _ = loaded(path)
-    assert f"# not checked in kernels: line {first + 3} of mods.py raises if `u.dim() != 1`\n" in text
+    assert (
+        f"# not checked in kernels: line {first + 3} of mods.py raises if `u.dim() != 1`\n" in text
+    )
     assert "asserts" not in text

@@ -107,7 +107,11 @@ def test_hostile(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("runs", "minus") else [pytest.mark.thorough]) for n in HOSTILE]
+    "name",
+    [
+        pytest.param(n, marks=[] if n in ("runs", "minus") else [pytest.mark.thorough])
+        for n in HOSTILE
+    ],
 )
 def test_hostile_in_a_process(name: str, tmp_path: Path) -> None:
     """Run the import in its own process, to measure its memory."""

@@ -91,7 +91,9 @@ def tensors_of(function: Any, module: ModuleType) -> dict[str, torch.Tensor]:
 def ran(text: str, module: ModuleType) -> Any:
     scope = dict(vars(module)) | given()
     function = eval(text, scope)
-    NAMED.update({name: scope[name] for name in {*scope} - {*vars(module)} if name != "__builtins__"})
+    NAMED.update(
+        {name: scope[name] for name in {*scope} - {*vars(module)} if name != "__builtins__"}
+    )
     return function
 
 
@@ -101,7 +103,9 @@ def test_pattern(field: str, text: str, patterns: Any) -> None:
     _, loaded = settled(spec, "pattern.yaml")
     function = ran(text, patterns)
     same(
-        got(loaded, field, tensors_of(function, patterns)), expected(function, field), SINGLE.get(text, 1e-9)
+        got(loaded, field, tensors_of(function, patterns)),
+        expected(function, field),
+        SINGLE.get(text, 1e-9),
     )
 
 
@@ -142,15 +146,24 @@ def test_methods_and_objects(live_patterns: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "text", "written"),
     [
-        ("mask_mod", "all_of(causal, both_sides(2))", "q_idx >= kv_idx and abs(q_idx - kv_idx) <= 2"),
-        ("mask_mod", "any_of(causal, both_sides(2))", "q_idx >= kv_idx or abs(q_idx - kv_idx) <= 2"),
+        (
+            "mask_mod",
+            "all_of(causal, both_sides(2))",
+            "q_idx >= kv_idx and abs(q_idx - kv_idx) <= 2",
+        ),
+        (
+            "mask_mod",
+            "any_of(causal, both_sides(2))",
+            "q_idx >= kv_idx or abs(q_idx - kv_idx) <= 2",
+        ),
         ("score_mod", "causal_finfo", "where(q_idx >= kv_idx, score, -inf)"),
         ("score_mod", "causal_half", "score + where(q_idx < kv_idx, 1, 0) * -65504.0"),
     ],
 )
 def test_numbers_that_say_something_else(field: str, text: str, written: str) -> None:
-    """Truth values of numbers are decided, and the smallest finite number is minus infinity where a `where`
-    selects it."""
+    """Truth values of numbers are decided, and the smallest finite number is minus infinity where a
+    `where` selects it.
+    """
     spec = imported(str(HERE / "patterns.py"), {field: text}, Options())
     assert f"{field}: {written}\n" in spec.text()
 
@@ -176,13 +189,17 @@ def test_learned_tensors_have_gradients() -> None:
 
 
 def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
-    """A number that requires a gradient is a learned buffer, both from a source and from a live function."""
+    """A number that requires a gradient is a learned buffer, both from a source and from a live
+    function.
+    """
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "by_learned_numbers"}, Options())
     live = live_spec(score_mod=live_patterns.by_learned_numbers, name="alive")
     for found in (settled(spec, "spec.yaml")[1], loads(live, "alive.yaml")):
         buffers = {name: (b.shape, b.grad) for name, b in found.spec.buffers.items()}
         assert buffers == dict.fromkeys(("rate", "offset", "floor_of", "sharpness"), ((), True))
-    made = imported(str(HERE / "patterns.py"), {"score_mod": "by_numbers_of_a_factory()"}, Options())
+    made = imported(
+        str(HERE / "patterns.py"), {"score_mod": "by_numbers_of_a_factory()"}, Options()
+    )
     found = settled(made, "spec.yaml")[1].spec.buffers
     assert {name: (b.shape, b.dtype, b.grad) for name, b in found.items()} == dict.fromkeys(
         ("learned", "rate"), ((), "any", True)
@@ -192,16 +209,26 @@ def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
 @pytest.mark.parametrize("text", ["straight_through", "without_gradient", "by_modes_of_gradients"])
 def test_what_torch_detaches_has_no_gradient(text: str, live_patterns: Any) -> None:
     """Derivatives of an imported function are its own, for the score and for learned tensors."""
-    loaded = settled(imported(str(HERE / "patterns.py"), {"score_mod": text}, Options()), "spec.yaml")[1]
+    loaded = settled(
+        imported(str(HERE / "patterns.py"), {"score_mod": text}, Options()), "spec.yaml"
+    )[1]
     score = torch.linspace(-2, 2, 7, dtype=torch.float64, requires_grad=True)
     learned = [score, live_patterns.rate, live_patterns.gate, live_patterns.shared]
     at = {"b": 0, "h": 2, "q_idx": 3, "kv_idx": 1}
     place = {n: torch.tensor(i) for n, i in at.items()}
-    env = {**SIZES, **place, "score": score, "rate": learned[1], "gate": learned[2], "shared": learned[3]}
+    env = {
+        **SIZES,
+        **place,
+        "score": score,
+        "rate": learned[1],
+        "gate": learned[2],
+        "shared": learned[3],
+    }
     own = getattr(live_patterns, text)(score, *place.values())
     read = evaluate(loaded.trees["score_mod"], env, torch)
     found = [
-        torch.autograd.grad(x.sum(), learned, allow_unused=True, materialize_grads=True) for x in (read, own)
+        torch.autograd.grad(x.sum(), learned, allow_unused=True, materialize_grads=True)
+        for x in (read, own)
     ]
     for got_, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got_, wanted)
@@ -212,7 +239,9 @@ def test_tensors_of_modules_have_the_dtype_that_the_module_gives_them(live_patte
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
     assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].dtype == "any"
     module = live_patterns.Biased().float()
-    found = loads(live_spec(score_mod=module.score, mask_mod=module.mask, name="biased"), "x.yaml").spec
+    found = loads(
+        live_spec(score_mod=module.score, mask_mod=module.mask, name="biased"), "x.yaml"
+    ).spec
     dtypes = {name: (buffer.dtype, buffer.grad) for name, buffer in found.buffers.items()}
     assert dtypes == {
         "bias": ("any", True),
@@ -254,7 +283,10 @@ def test_names_of_kernels_stay_those_of_users(tmp_path: Path) -> None:
 
 def test_what_lies_beside_a_package_is_another(tmp_path: Path) -> None:
     """A package may use only its own modules: a neighbor counts as an installed package."""
-    for package, text in (("mine", "from . import helpers"), ("other", "def same(x):\n    return x\n")):
+    for package, text in (
+        ("mine", "from . import helpers"),
+        ("other", "def same(x):\n    return x\n"),
+    ):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(text)
     (tmp_path / "mine/helpers.py").write_text("def twice(x):\n    return 2 * x\n")
@@ -289,7 +321,9 @@ def test_an_error_from_python_says_what_the_command_says() -> None:
 
 
 def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
-    spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\nlengths: {kv: {per_batch: true}}\n"
+    spec = (
+        "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\nlengths: {kv: {per_batch: true}}\n"
+    )
     code = flex_code(loads(spec + "mask_mod: kv_lens[b] - kv_idx < 30\n", "x.yaml"))
     assert "def x_mods(kv_lens):" in code
     assert "return (kv_idx < kv_lens[b]) & (kv_lens[b] - kv_idx < 30)" in code
@@ -297,7 +331,10 @@ def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
 
 @pytest.mark.parametrize("lengths", ["any", "{per_batch: true}"])
 def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: str) -> None:
-    """FlexAttention counts queries from zero. In float64 the emitted code must agree with the reference."""
+    """FlexAttention counts queries from zero.
+
+    In float64 the emitted code must agree with the reference.
+    """
     spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 8\nalign: end\n"
     spec += "buffers: {m: {shape: [HQ], dtype: fp32}}\nscore_mod: score + m[h] * (kv_idx - q_idx)\n"
     mods = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 9\n"
@@ -305,7 +342,13 @@ def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: st
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (5, 20, 20))
     lens = torch.tensor([20, 13]) if loaded.spec.per_batch else None
-    scope = {"q": q, "k": k, "v": v, "m": torch.tensor([0.5, 0.1], dtype=torch.float64), "kv_lens": lens}
+    scope = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "m": torch.tensor([0.5, 0.1], dtype=torch.float64),
+        "kv_lens": lens,
+    }
     exec(flex_code(loaded), scope | {"B": 2, "HQ": 2, "HKV": 2, "SQ": 5, "SK": 20}, scope)
     at = {"aligned_to_end": True, "kv_lens": lens, "buffers": {"m": scope["m"]}}
     wanted = attention(

@@ -267,7 +267,10 @@ WHOLE = {
         "the class `Mod`",
     ),
     "raises": (
-        "def mod(n):\n    if n < 0:\n        raise ValueError(n)\n    return lambda b, h, q, k: q > n\n",
+        (
+            "def mod(n):\n    if n < 0:\n        raise ValueError(n)\n"
+            "    return lambda b, h, q, k: q > n\n"
+        ),
         ["--mask", "mod(-1)"],
         "raises",
         "mods.py:8:9",
@@ -295,7 +298,11 @@ WHOLE = {
         "in place",
     ),
     "attribute": (
-        BIAS + "def make(t):\n    if t.is_cuda:\n        return None\n    return lambda b, h, q, k: q > k\n",
+        BIAS
+        + (
+            "def make(t):\n    if t.is_cuda:\n        return None\n"
+            "    return lambda b, h, q, k: q > k\n"
+        ),
         ["--mask", "make(bias)"],
         "not-known",
         "mods.py:8:8",
@@ -315,8 +322,20 @@ WHOLE = {
         "mods.py:7:12",
         "32 bits",
     ),
-    "not Python": ("def mod(:\n", ["--mask", "mod"], "syntax-error", "mods.py:6:9", "not valid Python"),
-    "EXPR is not Python": ("", ["--mask", "mod("], "syntax-error", "--mask:1:4", "not valid Python"),
+    "not Python": (
+        "def mod(:\n",
+        ["--mask", "mod"],
+        "syntax-error",
+        "mods.py:6:9",
+        "not valid Python",
+    ),
+    "EXPR is not Python": (
+        "",
+        ["--mask", "mod("],
+        "syntax-error",
+        "--mask:1:4",
+        "not valid Python",
+    ),
     "name": (
         "def mod(b, h, q, k):\n    return q >= k\n",
         ["--mask", "mod", "--name", "Upper"],
@@ -332,7 +351,10 @@ WHOLE = {
         "the divisor is always zero",
     ),
     "too deep": (
-        "def mod(b, h, q, k):\n    x = q\n    for i in range(90):\n        x = (x ^ i) + 1\n    return x > k\n",
+        (
+            "def mod(b, h, q, k):\n    x = q\n    for i in range(90):\n        x = (x ^ i) + 1\n"
+            "    return x > k\n"
+        ),
         ["--mask", "mod"],
         "too-deep",
         "mods.py:9:13",
@@ -380,7 +402,9 @@ def test_message(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["mods.py", "--mask", "causal", "--gqa", "some"], "usage"),
     ],
 )
-def test_usage(arguments: list[str], code: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage(
+    arguments: list[str], code: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "mods.py").write_text("def causal(b, h, q, k):\n    return q >= k\n")
     with pytest.raises(SystemExit) as caught:
         app(["import", *arguments], prog_name="kgen")
@@ -400,12 +424,17 @@ def test_a_spec_is_not_overwritten(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_names_of_kernels_give_way(folder: Path) -> None:
-    """If kernels use the name of a tensor, the buffer gets another name, and the spec has a comment."""
+    """If kernels use the name of a tensor, the buffer gets another name, and the spec has a
+    comment.
+    """
     names = ["mask", "acc", "q", "scale", "out", "block_size", "start", "delta", "W", "i"]
     (folder / "mods.py").write_text(
         "import torch\n"
         + "".join(f"{name} = torch.zeros(8)\n" for name in names)
-        + f"def mod(s, b, h, q_idx, kv_idx):\n    return s + {' + '.join(f'{n}[h]' for n in names)}\n"
+        + (
+            "def mod(s, b, h, q_idx, kv_idx):\n"
+            f"    return s + {' + '.join(f'{n}[h]' for n in names)}\n"
+        )
     )
     with pytest.raises(SystemExit) as caught:
         app(["import", "mods.py", "--score", "mod", "--name", "many"], prog_name="kgen")
@@ -428,7 +457,8 @@ def test_a_module_of_a_package(folder: Path) -> None:
     )
     (package / "more.py").write_text(
         "from package.base import causal as inner\nfrom . import base\nfrom .base import *\n"
-        "def mod(b, h, q, k):\n    return inner(b, h, q, k) & base.causal(b, h, q, k) & causal(b, h, q, k)\n"
+        "def mod(b, h, q, k):\n    return inner(b, h, q, k) & base.causal(b, h, q, k) & causal(b, "
+        "h, q, k)\n"
     )
     with pytest.raises(SystemExit) as caught:
         app(["import", "package.more", "--mask", "mod", "--name", "many"], prog_name="kgen")
@@ -451,7 +481,9 @@ def test_a_package_above_the_folder(folder: Path) -> None:
 
 def test_a_long_mod_ends_soon(folder: Path) -> None:
     """The time for many small terms does not grow with their square."""
-    text = "def mod(b, h, q, k):\n" + "".join(f"    x{i} = (q + {i}) % 7 == k\n" for i in range(120))
+    text = "def mod(b, h, q, k):\n" + "".join(
+        f"    x{i} = (q + {i}) % 7 == k\n" for i in range(120)
+    )
     (folder / "mods.py").write_text(
         text + f"    return {' | '.join(f'(x{i} & x{i + 1})' for i in range(60))}\n"
     )
@@ -466,6 +498,9 @@ def test_heads_that_share_keys(gqa: str, shape: str, folder: Path) -> None:
         "import torch\nt = torch.zeros(8)\ndef mod(s, b, h, q, k):\n    return s + t[h // 4]\n"
     )
     with pytest.raises(SystemExit) as caught:
-        app(["import", "mods.py", "--score", "mod", "--name", "shared", "--gqa", gqa], prog_name="kgen")
+        app(
+            ["import", "mods.py", "--score", "mod", "--name", "shared", "--gqa", gqa],
+            prog_name="kgen",
+        )
     assert caught.value.code == 0
     assert f"t: {{shape: [{shape}], dtype: fp32}}" in (folder / "specs/shared.yaml").read_text()

@@ -1,4 +1,6 @@
-"""Lengths and negative indices of tensors whose extents the source does not say, from source and of live functions."""
+"""Lengths and negative indices of tensors whose extents the source does not say, from source and of
+live functions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ RIGHT = {
         "k < torch.clamp(q, max=len(cu)) + torch.where(q < 9, cu[0], len(cu)) + min(k, len(cu))",
     ),
     "through names": ("w = {'n': len(cu), 'm': (cu[-1], 4)}\n", "k < w['n'] + w['m'][0] // 2"),
-    "by default": ("def near(q, k, n=len(cu)):\n    return (q - k < n) & (cu[0] < 4)\n", "near(q, k)"),
+    "by default": (
+        "def near(q, k, n=len(cu)):\n    return (q - k < n) & (cu[0] < 4)\n",
+        "near(q, k)",
+    ),
     "comparisons": ("long = len(cu) > 4\n", "long & (k < cu[0])"),
     "the end of sequences": ("", "(k >= cu[b]) & (k < cu[b + 1]) & (q < cu[-1])"),
 }
@@ -67,14 +72,30 @@ def test_a_mod_gives_what_python_gives(name: str, tmp_path: Path) -> None:
 
 REFUSED = {
     "a loop": ("", "sum(k == cu[i] for i in range(len(cu))) > 0", "cannot be determined"),
-    "a function ahead of the mod": ("n = min(len(cu), 9)\n", "k < cu[0] + n", "cannot be determined"),
-    "a reduction ahead of the mod": ("n = max((len(cu), 9))\n", "k < cu[0] + n", "cannot be determined"),
+    "a function ahead of the mod": (
+        "n = min(len(cu), 9)\n",
+        "k < cu[0] + n",
+        "cannot be determined",
+    ),
+    "a reduction ahead of the mod": (
+        "n = max((len(cu), 9))\n",
+        "k < cu[0] + n",
+        "cannot be determined",
+    ),
     "a sum ahead of the mod": ("n = sum([len(cu), 9])\n", "k < cu[0] + n", "cannot be determined"),
-    "a conversion ahead of the mod": ("n = abs(len(cu) - 9)\n", "k < cu[0] + n", "cannot be determined"),
+    "a conversion ahead of the mod": (
+        "n = abs(len(cu) - 9)\n",
+        "k < cu[0] + n",
+        "cannot be determined",
+    ),
     "a branch": ("n = 3 if len(cu) > 4 else 5\n", "k < cu[0] + n", "cannot be determined"),
     "a test of what it is": ("n = len(cu) is None\n", "(k < cu[0]) & n", "cannot be determined"),
     "an axis": ("", "k < cu[0] + cu.size(1)", "got dimension 1"),
-    "a length of no element": ("x = torch.load('x.pt')\n", "k < x.shape[0]", "cannot be determined"),
+    "a length of no element": (
+        "x = torch.load('x.pt')\n",
+        "k < x.shape[0]",
+        "cannot be determined",
+    ),
 }
 
 
@@ -92,7 +113,9 @@ def test_an_index_that_is_no_literal_is_stated(tmp_path: Path) -> None:
     path = tmp_path / "mods.py"
     path.write_text(written("", "k < cu[torch.where(q < 5, -1, 0)]"))
     text, _ = settled(imported(str(path), {"mask_mod": "mod"}, Options(name="one")), "one.yaml")
-    assert "# a negative index of cu reads zero in kernels, and counts from the end in torch" in text
+    assert (
+        "# a negative index of cu reads zero in kernels, and counts from the end in torch" in text
+    )
     path.write_text(written("", "k < cu[cu.shape[0] - 1]"))
     text, _ = settled(imported(str(path), {"mask_mod": "mod"}, Options(name="one")), "one.yaml")
     assert "below zero" not in text
@@ -102,7 +125,12 @@ CU = torch.tensor([0, 5, 12, 30])
 
 
 def packed(b: Any, h: Any, q: Any, k: Any) -> Any:
-    return (q < CU[-1]) & (k < CU[CU.shape[0] - 2]) & (q - k < len(CU) * 4) & (k >= CU[1 - CU.numel()] - 3)
+    return (
+        (q < CU[-1])
+        & (k < CU[CU.shape[0] - 2])
+        & (q - k < len(CU) * 4)
+        & (k >= CU[1 - CU.numel()] - 3)
+    )
 
 
 def test_a_live_function_has_the_lengths_of_its_tensors() -> None:

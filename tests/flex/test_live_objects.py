@@ -1,4 +1,6 @@
-"""Live objects whose values stand outside of `__dict__`, and functions that torch or Python has wrapped."""
+"""Live objects whose values stand outside of `__dict__`, and functions that torch or Python has
+wrapped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Names of a module have the value that they have in Python, or they are refused: generated sources are run here."""
+"""Names of a module have the value that they have in Python, or they are refused: generated sources
+are run here.
+"""
 
 from __future__ import annotations
 

@@ -41,14 +41,19 @@ USES = "def mod(b, h, q, k):\n    return {}(b, h, q, k)\n"
         ("from a.c import d", "d.causal"),
     ],
 )
-def test_a_module_of_a_package_is_read(line: str, called: str, init: dict[str, str], tmp_path: Path) -> None:
+def test_a_module_of_a_package_is_read(
+    line: str, called: str, init: dict[str, str], tmp_path: Path
+) -> None:
     files = {"a/b.py": CAUSAL, "a/c/d.py": CAUSAL, "mods.py": f"{line}\n{USES.format(called)}"}
     assert written(tmp_path, files | init) == "q_idx >= kv_idx"
 
 
 def test_a_name_of_a_package_that_hides_its_module_is_read(tmp_path: Path) -> None:
     files = {"a/__init__.py": "from .b import b\n", "a/b.py": CAUSAL.replace("causal", "b")}
-    assert written(tmp_path, files | {"mods.py": "import a.b\n" + USES.format("a.b")}) == "q_idx >= kv_idx"
+    assert (
+        written(tmp_path, files | {"mods.py": "import a.b\n" + USES.format("a.b")})
+        == "q_idx >= kv_idx"
+    )
 
 
 def test_a_name_that_the_import_of_a_module_changes_is_refused(tmp_path: Path) -> None:
@@ -94,8 +99,13 @@ def test_a_number_past_32_bits_decides(test: str, mask: str, tmp_path: Path) -> 
     assert written(tmp_path, {"mods.py": text}) == mask
 
 
-@pytest.mark.parametrize("test", ["q + 2**62 > k", "L[q] < 2**40", "q.clamp(min=2**40) > k", "q % 2**40 > k"])
+@pytest.mark.parametrize(
+    "test", ["q + 2**62 > k", "L[q] < 2**40", "q.clamp(min=2**40) > k", "q % 2**40 > k"]
+)
 def test_other_numbers_past_32_bits_are_refused(test: str, tmp_path: Path) -> None:
-    text = f"import torch\nL = torch.zeros(8, dtype=torch.int64)\ndef mod(b, h, q, k):\n    return {test}\n"
+    text = (
+        "import torch\nL = torch.zeros(8, dtype=torch.int64)\ndef mod(b, h, q, k):\n"
+        f"    return {test}\n"
+    )
     with pytest.raises(KgenError, match="does not fit in 32 bits"):
         written(tmp_path, {"mods.py": text})

@@ -1,4 +1,6 @@
-"""Torch's functions of elements: each has torch's values, at random and at edge points, or is refused."""
+"""Torch's functions of elements: each has torch's values, at random and at edge points, or is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,30 @@ from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
 
 EDGES = (
-    *(math.nan, math.inf, -math.inf, 0.0, -0.0, 0.5, -0.5, 1.5, -1.5, 2.5, 3.5, -2.5, 1.0, -1.0, 2.0),
+    *(
+        math.nan,
+        math.inf,
+        -math.inf,
+        0.0,
+        -0.0,
+        0.5,
+        -0.5,
+        1.5,
+        -1.5,
+        2.5,
+        3.5,
+        -2.5,
+        1.0,
+        -1.0,
+        2.0,
+    ),
     *(3.0, -3.0, 20.0, 20.5, -20.0, 1e-8, -1e-8, 0.2, 0.99, -5.0, 7.0),
 )
 SCORE = Var("score", Type.FLOAT)
 HEAD = "import torch\nfrom math import inf\n\nT = torch.zeros(2048)\n\n\n"
 MOD = (
-    "def mod(s, b, h, q, k):\n    t = T[k]\n    n = q - 3\n    m = k % 8\n    c = k % 3 == 1\n    return {}\n"
+    "def mod(s, b, h, q, k):\n    t = T[k]\n    n = q - 3\n    m = k % 8\n    c = k % 3 == 1\n"
+    "    return {}\n"
 )
 WRAPPED = "torch.where({}, 1.5, 2.5)"
 
@@ -66,7 +85,9 @@ def run(text: str, values: dict[str, torch.Tensor]) -> torch.Tensor:
     exec(text, scope)
     scope["T"] = values["T"]
     zero = torch.zeros_like(values["q_idx"])
-    found: torch.Tensor = scope["mod"](values["score"], zero, zero, values["q_idx"], values["kv_idx"])
+    found: torch.Tensor = scope["mod"](
+        values["score"], zero, zero, values["q_idx"], values["kv_idx"]
+    )
     return found.to(torch.float64)
 
 
@@ -137,8 +158,9 @@ def test_no_function_of_torch_is_left_out() -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("call", [call for call in calls() if "heaviside" not in call])
 def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
-    """Compare gradients of the score at random points with finite values. Torch has no derivative of
-    `heaviside`."""
+    """Compare gradients of the score at random points with finite values. Torch has no derivative
+    of `heaviside`.
+    """
     path, text = source_of(call, tmp_path)
     spec = imported(str(path), {"score_mod": "mod"}, Options(name="one"))
     tree = loads(spec.text(), "one.yaml").trees.get("score_mod", SCORE)

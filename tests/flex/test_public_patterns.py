@@ -55,7 +55,9 @@ def held(value: Any, found: dict[str, torch.Tensor], seen: set[int]) -> dict[str
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_public_pattern_means_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_pattern_means_the_same(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, source = READ[name]
     path = tmp_path / "public.py"
     path.write_text(source)

@@ -41,22 +41,34 @@ ROWS = {
     ),
     "size": (
         "t = torch.arange(192).reshape(64, 3)",
-        "m = q < 0\nfor i in range(t.size(1)):\n    m = m | (k == t[q, i])\nreturn m & (t.size(-1) == t.shape[1])",
+        (
+            "m = q < 0\nfor i in range(t.size(1)):\n    m = m | (k == t[q, i])\n"
+            "return m & (t.size(-1) == t.shape[1])"
+        ),
     ),
-    "size of a row": ("t = torch.arange(192).reshape(64, 3)", "return t[q, t[q].size(0) - 1] // 3 >= k"),
+    "size of a row": (
+        "t = torch.arange(192).reshape(64, 3)",
+        "return t[q, t[q].size(0) - 1] // 3 >= k",
+    ),
     "dim and numel": ("t = torch.arange(6).reshape(3, 2)", "return q - k < t.dim() * t.numel()"),
     "zip": (
         "a = torch.tensor([0, 9])\nc = torch.tensor([5, 30])",
         "m = q < 0\nfor x, y in zip(a, c):\n    m = m | ((k >= x) & (k < y))\nreturn m",
     ),
-    "enumerate": ("t = torch.tensor([3, 1, 4])", "return sum((k % 7 == n) * i for i, n in enumerate(t)) > 0"),
+    "enumerate": (
+        "t = torch.tensor([3, 1, 4])",
+        "return sum((k % 7 == n) * i for i, n in enumerate(t)) > 0",
+    ),
     "list": (
         "t = torch.arange(256).reshape(4, 64)\nrows = list(t)",
         "return rows[1][q] // 2 > rows[2][k] // 3",
     ),
     "a tensor under two names": ("lo, hi = torch.arange(128).reshape(2, 64)", None),
     "names of elements": ("t = torch.tensor([5, 40])\nlo, hi = t", "return (k >= lo) & (k < hi)"),
-    "unbind of elements": ("t = torch.tensor([5, 40])\nlo, hi = t.unbind()", "return (k >= lo) & (k < hi)"),
+    "unbind of elements": (
+        "t = torch.tensor([5, 40])\nlo, hi = t.unbind()",
+        "return (k >= lo) & (k < hi)",
+    ),
     "a view that is changed": (
         "t = torch.tensor([5, 40])\nlo = t[0]\nt[0] = 20",
         "return (k >= lo) & (k < t[1])",
@@ -66,7 +78,10 @@ ROWS = {
 """Tensors, and the body of a mask. The body is None if the read tensor cannot have a name."""
 MADE = {
     "meshgrid": (
-        "y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing='ij')\ny = y.flatten()\nx = x.reshape(-1)",
+        (
+            "y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing='ij')\n"
+            "y = y.flatten()\nx = x.reshape(-1)"
+        ),
         "return (y[q] - y[k]).abs() + (x[q] - x[k]).abs() < 3",
     ),
     "meshgrid of xy": (
@@ -74,7 +89,10 @@ MADE = {
         "return y[q // 4, h] + x[k // 4, h] > 3",
     ),
     "meshgrid in a stack": (
-        "g = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing='ij'), -1).view(64, 2)",
+        (
+            "g = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing='ij'), "
+            "-1).view(64, 2)"
+        ),
         "return g[q, 0] >= g[k, 1]",
     ),
     "unique": (
@@ -104,7 +122,10 @@ MADE = {
     "pairwise": ("w = sum(y - x for x, y in itertools.pairwise([1, 5, 30]))", "return q - k < w"),
     "load": ("t = torch.load('t.pt')", "return t[q] == t[k]"),
     "load of several": ("t = torch.load('all.pt')['ids']", "return t[q] == t[k]"),
-    "from_numpy": ("t = torch.from_numpy(np.arange(64, dtype=np.int32) // 9)", "return t[q] == t[k]"),
+    "from_numpy": (
+        "t = torch.from_numpy(np.arange(64, dtype=np.int32) // 9)",
+        "return t[q] == t[k]",
+    ),
     "nonzero": (
         "kept = torch.arange(64) % 3 == 1\nindex = kept.nonzero().squeeze(-1)",
         "return (index[h] == k) | (q > k)",
@@ -117,20 +138,32 @@ MADE = {
         "(index,) = (torch.arange(100) > 9).nonzero(as_tuple=True)",
         "return index[q] >= k",
     ),
-    "where of a condition": ("index = torch.where(torch.arange(100) > 9)[0]", "return index[q] >= k"),
+    "where of a condition": (
+        "index = torch.where(torch.arange(100) > 9)[0]",
+        "return index[q] >= k",
+    ),
     "chosen by a mask": ("t = torch.arange(100)\nt = t[t > 9]", "return t[q] >= k"),
-    "max": ("t = torch.randn(64, 5)\nbest, at = t.max(dim=1)", "return (best[q] > 1) | (at[k] == h)"),
+    "max": (
+        "t = torch.randn(64, 5)\nbest, at = t.max(dim=1)",
+        "return (best[q] > 1) | (at[k] == h)",
+    ),
     "max under its names": ("at = torch.randn(64, 5).max(1).indices", "return at[q] == at[k]"),
     "sort": ("t, order = torch.sort(torch.randn(64))", "return (t[q] > 0) & (order[k] > q)"),
     "split": ("a, c = torch.arange(128).split(64)", "return a[q] + 64 >= c[k]"),
-    "chunk": ("a, c = torch.arange(128).reshape(2, 64).chunk(2, dim=0)", "return a[0, q] + 64 >= c[0, k]"),
+    "chunk": (
+        "a, c = torch.arange(128).reshape(2, 64).chunk(2, dim=0)",
+        "return a[0, q] + 64 >= c[0, k]",
+    ),
     "columns": ("a, c = torch.arange(128).reshape(64, 2).unbind(-1)", "return a[q] >= c[k]"),
     "permute": (
         "t = torch.arange(128).reshape(2, 1, 64).permute(2, 0, 1).squeeze(-1)",
         "return t[q, 0] >= t[k, 1] - 64",
     ),
     "dtype of a logarithm": ("t = torch.log10(torch.arange(1, 65))", "return t[q] >= t[k]"),
-    "dtype of a choice": ("t = torch.where(torch.arange(64) % 3 == 1, 2, 5)", "return t[q] >= t[k]"),
+    "dtype of a choice": (
+        "t = torch.where(torch.arange(64) % 3 == 1, 2, 5)",
+        "return t[q] >= t[k]",
+    ),
     "dtype of a sum": ("t = (torch.arange(64) % 3 == 1) + 1", "return t[q] >= t[k]"),
     "dtype of a mix": ("t = torch.arange(64).int() + torch.arange(64)", "return t[q] >= t[k]"),
     "dtype of halves": ("t = torch.arange(64).half() * 0.5", "return t[q] >= t[k]"),
@@ -142,7 +175,9 @@ MADE = {
 def written(name: str, table: dict[str, Any], path: Path) -> str:
     made, body = table[name]
     body = body or "return lo[q] >= hi[k]"
-    text = f"{HEAD}{made}\n\n\ndef mod({PAIR}):\n" + "".join(f"    {line}\n" for line in body.splitlines())
+    text = f"{HEAD}{made}\n\n\ndef mod({PAIR}):\n" + "".join(
+        f"    {line}\n" for line in body.splitlines()
+    )
     path.write_text(text)
     return text
 
@@ -158,13 +193,19 @@ def ran(path: Path) -> ModuleType:
 
 
 def assert_same(loaded: Loaded, module: ModuleType) -> None:
-    """Check that the mask has the values of the function, and that shapes and dtypes are the spec's."""
-    known = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)} | captured(module.mod)
+    """Check that the mask has the values of the function, and that shapes and dtypes are the
+    spec's.
+    """
+    known = {n: v for n, v in vars(module).items() if isinstance(v, torch.Tensor)} | captured(
+        module.mod
+    )
     for name, buffer in loaded.spec.buffers.items():
         assert DTYPES[buffer.dtype] == known[name].dtype, name
         extents = [SIZES.get(n, n) for n in buffer.shape]
         assert len(extents) == known[name].dim(), name
-        assert all(n in ("any", real) for n, real in zip(extents, known[name].shape, strict=True)), name
+        assert all(
+            n in ("any", real) for n, real in zip(extents, known[name].shape, strict=True)
+        ), name
     same(got(loaded, "mask_mod", known), expected(module.mod, "mask_mod"))
 
 
@@ -186,7 +227,9 @@ def test_a_source_means_the_same(name: str, table: dict[str, Any], folder: Path)
     assert_same(loads(spec.text(), "one.yaml"), ran(folder / "mods.py"))
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("list", "a tensor under two names")])
+@pytest.mark.parametrize(
+    "name", [name for name in ROWS if name not in ("list", "a tensor under two names")]
+)
 def test_a_live_function_means_the_same(name: str, folder: Path) -> None:
     written(name, ROWS, folder / "live_mods.py")
     module = ran(folder / "live_mods.py")
@@ -198,7 +241,9 @@ def test_a_live_function_means_the_same(name: str, folder: Path) -> None:
 )
 def test_extents_that_depend_on_values_are_open(name: str, folder: Path) -> None:
     written(name, MADE, folder / "mods.py")
-    text, loaded = settled(imported("mods.py", {"mask_mod": "mod"}, Options(name="one")), "one.yaml")
+    text, loaded = settled(
+        imported("mods.py", {"mask_mod": "mod"}, Options(name="one")), "one.yaml"
+    )
     (buffer,) = loaded.spec.buffers.values()
     assert buffer.shape == ("any",)
     assert "its extents depend on unknown values: any" in text
@@ -231,7 +276,9 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
     (folder / "slopes.py").write_text(HEAD + SLOPES)
     spec = imported("slopes.py", {"score_mod": f"make({heads})"}, Options(name="one"))
     loaded = loads(spec.text(), "one.yaml")
-    assert {n: (b.shape, b.dtype) for n, b in loaded.spec.buffers.items()} == {"slopes": (("HQ",), "fp32")}
+    assert {n: (b.shape, b.dtype) for n, b in loaded.spec.buffers.items()} == {
+        "slopes": (("HQ",), "fp32")
+    }
     function = ran(folder / "slopes.py").make(heads)
     same(got(loaded, "score_mod", captured(function)), expected(function, "score_mod"), 1e-6)
 
@@ -245,8 +292,16 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
             "for x in t:\n    q = q + x[0]\nreturn q > k",
             "whose length is unknown",
         ),
-        ("t = torch.zeros(8, 2)", "a, c = t.unbind(-1)\nreturn a[q] > c[k]", "returns columns here"),
-        ("t = torch.zeros(8, 2)", "a, c, d = t[q]\nreturn a > c", "cannot unpack 2 values into 3 names"),
+        (
+            "t = torch.zeros(8, 2)",
+            "a, c = t.unbind(-1)\nreturn a[q] > c[k]",
+            "returns columns here",
+        ),
+        (
+            "t = torch.zeros(8, 2)",
+            "a, c, d = t[q]\nreturn a > c",
+            "cannot unpack 2 values into 3 names",
+        ),
         ("t = torch.zeros(8, 2)", "return q > t.size(5)", "Python cannot compute this"),
         (
             "t = torch.zeros(3)",

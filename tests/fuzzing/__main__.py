@@ -28,14 +28,20 @@ app = typer.Typer(pretty_exceptions_enable=False)
 
 @app.command(cls=Command)
 def fuzz(
-    seed: Annotated[int, typer.Option(help="First seed. Default: the first that the ledger lacks.")] = -1,
+    seed: Annotated[
+        int, typer.Option(help="First seed. Default: the first that the ledger lacks.")
+    ] = -1,
     count: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
     jobs: parts.Jobs = parts.JOBS,
     device: Annotated[
-        Literal["cpu", "cuda"], typer.Option(help="Use a GPU, or the Triton and Gluon interpreters.")
+        Literal["cpu", "cuda"],
+        typer.Option(help="Use a GPU, or the Triton and Gluon interpreters."),
     ] = "cpu",
     expressions: Annotated[
-        bool, typer.Option("--expressions", help="Compare masks and scores with their text; run no kernels.")
+        bool,
+        typer.Option(
+            "--expressions", help="Compare masks and scores with their text; run no kernels."
+        ),
     ] = False,
     proofs: Annotated[
         bool, typer.Option("--proofs", help="Prove random attention specs; run no kernels.")
@@ -55,7 +61,8 @@ def fuzz(
 ) -> None:
     """Run the kernels of random specs, and compare them with float64.
 
-    Another spelling must give the same kernel. Failing specs are reduced and printed. Exit 1 if one fails.
+    Another spelling must give the same kernel. Failing specs are reduced and printed. Exit 1 if one
+    fails.
     """
 
     def run() -> int:
@@ -97,7 +104,9 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
     first = entered.tried if seed < 0 else seed
     found: list[comparing.Compared] = []
     with terminal.progress_bar() as progress:
-        for those in comparing.run(first, count, jobs, lambda done: progress(done, count, "compared")):
+        for those in comparing.run(
+            first, count, jobs, lambda done: progress(done, count, "compared")
+        ):
             found += those
             if record:
                 entered.enter(those)
@@ -141,20 +150,27 @@ def tried(seeds: Sequence[int], who: Hands, device: str = "cpu") -> list[Found]:
 
         beside = max(who.beside, 8) if who.far else who.beside
         found = who.run(of_seeds.tasks(seeds, beside, device), heard)
-        outcomes = sorted((Outcome(**row) for one in found for row in one.rows), key=lambda one: one.seed)
+        outcomes = sorted(
+            (Outcome(**row) for one in found for row in one.rows), key=lambda one: one.seed
+        )
         failed = who.run([of_seeds.smaller_one(one) for one in outcomes if one.failed])
     least = {one.task.job.seeds[0]: Outcome(**row) for one in failed for row in one.rows}
     return [(outcome, least.get(outcome.seed)) for outcome in outcomes]
 
 
 def parts_of() -> str:
-    """Return the name of the work that parts share. Another generator draws other specs for the same seeds."""
+    """Return the name of the work that parts share.
+
+    Another generator draws other specs for the same seeds.
+    """
     return f"seeds of {generator()}"
 
 
 def write(path: Path, found: Sequence[Found]) -> None:
     """Write the outcomes of the seeds of a part."""
-    results = {str(o.seed): {"outcome": o.row(), "least": least and least.row()} for o, least in found}
+    results = {
+        str(o.seed): {"outcome": o.row(), "least": least and least.row()} for o, least in found
+    }
     parts.write(path, parts_of(), results)
 
 
@@ -162,7 +178,8 @@ def merged(paths: Sequence[Path]) -> list[Found]:
     """Return the outcomes from the files of all parts, by seed."""
     results = parts.merged(paths, parts_of(), is_result)
     found = [
-        (Outcome(**r["outcome"]), Outcome(**r["least"]) if r["least"] else None) for r in results.values()
+        (Outcome(**r["outcome"]), Outcome(**r["least"]) if r["least"] else None)
+        for r in results.values()
     ]
     return sorted(found, key=lambda one: one[0].seed)
 

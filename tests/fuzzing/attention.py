@@ -11,8 +11,26 @@ from fuzzing.words import BOOL, FLOAT, INT, Words
 from kgen.kernels.attention.verify.inputs import Case, fit
 
 SHAPES = (
-    *(("HQ",), ("B",), ("SQ",), ("SK",), ("B", "HQ"), ("HQ", "SQ"), ("HQ", "SK"), ("B", "SK"), ("B", "SQ")),
-    *(("HQ", "SQ", "SK"), ("B", "HQ", "SQ", "SK"), ("SQ", "SK"), (5,), ("HQ", 7), ("B", 3, 4), (4, "SK")),
+    *(
+        ("HQ",),
+        ("B",),
+        ("SQ",),
+        ("SK",),
+        ("B", "HQ"),
+        ("HQ", "SQ"),
+        ("HQ", "SK"),
+        ("B", "SK"),
+        ("B", "SQ"),
+    ),
+    *(
+        ("HQ", "SQ", "SK"),
+        ("B", "HQ", "SQ", "SK"),
+        ("SQ", "SK"),
+        (5,),
+        ("HQ", 7),
+        ("B", 3, 4),
+        (4, "SK"),
+    ),
 )
 AXES = {"B": "b", "HQ": "h", "SQ": "q_idx", "SK": "kv_idx"}
 KINDS = {"fp32": FLOAT, "bf16": FLOAT, "fp16": FLOAT, "int32": INT, "int64": INT, "bool": BOOL}
@@ -21,9 +39,22 @@ LENGTHS = (0, 1, 2, 7, 16, 33, 64, 65, 100, 128, 129, 200, 257)
 FEW = (0, 1, 5, 9, 33, 40, 65, 70, 130)
 MASKS = (
     *("q_idx >= kv_idx", "q_idx - kv_idx < {n} and q_idx >= kv_idx", "abs(q_idx - kv_idx) <= {n}"),
-    *("q_idx >= kv_idx or kv_idx < {n}", "q_idx // {n} == kv_idx // {n}", "(q_idx - kv_idx) % {n} == 0"),
-    *("kv_idx <= q_idx + SK - SQ", "q_idx // {n} >= kv_idx // {n}", "kv_idx < SK - {n}", "q_idx < {n}"),
-    *("(q_idx >> 4) >= (kv_idx >> 4)", "((q_idx ^ kv_idx) & {n}) == 0", "(~q_idx | kv_idx) < (kv_idx << 1)"),
+    *(
+        "q_idx >= kv_idx or kv_idx < {n}",
+        "q_idx // {n} == kv_idx // {n}",
+        "(q_idx - kv_idx) % {n} == 0",
+    ),
+    *(
+        "kv_idx <= q_idx + SK - SQ",
+        "q_idx // {n} >= kv_idx // {n}",
+        "kv_idx < SK - {n}",
+        "q_idx < {n}",
+    ),
+    *(
+        "(q_idx >> 4) >= (kv_idx >> 4)",
+        "((q_idx ^ kv_idx) & {n}) == 0",
+        "(~q_idx | kv_idx) < (kv_idx << 1)",
+    ),
 )
 SCORES = (
     "score",
@@ -48,7 +79,9 @@ def draw(rng: random.Random) -> dict[str, Any]:
     spec["head_dim"] = rng.choice(HEADS)
     spec["gqa"] = rng.choice((1, 1, 2, 3, "any"))
     if decodes:
-        spec["passes"] = rng.choice((["forward", "decode"], ["forward", "backward", "decode"], ["decode"]))
+        spec["passes"] = rng.choice(
+            (["forward", "decode"], ["forward", "backward", "decode"], ["decode"])
+        )
         if spec["passes"][1:2] != ["backward"] and rng.random() < 0.4:
             spec["paged_kv"] = {"page_size": rng.choice((16, 64))}
     elif rng.random() < 0.2:
@@ -56,8 +89,13 @@ def draw(rng: random.Random) -> dict[str, Any]:
     if varlen:
         spec["varlen"] = True
     elif "paged_kv" not in spec and rng.random() < 0.25:
-        key = {"multiple_of": rng.choice((1, 8, 128))} | ({"per_batch": True} if rng.random() < 0.6 else {})
-        spec["lengths"] = {"q": rng.choice(("any", {"multiple_of": rng.choice((8, 128))})), "kv": key}
+        key = {"multiple_of": rng.choice((1, 8, 128))} | (
+            {"per_batch": True} if rng.random() < 0.6 else {}
+        )
+        spec["lengths"] = {
+            "q": rng.choice(("any", {"multiple_of": rng.choice((8, 128))})),
+            "kv": key,
+        }
     if not varlen and not decodes and rng.random() < 0.15:
         spec["sinks"] = True
     if rng.random() < 0.15:
@@ -115,7 +153,9 @@ def cases(problem: Any, rng: random.Random) -> list[Case]:
 def _names(rng: random.Random, varlen: bool) -> dict[str, Any]:
     buffers, params = {}, {}
     shapes = [s for s in SHAPES if not (varlen and {"SQ", "SK"} & {*s})]
-    for name in rng.sample(("slopes", "table", "doc", "lens", "flag", "kind"), rng.choice((0, 1, 1, 2, 3))):
+    for name in rng.sample(
+        ("slopes", "table", "doc", "lens", "flag", "kind"), rng.choice((0, 1, 1, 2, 3))
+    ):
         dtype = rng.choice([*KINDS])
         buffer: dict[str, Any] = {"shape": [*rng.choice(shapes)], "dtype": dtype}
         if KINDS[dtype] is FLOAT and rng.random() < 0.3:
@@ -154,7 +194,9 @@ def _mask(rng: random.Random, words: Words) -> str:
     parts = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         if rng.random() < 0.6:
-            parts.append(f"({rng.choice(MASKS).format(n=rng.choice((1, 2, 5, 16, 33, 64, 128, 200)))})")
+            parts.append(
+                f"({rng.choice(MASKS).format(n=rng.choice((1, 2, 5, 16, 33, 64, 128, 200)))})"
+            )
         else:
             parts.append(words.truth(rng.choice((0, 1, 2))))
     text = parts[0]

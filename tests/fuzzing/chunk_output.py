@@ -22,14 +22,21 @@ DECAYS = (
 
 def draw(rng: random.Random) -> dict[str, Any]:
     """Draw the fields of a spec. The schema accepts most of them."""
-    spec: dict[str, Any] = {"kernel": "chunk_output", "name": "drawn", "dtype": rng.choice(("bf16", "fp16"))}
+    spec: dict[str, Any] = {
+        "kernel": "chunk_output",
+        "name": "drawn",
+        "dtype": rng.choice(("bf16", "fp16")),
+    }
     spec["head_dim"] = rng.choice((64, 64, 128, {"qk": 64, "v": 128}, {"qk": 128, "v": 64}))
     spec["chunk_size"] = rng.choice((16, 32, 64))
     if rng.random() < 0.5:
         spec["heads"] = rng.choice(("any", {"group": 2}, {"qk": 2, "v": 4}, {"qk": 3, "v": 3}))
     if rng.random() < 0.8:
         words = Words(
-            rng, {"i": INT, "h": INT}, {"g": (FLOAT, ["i"])} if rng.random() < 0.5 else {}, rounded=("g",)
+            rng,
+            {"i": INT, "h": INT},
+            {"g": (FLOAT, ["i"])} if rng.random() < 0.5 else {},
+            rounded=("g",),
         )
         words.anywhere = False
         spec["decay"] = rng.choice(DECAYS).format(f"tanh({words.real(2)})")

@@ -1,4 +1,6 @@
-"""Comparison of the forms of many seeds (see `fuzzing.forms`), and the record of the compared seeds."""
+"""Comparison of the forms of many seeds (see `fuzzing.forms`), and the record of the compared
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ THOROUGH = 4
 
 @dataclass(frozen=True)
 class Compared:
-    """Outcome of a seed: `right`, `refused` (with the error's code), the form that fails, or `crash` (an exception of
-    kgen).
+    """Outcome of a seed: `right`, `refused` (with the error's code), the form that fails, or
+    `crash` (an exception of kgen).
     """
 
     seed: int
@@ -62,7 +64,9 @@ def generator() -> str:
 
 @dataclass
 class Record:
-    """Outcomes of the seeds from 0 to `tried` of one generator, and the messages of the seeds that failed."""
+    """Outcomes of the seeds from 0 to `tried` of one generator, and the messages of the seeds that
+    failed.
+    """
 
     tried: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
@@ -70,14 +74,20 @@ class Record:
 
     @classmethod
     def read(cls, path: Path = RECORD) -> Record:
-        """Return the record in the repository. It is empty if its generator draws other expressions."""
+        """Return the record in the repository.
+
+        It is empty if its generator draws other expressions.
+        """
         if not path.exists():
             return cls()
         found = json.loads(path.read_text(encoding="utf-8"))
         return cls(**found) if found.pop("generator") == generator() else cls()
 
     def enter(self, those: Sequence[Compared], path: Path = RECORD) -> None:
-        """Record seeds that continue the recorded ones. Of other seeds, record only the failures."""
+        """Record seeds that continue the recorded ones.
+
+        Of other seeds, record only the failures.
+        """
         if [one.seed for one in those] == [*range(self.tried, self.tried + len(those))]:
             self.tried += len(those)
             self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in those))
@@ -90,8 +100,13 @@ class Record:
 
 
 def run(first: int, count: int, jobs: int, tell: Callable[[int], None]) -> Iterator[list[Compared]]:
-    """Compare seeds in several processes. Yield the results in order. `tell` receives the number of finished seeds."""
-    parts = [range(at, min(at + AT_ONCE, first + count)) for at in range(first, first + count, AT_ONCE)]
+    """Compare seeds in several processes.
+
+    Yield the results in order. `tell` receives the number of finished seeds.
+    """
+    parts = [
+        range(at, min(at + AT_ONCE, first + count)) for at in range(first, first + count, AT_ONCE)
+    ]
     done = 0
     with ProcessPoolExecutor(jobs, initializer=_alone) as pool:
         for found in pool.map(_compared, parts):
@@ -110,4 +125,6 @@ def _compared(seeds: Sequence[int]) -> list[Compared]:
 
 def told(those: Sequence[Compared]) -> Any:
     """Return the counts by outcome."""
-    return ", ".join(f"{n} {what}" for what, n in sorted(Counter(one.what for one in those).items()))
+    return ", ".join(
+        f"{n} {what}" for what, n in sorted(Counter(one.what for one in those).items())
+    )

@@ -1,8 +1,8 @@
 """Random masks and scores at the edge cases of the passes, in specs whose kernels run.
 
-Masks compare `abs` with numbers around zero. They contain choices and `!=` between conditions on queries, next to
-another `or`. Thresholds exceed every length, ranges have no keys, and some masks read `h_kv`. Factors and terms of
-scores are infinite or zero in rows and batches without keys.
+Masks compare `abs` with numbers around zero. They contain choices and `!=` between conditions on
+queries, next to another `or`. Thresholds exceed every length, ranges have no keys, and some masks
+read `h_kv`. Factors and terms of scores are infinite or zero in rows and batches without keys.
 """
 
 from __future__ import annotations
@@ -31,20 +31,48 @@ ABOUT_ZERO = (
     ),
     *("abs(abs({x}) - {n}) {c} 1", "abs({x}) // 2 {c} {n}"),
 )
-DIFFERENCES = ("q_idx - kv_idx", "kv_idx - q_idx", "q_idx - 2 * kv_idx", "q_idx // 16 - kv_idx // 16")
+DIFFERENCES = (
+    "q_idx - kv_idx",
+    "kv_idx - q_idx",
+    "q_idx - 2 * kv_idx",
+    "q_idx // 16 - kv_idx // 16",
+)
 ONE_SIDED = ("{i} {c} {n}", "{i} {c} {n}", "{n} {c} {i}", "{i} % 3 {c} 0")
-HEADS = ("kv_idx % 2 == h_kv % 2", "kv_idx >= h_kv", "t[h_kv] <= kv_idx", "q_idx - kv_idx <= t[h_kv]")
+HEADS = (
+    "kv_idx % 2 == h_kv % 2",
+    "kv_idx >= h_kv",
+    "t[h_kv] <= kv_idx",
+    "q_idx - kv_idx <= t[h_kv]",
+)
 UNDEFINED = (
     *(("score + 1 / q_idx", "q_idx > kv_idx"), ("score - log(float(q_idx))", "q_idx > kv_idx")),
-    *(("score * (1 / q_idx)", "q_idx > kv_idx"), ("score + a[h] * kv_idx / q_idx", "q_idx > kv_idx")),
+    *(
+        ("score * (1 / q_idx)", "q_idx > kv_idx"),
+        ("score + a[h] * kv_idx / q_idx", "q_idx > kv_idx"),
+    ),
 )
 """Scores that are not finite in a row without keys, and masks that leave this row no keys."""
 OF_BATCHES = (
-    *("score + 1 / {n}", "score / {n}", "score * log(float({n}))", "score * a[h] * log(float({n}))"),
-    *("score * log(float({n})) / log(2.0)", "score + a[h] * kv_idx / {n}", "score + log(float({n}))"),
+    *(
+        "score + 1 / {n}",
+        "score / {n}",
+        "score * log(float({n}))",
+        "score * a[h] * log(float({n}))",
+    ),
+    *(
+        "score * log(float({n})) / log(2.0)",
+        "score + a[h] * kv_idx / {n}",
+        "score + log(float({n}))",
+    ),
 )
 """Scores that are not finite, or zero, in a batch without keys."""
-PLAIN = ("score", "score * gains[h_kv]", "score + a[h] * abs(q_idx - kv_idx)", "score * a[h]", "0.0 * score")
+PLAIN = (
+    "score",
+    "score * gains[h_kv]",
+    "score + a[h] * abs(q_idx - kv_idx)",
+    "score * a[h]",
+    "0.0 * score",
+)
 
 
 def add_edges(rng: random.Random, spec: dict[str, Any]) -> None:
@@ -88,7 +116,9 @@ def _mask(rng: random.Random) -> str:
         q, *others = (_one_sided(rng, i) for i in ("q_idx", "kv_idx", "kv_idx", "kv_idx"))
         return f"where({q}, {others[0]}, {others[1]}) and ({others[2]} or {_about_zero(rng)})"
     if drawn < 0.7:
-        q, k, other = (_one_sided(rng, i) for i in ("q_idx", "kv_idx", rng.choice(("q_idx", "kv_idx"))))
+        q, k, other = (
+            _one_sided(rng, i) for i in ("q_idx", "kv_idx", rng.choice(("q_idx", "kv_idx")))
+        )
         return f"(({q}) != ({k})) and ({other} or {_about_zero(rng)})"
     if drawn < 0.85:
         return f"{rng.choice(HEADS)} and ({_one_sided(rng, 'kv_idx')} or {_about_zero(rng)})"

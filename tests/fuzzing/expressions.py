@@ -1,7 +1,8 @@
-"""Random masks and scores at the edge cases of the passes, and the buffers and params that they name.
+"""Random masks and scores at the edge cases of the passes, and the buffers and params that they
+name.
 
-`fuzzing.words` draws tame expressions of the whole language. The forms here decide which tiles a kernel visits and
-masks:
+`fuzzing.words` draws tame expressions of the whole language. The forms here decide which tiles a
+kernel visits and masks:
 - `abs` compared with 0, 1 and negative numbers
 - choices and `!=` between conditions on queries, next to another `or`
 - thresholds above every length, infinite and zero factors, divisors of either sign
@@ -19,7 +20,32 @@ from fuzzing.words import COMPARISONS, INT, Words
 from kgen.expr.nodes import Type
 
 FLOAT, BOOL = Type.FLOAT, Type.BOOL
-EDGES = (-1, 0, 0, 0, 1, 1, 2, 3, 7, 8, 15, 16, 31, 32, 63, 64, 65, 100, 127, 128, 129, 512, 4096, 1000000)
+EDGES = (
+    -1,
+    0,
+    0,
+    0,
+    1,
+    1,
+    2,
+    3,
+    7,
+    8,
+    15,
+    16,
+    31,
+    32,
+    63,
+    64,
+    65,
+    100,
+    127,
+    128,
+    129,
+    512,
+    4096,
+    1000000,
+)
 """Constants of comparisons: around zero, around tile sizes, and above every length."""
 DIVISORS = (2, 3, 4, 7, 8, 16, 64, 128, 256, 1000)
 BUFFERS: Mapping[str, Mapping[str, Any]] = {
@@ -59,7 +85,9 @@ AT = {
     "rows": ("q_idx",),
     "columns": ("kv_idx",),
 }
-"""Indices with which each buffer is read. If lengths differ, some of these reads are out of bounds."""
+"""Indices with which each buffer is read. If lengths differ, some of these reads are out of
+bounds.
+"""
 PARAMS: Mapping[str, tuple[Any, ...]] = {
     "window": (0, 1, 7, 40, 128, 5000),
     "step": (1, 2, 16, 100),
@@ -74,7 +102,11 @@ ABSOLUTE = (
     *("abs({x}) - {y} {c} {n}", "abs({x}) // {d} {c} {n}", "abs({x}) % {d} {c} {n}"),
     *("max(abs({x}), {y}) {c} {n}", "max({x}, -({x})) {c} {n}", "min({x}, {y}) {c} {n}"),
     *("max({x}, {n}) {c} {y}", "clamp({x}, {n}, {y}) {c} {n}", "abs(abs({x}) - {n}) {c} 1"),
-    *("where({x} >= 0, {x}, -({x})) {c} {n}", "abs(({x}) / {d}) {c} {n}", "floor(({x}) / {d}) {c} {n}"),
+    *(
+        "where({x} >= 0, {x}, -({x})) {c} {n}",
+        "abs(({x}) / {d}) {c} {n}",
+        "floor(({x}) / {d}) {c} {n}",
+    ),
     "abs(float({x})) {c} 0.0",
 )
 """Comparisons of an absolute value, and conditions that choose a sign."""
@@ -91,7 +123,10 @@ HIDING = (
 
 @dataclass(frozen=True)
 class Drawn:
-    """A mask, a score or both, with the buffers and params that they name. `gqa` is a number or `any`."""
+    """A mask, a score or both, with the buffers and params that they name.
+
+    `gqa` is a number or `any`.
+    """
 
     mask: str | None
     score: str | None
@@ -102,9 +137,15 @@ class Drawn:
     """Other fields of a spec that change the meaning of positions: `align` and `lengths`."""
 
     def fields(self) -> dict[str, Any]:
-        """Return these fields of an attention spec. The caller adds a name, a dtype and a head dim."""
+        """Return these fields of an attention spec.
+
+        The caller adds a name, a dtype and a head dim.
+        """
         texts = {"score_mod": self.score, "mask_mod": self.mask}
-        parts = {"buffers": {k: dict(v) for k, v in self.buffers.items()}, "params": dict(self.params)}
+        parts = {
+            "buffers": {k: dict(v) for k, v in self.buffers.items()},
+            "params": dict(self.params),
+        }
         return {
             "gqa": self.gqa,
             **self.more,
@@ -158,7 +199,9 @@ class _Edges:
         self.rng = rng
         self.params = params
         self.buffers = buffers
-        names = dict.fromkeys(("q_idx", "kv_idx", "q_idx", "kv_idx", "h", "b", "h_kv", "SQ", "SK"), INT)
+        names = dict.fromkeys(
+            ("q_idx", "kv_idx", "q_idx", "kv_idx", "h", "b", "h_kv", "SQ", "SK"), INT
+        )
         names |= {name: INT if name in WHOLE else FLOAT for name in params}
         self.tame = Words(rng, names)
 
@@ -175,7 +218,8 @@ class _Edges:
             lambda: f"({self.mask(depth - 1)} if {self.one_sided()} else {self.mask(depth - 1)})",
             lambda: f"({self.one_sided()} {rng.choice(('!=', '=='))} {self.mask(depth - 1)})",
             lambda: (
-                f"(({self.one_sided()} != {self.one_sided()}) and ({self.one_sided()} or {self.mask(depth - 1)}))"
+                f"(({self.one_sided()} != {self.one_sided()}) and ({self.one_sided()} or "
+                f"{self.mask(depth - 1)}))"
             ),
             lambda: (
                 f"(where({self.one_sided()}, {self.one_sided()}, {self.one_sided()}) and"
@@ -200,7 +244,9 @@ class _Edges:
             return self.about_zero()
         if drawn < 0.7:
             return f"({self.edge()} <= {self.integer(1)} < {self.integer(0)})"
-        return f"({self.integer(1)} {rng.choice(COMPARISONS)} {self.integer(rng.choice((0, 0, 1)))})"
+        return (
+            f"({self.integer(1)} {rng.choice(COMPARISONS)} {self.integer(rng.choice((0, 0, 1)))})"
+        )
 
     def one_sided(self) -> str:
         """Draw a comparison of a query or a key with a number."""
@@ -234,13 +280,19 @@ class _Edges:
         """Draw a comparison of an absolute value."""
         rng = self.rng
         form = rng.choice((*PLAIN, *PLAIN, *ABSOLUTE))
-        values = {"x": self.difference(), "y": self.integer(0), "n": rng.choice((-1, 0, 0, 0, 1, 1, 2, 5))}
+        values = {
+            "x": self.difference(),
+            "y": self.integer(0),
+            "n": rng.choice((-1, 0, 0, 0, 1, 1, 2, 5)),
+        }
         return "(" + form.format(c=rng.choice(COMPARISONS), d=rng.choice(DIVISORS), **values) + ")"
 
     def difference(self) -> str:
         """Draw an integer that changes its sign."""
         rng = self.rng
-        whole = [n for n in self.buffers if BUFFERS[n]["dtype"] in ("int32", "int64") and len(AT[n]) > 1]
+        whole = [
+            n for n in self.buffers if BUFFERS[n]["dtype"] in ("int32", "int64") and len(AT[n]) > 1
+        ]
         if whole and rng.random() < 0.4:
             name = rng.choice(whole)
             a, b = rng.sample(AT[name], 2)
@@ -260,7 +312,12 @@ class _Edges:
                     "q_idx % {d} - kv_idx % {d}",
                     "2 * q_idx - kv_idx",
                 ),
-                *("(kv_idx - q_idx) // {d}", "q_idx + kv_idx - {n}", "q_idx + SK - SQ - kv_idx", "{y} - {z}"),
+                *(
+                    "(kv_idx - q_idx) // {d}",
+                    "q_idx + kv_idx - {n}",
+                    "q_idx + SK - SQ - kv_idx",
+                    "{y} - {z}",
+                ),
             )
         )
         d, n = rng.choice(DIVISORS), self.edge()
@@ -437,7 +494,9 @@ class _Edges:
                 "{a} * {i} ** 2",
             )
         )
-        counts = ["q_idx", "kv_idx", "SK", "q_idx - kv_idx", "h + 1"] + ["n[b]"] * ("n" in self.buffers)
+        counts = ["q_idx", "kv_idx", "SK", "q_idx - kv_idx", "h + 1"] + ["n[b]"] * (
+            "n" in self.buffers
+        )
         return form.format(
             a=self.real(depth - 1),
             b=self.real(depth - 1),

@@ -1,7 +1,7 @@
 """Comparison of the reference with FlexAttention, in eager mode and float64.
 
-It runs the code that `kgen explain --flex` prints. This code and the reference share the trees of the expressions,
-but no evaluator.
+It runs the code that `kgen explain --flex` prints. This code and the reference share the trees of
+the expressions, but no evaluator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kgen.kernels.attention.verify.reference import Call, attention
 from kgen.spec.load import Loaded
 
 BOUND = 1e-6
-"""Largest relative difference. The printed code itself converts some numbers to float32 with `.float()`."""
+"""Largest relative difference. The printed code itself converts some numbers to float32 with
+`.float()`.
+"""
 
 
 class _ZeroOutside:
@@ -35,7 +37,9 @@ class _ZeroOutside:
     def __getitem__(self, at: Any) -> Tensor:
         indices = [torch.as_tensor(i) for i in (at if isinstance(at, tuple) else (at,))]
         pairs = [*zip(indices, self.values.shape, strict=True)]
-        inside = torch.stack(torch.broadcast_tensors(*((i >= 0) & (i < n) for i, n in pairs))).all(0)
+        inside = torch.stack(torch.broadcast_tensors(*((i >= 0) & (i < n) for i, n in pairs))).all(
+            0
+        )
         value = self.values[tuple(i.clamp(0, n - 1) for i, n in pairs)]
         return torch.where(inside, value, torch.zeros_like(value))
 
@@ -46,8 +50,8 @@ def says_it(problem: Any) -> bool:
 
 
 def difference(loaded: Loaded, problem: Any, case: Case) -> float:
-    """Return the largest difference between the outputs of the reference and FlexAttention, relative to the largest
-    output.
+    """Return the largest difference between the outputs of the reference and FlexAttention,
+    relative to the largest output.
     """
     inputs = draw(problem, case, "cpu")
     q, k, v = (x.double().nan_to_num(0.0) for x in (inputs.q, inputs.clean_k, inputs.clean_v))
@@ -68,7 +72,9 @@ def difference(loaded: Loaded, problem: Any, case: Case) -> float:
         Call(
             score_mod=problem.score_mod,
             mask_mod=problem.mask_mod,
-            buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
+            buffers={
+                n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()
+            },
             params=inputs.params,
             scale=case.scale,
             kv_lens=inputs.cache.get("kv_lens"),

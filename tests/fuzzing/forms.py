@@ -1,11 +1,12 @@
-"""Comparison of the forms that passes derive from random masks and scores with the values of their texts.
+"""Comparison of the forms that passes derive from random masks and scores with the values of their
+texts.
 
 | form | property |
 |---|---|
 | `canonical` (`kgen.expr.canonical`) | equals the score where the mask is true, -inf elsewhere |
 | `alternatives` (`kgen.expr.alternatives`) | one alternative holds exactly where the mask is true |
 | `ranges` (`kgen.expr.tile_ranges`) | the mask is false outside a span, and true in its full part |
-| `softmax` (`kgen.expr.softmax_form`) | `multiplier * core + bias` plus `row_rest` equals the score |
+| `softmax` (`kgen.expr.softmax_form`) | `multiplier * core + bias + row_rest` equals the score |
 | `distance` (`kgen.expr.distance`) | conditions over `q_idx - kv_idx` equal the originals |
 | `periods` (`kgen.kernels.attention.plan.block_mask`) | conditions repeat with their period |
 """
@@ -47,8 +48,8 @@ from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
 ROUNDED = 1e-15 / EPSILON
-"""Scale of the error bound of a tree. A tree fixes the order of its operations, so its error is a few units of
-float64.
+"""Scale of the error bound of a tree. A tree fixes the order of its operations, so its error is a
+few units of float64.
 """
 POINTS = frozenset({"row", "q_idx", "kv_idx", "b", "h", "h_kv", "score", "q_start", "there"})
 """Names that have a separate value at each point."""
@@ -127,7 +128,8 @@ class Written:
 
 
 def compare(seed: int, thorough: bool = False) -> None:
-    """Compare the forms of the expressions of a seed with their texts. `thorough` includes the slow forms.
+    """Compare the forms of the expressions of a seed with their texts. `thorough` includes the slow
+    forms.
 
     Raise `Differs` if a form is wrong.
     """
@@ -165,7 +167,15 @@ def _at_points(written: Written, call: Call, rng: random.Random, thorough: bool)
     if written.drawn.score is None:
         _same("canonical", allowed, mask.it, mask.ok, written, env)
     else:
-        _close("canonical", np.where(allowed, value, -np.inf), logits, ok, score.error + own, written, env)
+        _close(
+            "canonical",
+            np.where(allowed, value, -np.inf),
+            logits,
+            ok,
+            score.error + own,
+            written,
+            env,
+        )
     rows = _tensors(_by_row(env, at["row"]))
     either = any_of([all_of(list(atoms)) for atoms in alternatives(written.mask)])
     for name, tree in (("planned", written.mask), ("alternatives", either)):
@@ -184,10 +194,21 @@ def _by_row(env: Mapping[str, Any], row: Any) -> dict[str, Any]:
 
 
 def _softmax(
-    written: Written, rows: Mapping[str, Any], logits: Any, ok: Any, error: Any, call: Call, told: Any
+    written: Written,
+    rows: Mapping[str, Any],
+    logits: Any,
+    ok: Any,
+    error: Any,
+    call: Call,
+    told: Any,
 ) -> None:
     form = written.form
-    values = {**rows, "qk": rows["score"] / SCALE, "scale": np.float64(SCALE), "LOG2E": np.float64(LOG2E)}
+    values = {
+        **rows,
+        "qk": rows["score"] / SCALE,
+        "scale": np.float64(SCALE),
+        "LOG2E": np.float64(LOG2E),
+    }
     env = _tensors(values)
     with np.errstate(all="ignore"):
         total = _tree(form.multiplier, env) * _tree(form.core, env)
@@ -213,7 +234,10 @@ def _whole(form: SoftmaxForm) -> Node:
 
 
 def _rounding(tree: Node, env: Mapping[str, Any], call: Call) -> Any:
-    """Return a bound on the float64 error of a tree's value. If terms cancel, it is large relative to the value."""
+    """Return a bound on the float64 error of a tree's value.
+
+    If terms cancel, it is large relative to the value.
+    """
     error = text_value(show(tree), env, call.narrow).error * ROUNDED
     return np.where(np.isfinite(error), error, 0.0)
 
@@ -240,7 +264,10 @@ def _over_distance(written: Written, env: Any, told: Any, ok: Any) -> None:
 
 
 def _periods(written: Written, env: Any, told: Any, ok: Any) -> None:
-    """Check that conditions repeat with their period. Params with known values are replaced by numbers."""
+    """Check that conditions repeat with their period.
+
+    Params with known values are replaced by numbers.
+    """
     known = numbers(written.spec.params)
     for condition in conjuncts(normalize(written.mask)):
         repeats = period(substitute(condition, known))
@@ -272,7 +299,13 @@ def _ranges(written: Written, call: Call, rng: random.Random) -> None:
 
 
 def _spans(
-    written: Written, env: Mapping[str, Any], inner: Axis, outer: Axis, allowed: Any, ok: Any, rows: int
+    written: Written,
+    env: Mapping[str, Any],
+    inner: Axis,
+    outer: Axis,
+    allowed: Any,
+    ok: Any,
+    rows: int,
 ) -> None:
     starts = np.arange(0, allowed.shape[0], rows)
     last = np.minimum(starts + rows, allowed.shape[0]) - 1
@@ -294,7 +327,9 @@ def _spans(
         _out_of_range("holds nowhere", some & ~inside, starts, outer, written, env)
 
 
-def _out_of_range(what: str, wrong: Any, starts: Any, outer: Axis, written: Written, env: Any) -> None:
+def _out_of_range(
+    what: str, wrong: Any, starts: Any, outer: Axis, written: Written, env: Any
+) -> None:
     tile, place = np.argwhere(wrong)[0]
     at = f"tile {int(starts[tile])} of {outer.index.name}, position {int(place)}"
     raise Differs("ranges", f"not true that the mask {what} in {at}\n{_told(written, env, ())}")

@@ -1,4 +1,6 @@
-"""Ledger of the tried seeds and their outcomes: `seeds.json` (interpreters) and `seeds_cuda.json` (GPU)."""
+"""Ledger of the tried seeds and their outcomes: `seeds.json` (interpreters) and `seeds_cuda.json`
+(GPU).
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,12 @@ def generator() -> str:
 
 @dataclass
 class Ledger:
-    """Seeds from 0 to `tried` of one generator. Another generator draws other specs for the same seeds.
+    """Seeds from 0 to `tried` of one generator. Another generator draws other specs for the same
+    seeds.
 
-    `outcomes` counts the outcomes. `refused` counts error codes. `failed` has the smallest spec of each failed seed.
-    `flexed` counts the seeds that were compared with FlexAttention. `before` keeps the counts of earlier generators.
+    `outcomes` counts the outcomes. `refused` counts error codes. `failed` has the smallest spec of
+    each failed seed. `flexed` counts the seeds that were compared with FlexAttention. `before`
+    keeps the counts of earlier generators.
     """
 
     tried: int = 0
@@ -64,18 +68,27 @@ class Ledger:
         return self.tried
 
     def enter(self, outcomes: Sequence[Outcome], failed: Mapping[int, Outcome]) -> None:
-        """Record consecutive seeds that continue the recorded ones. Of other seeds, record only the failures."""
+        """Record consecutive seeds that continue the recorded ones.
+
+        Of other seeds, record only the failures.
+        """
         seeds = [one.seed for one in outcomes]
         if seeds and seeds == [*range(self.tried, self.tried + len(seeds))]:
             self.tried += len(outcomes)
             self.flexed += sum(one.flexed for one in outcomes)
             self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in outcomes))
-            codes = Counter(one.message.partition(":")[0] for one in outcomes if one.what == "refused")
+            codes = Counter(
+                one.message.partition(":")[0] for one in outcomes if one.what == "refused"
+            )
             self.refused = dict(Counter(self.refused) + codes)
         for one in outcomes:
             self.failed.pop(str(one.seed), None)
         for seed, least in failed.items():
-            self.failed[str(seed)] = {"what": least.what, "message": least.message[:300], "spec": least.spec}
+            self.failed[str(seed)] = {
+                "what": least.what,
+                "message": least.message[:300],
+                "spec": least.spec,
+            }
         text = json.dumps(self._data(), indent=1, sort_keys=True)
         place(self.device).write_text(text + "\n", encoding="utf-8")
 

@@ -19,8 +19,12 @@ def draw(rng: random.Random) -> dict[str, Any]:
     spec: dict[str, Any] = {"kernel": "norm", "name": "drawn", "norm": rng.choice(("rms", "layer"))}
     dtype: Any = rng.choice(("bf16", "fp16", "fp32"))
     if rng.random() < 0.3:
-        others = {part: rng.choice(("bf16", "fp16", "fp32")) for part in ("weight", "output", "residual")}
-        dtype = {"input": dtype} | {part: kind for part, kind in others.items() if rng.random() < 0.5}
+        others = {
+            part: rng.choice(("bf16", "fp16", "fp32")) for part in ("weight", "output", "residual")
+        }
+        dtype = {"input": dtype} | {
+            part: kind for part, kind in others.items() if rng.random() < 0.5
+        }
     spec |= {"dtype": dtype, "width": rng.choice(WIDTHS)}
     if rng.random() < 0.3:
         spec["heads"] = rng.choice((1, 3, 8, "any"))
@@ -64,14 +68,16 @@ def draw(rng: random.Random) -> dict[str, Any]:
         spec["input_mod"] = " + ".join((*inputs, f"0.5 * {words.real(2)}"))
     if rng.random() < 0.6:
         words = Words(rng, names | {"y": FLOAT}, elements, rounded=("y",))
-        spec["output_mod"] = rng.choice(("y * {}", "y + {}", "{} - y", "silu(y) * {}")).format(words.real(2))
+        spec["output_mod"] = rng.choice(("y * {}", "y + {}", "{} - y", "silu(y) * {}")).format(
+            words.real(2)
+        )
     return without_unused(spec, ("input_mod", "output_mod"))
 
 
 def cases(problem: Any, rng: random.Random) -> list[Case]:
     """Draw three of the quick cases, with another seed for their tensors."""
-    # Exclude rows of one element, whose variance is zero, and inputs of zeros, where functions are not
-    # differentiable.
+    # Exclude rows of one element, whose variance is zero, and inputs of zeros, where functions are
+    # not differentiable.
     drawn = rng.sample(
         [
             case

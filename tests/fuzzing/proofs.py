@@ -1,7 +1,8 @@
 """Random attention specs that are planned and proved. No kernel runs.
 
-Masks and scores come from both generators of expressions, with random passes, lengths, heads and block masks. Each
-kernel is proved for one random tile shape, because many specs find more than all shapes of one spec.
+Masks and scores come from both generators of expressions, with random passes, lengths, heads and
+block masks. Each kernel is proved for one random tile shape, because many specs find more than all
+shapes of one spec.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ What = Literal["proved", "unknown", "refuted", "refused", "crash", "slow"]
 
 @dataclass(frozen=True)
 class Proof:
-    """Outcome of a seed. `verdicts` counts obligations. `found` names the ones that are not proved, with the reason."""
+    """Outcome of a seed.
+
+    `verdicts` counts obligations. `found` names the ones that are not proved, with the reason.
+    """
 
     seed: int
     what: What
@@ -80,7 +84,8 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def _with_rows(spec: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Keep reads by row in bounds. With queries aligned to the end, `q_idx` is a position among the keys.
+    """Keep reads by row in bounds. With queries aligned to the end, `q_idx` is a position among the
+    keys.
 
     The buffer gets as many elements as there are keys, or it is read at the row.
     """
@@ -121,7 +126,9 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
     except Slow as error:
         return outcome("slow", f"more than {LIMIT} seconds: {where(error.__traceback__)}")
     except Exception as error:
-        return outcome("crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+        return outcome(
+            "crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+        )
     for verdict in (Verdict.REFUTED, Verdict.UNKNOWN):
         if verdicts[verdict.value]:
             return outcome(verdict.value)
@@ -146,8 +153,13 @@ def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
 # --- many ------------------------
 
 
-def run(seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]) -> list[Proof]:
-    """Return the outcomes of some seeds in their order. `kept` stores one line per seed. Seeds in it are skipped."""
+def run(
+    seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]
+) -> list[Proof]:
+    """Return the outcomes of some seeds in their order.
+
+    `kept` stores one line per seed. Seeds in it are skipped.
+    """
     done = {proof.seed: proof for proof in read(kept)}
     left = [seed for seed in seeds if seed not in done]
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
@@ -170,12 +182,18 @@ def read(kept: Path | None) -> list[Proof]:
 
 def generator() -> str:
     """Return a hash of the code that determines the spec of a seed."""
-    texts = [(HERE / f"{name}.py").read_bytes() for name in ("proofs", "expressions", "attention", "words")]
+    texts = [
+        (HERE / f"{name}.py").read_bytes()
+        for name in ("proofs", "expressions", "attention", "words")
+    ]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 
 
 def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
-    """Record consecutive seeds from 0: counts, failures, and the seeds with unknown obligations. Ignore other seeds."""
+    """Record consecutive seeds from 0: counts, failures, and the seeds with unknown obligations.
+
+    Ignore other seeds.
+    """
     if not proofs or [proof.seed for proof in proofs] != [*range(len(proofs))]:
         return
     obligations = sum((Counter(proof.verdicts) for proof in proofs), Counter[str]())
@@ -196,5 +214,7 @@ def told(proofs: Iterable[Proof]) -> str:
     for proof in proofs:
         specs[proof.what] += 1
         obligations.update(proof.verdicts)
-    counted = (", ".join(f"{n} {what}" for what, n in sorted(of.items())) for of in (specs, obligations))
+    counted = (
+        ", ".join(f"{n} {what}" for what, n in sorted(of.items())) for of in (specs, obligations)
+    )
     return "specs: {}; obligations: {}".format(*counted)

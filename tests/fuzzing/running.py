@@ -1,4 +1,6 @@
-"""Try one seed: render a random spec, compare it with another spelling, and compare its kernels with float64."""
+"""Try one seed: render a random spec, compare it with another spelling, and compare its kernels
+with float64.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,9 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None, device: str = "cpu")
     except Failed as error:
         return outcome(error.what, str(error))
     except Exception as error:
-        return outcome("crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+        return outcome(
+            "crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}"
+        )
     return outcome("right")
 
 
@@ -118,7 +122,10 @@ def written(spec: Mapping[str, Any]) -> str:
 
 
 def asked_flex(loaded: Loaded, rng: random.Random) -> bool:
-    """Compare the reference with FlexAttention. Return False if FlexAttention cannot express the spec."""
+    """Compare the reference with FlexAttention.
+
+    Return False if FlexAttention cannot express the spec.
+    """
     if loaded.spec.kernel != "attention":
         return False
     from fuzzing import flexed
@@ -150,7 +157,9 @@ def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random, device: st
 
 
 def _in_other_words(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> str | None:
-    """Return the spec with masks and scores in another random spelling, or None if it has neither."""
+    """Return the spec with masks and scores in another random spelling, or None if it has
+    neither.
+    """
     if loaded.spec.kernel != "attention" or not loaded.trees:
         return None
     words = {name: show(rewritten(rng, tree)) for name, tree in loaded.trees.items()}
@@ -164,7 +173,9 @@ def _code(text: str) -> str:
 
 
 def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
-    """Run the kernels of a GPU, or the portable kernels and then the Hopper kernels in their interpreters."""
+    """Run the kernels of a GPU, or the portable kernels and then the Hopper kernels in their
+    interpreters.
+    """
     import torch
 
     from kgen.verify import compare, interpreter
@@ -190,9 +201,15 @@ def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
             with compared, mock.patch.object(family, "cases", return_value=tuple(cases)):
                 for group in family.groups(problem):
                     for case in cases:
-                        wrong = [c.message for c in family.run_case(subject, group, case.name) if not c.ok]
+                        wrong = [
+                            c.message
+                            for c in family.run_case(subject, group, case.name)
+                            if not c.ok
+                        ]
                         if wrong:
-                            kernels = "Hopper" if hopper else "portable" if device == "cpu" else device
+                            kernels = (
+                                "Hopper" if hopper else "portable" if device == "cpu" else device
+                            )
                             raise Failed("wrong", f"{kernels} {group} {case}: {'; '.join(wrong)}")
             sys.modules.pop(module.__name__, None)
 
@@ -200,8 +217,8 @@ def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
 def _says_nothing(check: Callable[..., Any]) -> Callable[..., Any]:
     """Return `check` that also accepts results without a meaningful comparison.
 
-    The reference overflows the dtype, or it is zero, so relative errors are undefined. In 16 bits, kernels give 6e-8
-    for tanh(0).
+    The reference overflows the dtype, or it is zero, so relative errors are undefined. In 16 bits,
+    kernels give 6e-8 for tanh(0).
     """
 
     def checked(name: str, got: Any, want: Any, eager: Any, allowed: Any, traits: Any) -> Any:
@@ -294,4 +311,6 @@ def _parts(text: str) -> Iterator[str]:
 def _tidied(spec: dict[str, Any]) -> dict[str, Any]:
     from fuzzing.attention import without_unused
 
-    return without_unused(dict(spec), [key for key in spec if key.endswith("_mod") or key == "decay"])
+    return without_unused(
+        dict(spec), [key for key in spec if key.endswith("_mod") or key == "decay"]
+    )

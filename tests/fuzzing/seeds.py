@@ -17,7 +17,9 @@ from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, importing_from, messages, serve
 
 OF_A_TASK = 50
-"""Seeds per process. A process needs seconds to import torch and triton, and does not release all its memory."""
+"""Seeds per process. A process needs seconds to import torch and triton, and does not release all
+its memory.
+"""
 CODE = ("tests",)
 """Folders that workers import from, in addition to the package."""
 
@@ -35,19 +37,30 @@ def tasks(seeds: Sequence[int], beside: int, device: str = "cpu") -> list[Task]:
     """Split the seeds into enough tasks for all workers, with at most `OF_A_TASK` seeds each."""
     size = max(1, min(OF_A_TASK, -(-len(seeds) // beside)))
     parts = [tuple(seeds[first : first + size]) for first in range(0, len(seeds), size)]
-    return [Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part, device=device)) for part in parts]
+    return [
+        Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part, device=device))
+        for part in parts
+    ]
 
 
 def smaller_one(failed: Outcome) -> Task:
     """Return the task that reduces the spec of a failed seed."""
-    return Task(("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed, failed.device))
+    return Task(
+        ("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed, failed.device)
+    )
 
 
 def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
-    """Yield one row per seed. A seed that ends its process is a crash, and another process tries the rest."""
+    """Yield one row per seed.
+
+    A seed that ends its process is a crash, and another process tries the rest.
+    """
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
     interpreted = ENVIRONMENT if job.device == "cpu" else {}
-    environment = {**interpreted, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
+    environment = {
+        **interpreted,
+        "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH")),
+    }
     left = list(job.seeds)
     while left:
         trouble = "ended before its last seed"
@@ -63,7 +76,9 @@ def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, 
             trouble = str(error)
         if left:
             seed = left.pop(0)
-            crash = Outcome(seed, "crash", trouble[:2000], written(drawn(seed)), 0.0, device=job.device)
+            crash = Outcome(
+                seed, "crash", trouble[:2000], written(drawn(seed)), 0.0, device=job.device
+            )
             yield crash.row()
 
 

@@ -1,4 +1,6 @@
-"""Random calls of drawn expressions: sizes, params, buffers, and the points at which forms are compared."""
+"""Random calls of drawn expressions: sizes, params, buffers, and the points at which forms are
+compared.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,17 @@ def drawn_call(spec: AttentionSpec, rng: random.Random, tied: bool) -> Call:
     sizes |= {"SQ": rng.choice(LENGTHS), "SK": rng.choice(LENGTHS)}
     if tied or rng.random() < 0.4:
         sizes["SK"] = sizes["SQ"]
-    params = {n: p.value if p.value is not None else rng.choice(PARAMS[n]) for n, p in spec.params.items()}
+    params = {
+        n: p.value if p.value is not None else rng.choice(PARAMS[n]) for n, p in spec.params.items()
+    }
     scalars = {n: np.int64(v) for n, v in sizes.items()}
     scalars |= {n: np.int64(v) if n in WHOLE else np.float64(v) for n, v in params.items()}
     buffers = {}
     for name, buffer in spec.buffers.items():
         shape = [sizes.get(size, size) for size in buffer.shape]
-        buffers[name] = _elements(np.random.default_rng(rng.getrandbits(32)), buffer, shape, sizes["SK"])
+        buffers[name] = _elements(
+            np.random.default_rng(rng.getrandbits(32)), buffer, shape, sizes["SK"]
+        )
     lens = [rng.choice((0, 1, sizes["SK"] // 2, sizes["SK"])) for _ in range(sizes["B"])]
     ends = np.array(lens if spec.per_batch else [sizes["SK"]] * sizes["B"], np.int64)
     if spec.per_batch:
@@ -74,11 +80,13 @@ def _elements(make: np.random.Generator, buffer: Any, shape: list[int], sk: int)
     return np.sort(found, axis=-1) if buffer.sorted else found
 
 
-def points(call: Call, spec: AttentionSpec, texts: Iterable[str], rng: random.Random) -> dict[str, Any]:
+def points(
+    call: Call, spec: AttentionSpec, texts: Iterable[str], rng: random.Random
+) -> dict[str, Any]:
     """Draw pairs of positions near the ends and near the constants of some texts.
 
-    Each pair has a batch, a head, a score and the first row of its tile. `row` counts queries from zero, whatever the
-    origin of `q_idx`.
+    Each pair has a batch, a head, a score and the first row of its tile. `row` counts queries from
+    zero, whatever the origin of `q_idx`.
     """
     make = np.random.default_rng(rng.getrandbits(32))
     sizes = {name: int(call.scalars[name]) for name in ("B", "HQ", "SQ", "SK")}
@@ -115,7 +123,12 @@ def points(call: Call, spec: AttentionSpec, texts: Iterable[str], rng: random.Ra
 
 def _positions(make: np.random.Generator, edges: list[int], size: int) -> Any:
     """Draw positions of one side: its ends, positions near constants, and a few random ones."""
-    wanted = [0, size - 1, size - 2, *make.permutation([e for e in edges if 0 <= e < size])[: FACTS - 5]]
+    wanted = [
+        0,
+        size - 1,
+        size - 2,
+        *make.permutation([e for e in edges if 0 <= e < size])[: FACTS - 5],
+    ]
     return np.unique([p for p in (*wanted, *make.integers(0, size, 3)) if p >= 0])
 
 

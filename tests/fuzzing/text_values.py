@@ -1,7 +1,8 @@
-"""Evaluator of the text of an expression at many points, independent of kgen's parser, table and evaluator.
+"""Evaluator of the text of an expression at many points, independent of kgen's parser, table and
+evaluator.
 
-NumPy evaluates Python's syntax tree. Integers have 64 bits and wrap to 32 as in kernels; reals are float64. Each
-value records where it is meaningful. It is not if
+NumPy evaluates Python's syntax tree. Integers have 64 bits and wrap to 32 as in kernels; reals are
+float64. Each value records where it is meaningful. It is not if
 - an integer that wrapped is compared, divided or used as an index
 - a number is divided by zero, or an integer is shifted by more bits than it has
 - rounding may decide a comparison or a step
@@ -21,7 +22,9 @@ from typing import Any
 import numpy as np
 
 EPSILON = 1e-11
-"""Relative error of an operation on reals: far above the rounding of float64, to allow sums in another order."""
+"""Relative error of an operation on reals: far above the rounding of float64, to allow sums in
+another order.
+"""
 _WRAPS = 2**31
 
 
@@ -69,8 +72,8 @@ class Value:
 def text_value(text: str, env: Mapping[str, Any], narrow: frozenset[str] = frozenset()) -> Value:
     """Evaluate a text.
 
-    `env` maps each scalar to a number or an array by point, and each buffer to an array. Buffers in `narrow` have
-    32-bit elements.
+    `env` maps each scalar to a number or an array by point, and each buffer to an array. Buffers in
+    `narrow` have 32-bit elements.
     """
     *lines, last = ast.parse(text).body
     walker = _Walker({**env}, narrow)
@@ -106,7 +109,10 @@ class _Walker:
                 return reduce(join, map(self.value, values))
             case ast.Compare(left, ops, comparators):
                 values = [self.value(part) for part in (left, *comparators)]
-                links = [_compared(type(op), a, b) for op, a, b in zip(ops, values, values[1:], strict=False)]
+                links = [
+                    _compared(type(op), a, b)
+                    for op, a, b in zip(ops, values, values[1:], strict=False)
+                ]
                 return reduce(_both, links)
             case ast.IfExp(test, body, orelse):
                 return _chosen(*map(self.value, (test, body, orelse)))
@@ -283,7 +289,8 @@ def _chosen(test: Value, a: Value, b: Value) -> Value:
     if a.real or b.real:
         a, b = a.as_real(), b.as_real()
     ok, wrapped, error = (
-        np.where(test.it, x, y) for x, y in ((a.ok, b.ok), (a.wrapped, b.wrapped), (a.error, b.error))
+        np.where(test.it, x, y)
+        for x, y in ((a.ok, b.ok), (a.wrapped, b.wrapped), (a.error, b.error))
     )
     it = np.where(test.it, a.it, b.it)
     return Value(it, test.ok & ok, wrapped, error, a.exact and b.exact, a.wide or b.wide)
@@ -321,7 +328,9 @@ def _most(choose: Callable[..., Any]) -> Callable[[Value, Value], Value]:
     def most(a: Value, b: Value) -> Value:
         ok = a.ok & b.ok
         if a.whole and b.whole:
-            return Value(choose(a.it, b.it), ok, a.wrapped | np.asarray(b.wrapped), wide=a.wide or b.wide)
+            return Value(
+                choose(a.it, b.it), ok, a.wrapped | np.asarray(b.wrapped), wide=a.wide or b.wide
+            )
         a, b = a.as_real(), b.as_real()
         error = np.maximum(a.error, b.error)
         return Value(choose(a.it, b.it), ok, error=error, exact=a.exact and b.exact)
@@ -333,7 +342,10 @@ _MOST = {"min": _most(np.minimum), "max": _most(np.maximum)}
 
 
 def _index(x: Value) -> Value:
-    """Return a value as an index. A real number that was rounded to a whole number becomes an integer."""
+    """Return a value as an index.
+
+    A real number that was rounded to a whole number becomes an integer.
+    """
     return x if x.whole else _truncated(x)
 
 

@@ -1,8 +1,8 @@
 """Random expressions of the language by type, drawn from kgen's table of functions.
 
-They are tame. Operands stay where a function is finite. A branch or a step depends only on positions, parameters and
-stored elements, which kernels do not round. It depends on the score only if the value is continuous there. So every
-difference from float64 above a rounding error is a bug.
+They are tame. Operands stay where a function is finite. A branch or a step depends only on
+positions, parameters and stored elements, which kernels do not round. It depends on the score only
+if the value is continuous there. So every difference from float64 above a rounding error is a bug.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ def _tame(row: Function, operand: str) -> str:
 SMOOTH = {
     name: row
     for name, row in TABLE.items()
-    if row.callable and row.typed is types.real and row.arity == (1, 1) and row.derivative is not None
+    if row.callable
+    and row.typed is types.real
+    and row.arity == (1, 1)
+    and row.derivative is not None
 }
 """Functions of one real number that return a real number and have a derivative."""
 
 
 @dataclass
 class Words:
-    """Names by type, and buffers with the regular index of each axis, from which expressions are drawn."""
+    """Names by type, and buffers with the regular index of each axis, from which expressions are
+    drawn.
+    """
 
     rng: random.Random
     names: Mapping[str, Type]
@@ -65,7 +70,14 @@ class Words:
         n = self.rng.choice((2, 3, 4, 5, 7, 8, 16, 64, 128))
         return self.rng.choice(
             (
-                *(f"({a} + {b})", f"({a} - {b})", f"{n} * {a}", f"{a} // {n}", f"{a} % {n}", f"-{a}"),
+                *(
+                    f"({a} + {b})",
+                    f"({a} - {b})",
+                    f"{n} * {a}",
+                    f"{a} // {n}",
+                    f"{a} % {n}",
+                    f"-{a}",
+                ),
                 *(
                     f"({a} & {b})",
                     f"({a} | {b})",
@@ -90,7 +102,11 @@ class Words:
         if drawn < 0.9:
             return f"({a} {self.rng.choice(('and', 'or', 'and', 'or', '&', '|'))} {b})"
         return self.rng.choice(
-            (f"(not {a})", f"where({a}, {b}, {self.truth(0)})", f"({a} if {b} else {self.truth(0)})")
+            (
+                f"(not {a})",
+                f"where({a}, {b}, {self.truth(0)})",
+                f"({a} if {b} else {self.truth(0)})",
+            )
         )
 
     def _condition(self, depth: int) -> str:
@@ -99,7 +115,9 @@ class Words:
         if flags and drawn < 0.3:
             return self.rng.choice(flags)()
         if self._reads(FLOAT, True) and drawn < 0.4:
-            return f"({self._leaf(FLOAT, True)} {self.rng.choice(COMPARISONS[:4])} {self._number()})"
+            return (
+                f"({self._leaf(FLOAT, True)} {self.rng.choice(COMPARISONS[:4])} {self._number()})"
+            )
         if drawn < 0.5:
             return f"({self.integer(0)} <= {self.integer(depth)} < {self.integer(depth)})"
         return f"({self.integer(depth)} {self.rng.choice(COMPARISONS)} {self.integer(depth)})"
@@ -118,7 +136,9 @@ class Words:
 
         def power(depth: int) -> str:
             if self.rng.random() < 0.4:
-                return f"pow(abs({self.real(depth)}) + 0.5, {self.rng.choice(('1.5', '-1.0', '0.3'))})"
+                return (
+                    f"pow(abs({self.real(depth)}) + 0.5, {self.rng.choice(('1.5', '-1.0', '0.3'))})"
+                )
             return f"tanh({self.real(depth)}) ** {self.rng.choice((2, 3))}"
 
         def detached(depth: int) -> str:
@@ -129,7 +149,9 @@ class Words:
 
         def distance(depth: int) -> str:
             step = self.rng.choice(STEPS)
-            form = self.rng.choice(("{} * {} / 64", "{} * float({}) / 64", f"{{}} * {step}({{}} / 4.0) / 16"))
+            form = self.rng.choice(
+                ("{} * {} / 64", "{} * float({}) / 64", f"{{}} * {step}({{}} / 4.0) / 16")
+            )
             return form.format(self._number(), self.integer(min(depth, 1)))
 
         forms = (
@@ -153,7 +175,9 @@ class Words:
         ]
 
     def _leaf(self, kind: Type, exact: bool = False) -> str:
-        names = [n for n, t in self.names.items() if t is kind and not (exact and n in self.rounded)]
+        names = [
+            n for n, t in self.names.items() if t is kind and not (exact and n in self.rounded)
+        ]
         leaves: list[Callable[[], str]] = [lambda: self.rng.choice(names)] * (2 * bool(names))
         leaves += self._reads(kind, exact)
         leaves.append(self._number if kind is FLOAT else self._count)

@@ -1,4 +1,6 @@
-"""`torch.func` transforms: gradients, vjp and vmap of emitted functions equal those of plain PyTorch."""
+"""`torch.func` transforms: gradients, vjp and vmap of emitted functions equal those of plain
+PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from kgen.verify.families import problem_of
 from kgen.verify.interpreter import ENVIRONMENT
 
 SPECS = {
-    "attention": "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 16\nmask_mod: q_idx >= kv_idx\n",
+    "attention": (
+        "kernel: attention\nname: sample\ndtype: fp32\nhead_dim: 16\nmask_mod: q_idx >= kv_idx\n"
+    ),
     "norm": "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\n",
     "chunk_output": "kernel: chunk_output\nname: sample\ndtype: fp16\nhead_dim: 64\n",
-    "forward": "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\npasses: [forward]\n",
+    "forward": (
+        "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: fp32\npasses: [forward]\n"
+    ),
 }
 OPENING = """
 import sys
@@ -61,7 +67,8 @@ same(lambda f: func.grad(loss(f), every)(q[0], k[0], v[0]))
 same(lambda f: func.vjp(f, q[0], k[0], v[0])[1](v[0]))
 same(lambda f: [func.vmap(f, (0, None, 0))(q, k[0], v)])
 same(lambda f: func.vmap(func.grad(loss(f), every))(q, k, v))
-same(lambda f: func.grad(lambda q, k, v: func.vmap(f, (0, None, None))(q, k, v).square().sum(), every)(q, k[0], v[0]))
+squares = lambda f: lambda q, k, v: func.vmap(f, (0, None, None))(q, k, v).square().sum()
+same(lambda f: func.grad(squares(f), every)(q, k[0], v[0]))
 again = lambda q: func.grad(loss(lambda q: sample(q, k[0], v[0])))(q).sum()
 refused(lambda: func.grad(again)(q[0]), NotImplementedError, "second derivatives are not supported")
 refused(lambda: func.jvp(lambda q: sample(q, k[0], v[0]), (q[0],), (q[0],)), NotImplementedError, "forward-mode")
@@ -78,7 +85,8 @@ def loss(f):
 
 same(lambda f: func.grad(loss(f), (0, 1))(x, weight))
 same(lambda f: func.vmap(func.grad(loss(f), (0, 1)), (0, None))(x, weight))
-same(lambda f: func.grad(lambda x, w: func.vmap(f, (0, None))(x, w).square().sum(), (0, 1))(x, weight))
+squares = lambda f: lambda x, w: func.vmap(f, (0, None))(x, w).square().sum()
+same(lambda f: func.grad(squares(f), (0, 1))(x, weight))
 same(lambda f: [func.vmap(f, (0, None))(x, weight)])
 """,
     "chunk_output": """
@@ -88,7 +96,8 @@ h = torch.randn(1, 1, 1, 64, 64).half() / 8
 
 def plain(q, k, v, h):
     scores = torch.einsum("bihd,bjhd->bhij", q, k).float().tril().half()
-    return 64 ** -0.5 * (torch.einsum("bihk,bhkv->bihv", q, h[:, 0]) + torch.einsum("bhij,bjhv->bihv", scores, v))
+    within = torch.einsum("bhij,bjhv->bihv", scores, v)
+    return 64 ** -0.5 * (torch.einsum("bihk,bhkv->bihv", q, h[:, 0]) + within)
 
 same(lambda f: func.grad(lambda *tensors: f(*tensors).float().sum(), (0, 1, 2, 3))(q, k, v, h))
 """,
@@ -97,7 +106,8 @@ x, weight = torch.randn(2, 3, 16), torch.randn(16)
 words = "requires grad, but the spec has no backward pass"
 refused(lambda: func.grad(lambda x: sample(x, weight).sum())(x), RuntimeError, words)
 # Inside vmap a tensor does not tell that it requires grad outside.
-refused(lambda: func.grad(lambda x: func.vmap(sample, (0, None))(x, weight).sum())(x), RuntimeError, words)
+mapped = lambda x: func.vmap(sample, (0, None))(x, weight).sum()
+refused(lambda: func.grad(mapped)(x), RuntimeError, words)
 """,
 }
 
@@ -110,7 +120,11 @@ def test_transforms(which: str, tmp_path: Path, verdict: Any) -> None:
     for name, text in render_spec(loaded).items():
         (folder / name).write_text(text)
     verdict(problem_of(loaded), folder)
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+    }
     program = [sys.executable, "-c", OPENING + PROGRAMS[which]]
     run = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr

@@ -12,7 +12,9 @@ from kgen.kernels.chunk_output.verify.inputs import draw
 from kgen.spec.load import load
 from kgen.verify.families import problem_of
 
-SPECS = [path for path in sorted(Path("specs").glob("*.yaml")) if "varlen: true" in path.read_text()]
+SPECS = [
+    path for path in sorted(Path("specs").glob("*.yaml")) if "varlen: true" in path.read_text()
+]
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
@@ -24,7 +26,10 @@ def test_some_tokens_are_after_the_last_sequence(path: Path) -> None:
         return
     tails = [case for case in chunk_cases(problem, quick=True) if case.tail]
     # Tails of three lengths: no chunk at all, less than the chunks hold, and several times as much.
-    room = [sum(-(-n // problem.chunk_size) for n in case.lengths) * problem.chunk_size for case in tails]
+    room = [
+        sum(-(-n // problem.chunk_size) for n in case.lengths) * problem.chunk_size
+        for case in tails
+    ]
     assert any(not n for n in room)
     assert any(case.tail < n for case, n in zip(tails, room, strict=True))
     assert any(case.tail > 2 * n for case, n in zip(tails, room, strict=True) if n)

@@ -52,7 +52,9 @@ def mutate(
         bool,
         typer.Option("--gpu", help="Run the mutants that the report marks for GPUs."),
     ] = False,
-    record: Annotated[bool, typer.Option(help="Record the result in tests/mutating/report.json.")] = True,
+    record: Annotated[
+        bool, typer.Option(help="Record the result in tests/mutating/report.json.")
+    ] = True,
     ray: Ray = None,
     shard: PartOf = None,
     output: parts.Output = None,
@@ -72,13 +74,21 @@ def mutate(
         if gpu:
             return _on_gpus(specs, jobs, record)
         if not specs and not merge:
-            raise KgenError(Diagnostic("usage", "no spec is named", hint="scripts/mutate specs/causal.yaml"))
+            raise KgenError(
+                Diagnostic("usage", "no spec is named", hint="scripts/mutate specs/causal.yaml")
+            )
         if merge:
             outcomes = merged(merge)
         else:
-            files = part.of((file for spec in specs or [] for file in _files(spec)), lambda file: file.called)
+            files = part.of(
+                (file for spec in specs or [] for file in _files(spec)), lambda file: file.called
+            )
             with hands(jobs, ray, of_mutants.CODE) as who:
-                drawn = [task for file in files for task in of_mutants.tasks(file, _drawn(file, count, seed))]
+                drawn = [
+                    task
+                    for file in files
+                    for task in of_mutants.tasks(file, _drawn(file, count, seed))
+                ]
                 outcomes = tried(drawn, who)
         _say(outcomes)
         if shard is not None and not merge:
@@ -102,7 +112,9 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
         ROOT / "specs" / f"{name}.yaml" for name in dict.fromkeys(n.split("/")[0] for n in report)
     ]
     files = [file for spec in named for file in _files(spec) if file.called in report]
-    wanted = [(file, mutant) for file in files for mutant in on_gpu.marked(file, report[file.called])]
+    wanted = [
+        (file, mutant) for file in files for mutant in on_gpu.marked(file, report[file.called])
+    ]
     device = torch.cuda.get_device_name()
     rest = Counter((file.called, str(mutant)) for file, mutant in wanted)
     found: dict[tuple[str, str], str] = {}
@@ -131,7 +143,10 @@ def alike(one: str, other: str) -> str:
 def told_by_gpu(
     report: dict[str, Any], key: tuple[str, str], by: str, device: str, why: str = ""
 ) -> dict[str, Any]:
-    """Return the report with the GPU result of a mutant. An empty `by` means that the mutant lived."""
+    """Return the report with the GPU result of a mutant.
+
+    An empty `by` means that the mutant lived.
+    """
     called, mutant = key
     row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
     for one in (one for one in row["survivors"] if one["mutant"] == mutant):
@@ -190,7 +205,10 @@ def _files(spec: Path) -> list[File]:
 
 def _drawn(file: File, count: int, seed: int) -> list[Mutant]:
     """Draw the same number of mutants per operator, as far as an operator has enough."""
-    rng, found = random.Random(f"{file.spec} {file.path.name} {seed}"), mutants(file.path.read_text())
+    rng, found = (
+        random.Random(f"{file.spec} {file.path.name} {seed}"),
+        mutants(file.path.read_text()),
+    )
     by_operator = {operator: [m for m in found if m.operator == operator] for operator in OPERATORS}
     chosen: list[Mutant] = []
     while len(chosen) < min(count, len(found)):
@@ -236,9 +254,13 @@ def _enter(report: Mapping[str, Any], specs: Iterable[str]) -> None:
     for spec in specs:
         # A call also launches the Hopper kernels.
         of_spec = [row for file, row in report.items() if file.startswith(f"{spec}/")]
-        counts = sum((Counter(some) for row in of_spec for some in row["operators"].values()), Counter())
+        counts = sum(
+            (Counter(some) for row in of_spec for some in row["operators"].values()), Counter()
+        )
         path = generated / spec / "triton.py"
-        ledger.record_mutated(generated, path, ledger.file_hash(path), counts, versions(("triton",)))
+        ledger.record_mutated(
+            generated, path, ledger.file_hash(path), counts, versions(("triton",))
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Tasks of some mutants of a file each, and the worker that tries them: `python -m mutating.mutants JOB`."""
+"""Tasks of some mutants of a file each, and the worker that tries them:
+`python -m mutating.mutants JOB`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ def tasks(file: File, drawn: Sequence[Mutant]) -> list[Task]:
 def outcomes(job: Mutants, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
     """Yield one row per mutant. If the worker ends early, the rest of its mutants are `lost`."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
-    environment = {**ENVIRONMENT, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
+    environment = {
+        **ENVIRONMENT,
+        "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH")),
+    }
     said, trouble = 0, "ended before its last mutant"
     try:
         for message in (instead or messages)("mutating.mutants", job, 6.0 * SECONDS, environment):
@@ -104,7 +109,9 @@ class AsItIs:
         return replace(outcome, by=unseen(outcome.file, mutant))
 
     def _measure(self) -> None:
-        """Run the unchanged file, count its loads and set the time limit, by which mutants that hang are found."""
+        """Run the unchanged file, count its loads and set the time limit, by which mutants that
+        hang are found.
+        """
         began = time.monotonic()
         as_it_is = self._apart("forkserver", tried, NOTHING)
         assert as_it_is.what == "lived", f"{as_it_is.file} is wrong as it is: {as_it_is.by}"
@@ -118,7 +125,9 @@ class AsItIs:
         return outcome
 
     def _told_by_compiler(self, outcome: Outcome) -> Outcome:
-        """Return `equivalent` if the machine code is identical, `killed` if the mutant does not compile."""
+        """Return `equivalent` if the machine code is identical, `killed` if the mutant does not
+        compile.
+        """
         self._codes = self._codes or self._apart("spawn", compiled, None)
         codes = self._apart("spawn", compiled, outcome.mutant)
         if codes == self._codes:
@@ -132,7 +141,9 @@ class AsItIs:
         """Call a function in a separate process, which may hang or die."""
         context: Any = multiprocessing.get_context(how)
         if how == "forkserver":
-            context.set_forkserver_preload(["mutating.running", "torch", "triton", "kgen.verify.integration"])
+            context.set_forkserver_preload(
+                ["mutating.running", "torch", "triton", "kgen.verify.integration"]
+            )
         with context.Pool(1) as pool:
             return pool.apply_async(function, (self.file, mutant)).get(limit)
 

@@ -21,7 +21,9 @@ from mutating.reasons import converts_to_int64
 from mutating.running import FIRST, File, module_of, written
 
 SECONDS = 150
-"""Time limit of one case of a mutant, including compilation, in seconds. Unchanged files take less."""
+"""Time limit of one case of a mutant, including compilation, in seconds. Unchanged files take
+less.
+"""
 RIGHT = ""
 LOST = "lost: "
 """Prefix of outcomes that contain no information about the mutant."""
@@ -51,10 +53,11 @@ def marked(file: File, row: Mapping[str, Any]) -> list[Mutant]:
 def found_wrong(
     wanted: Sequence[tuple[File, Mutant]], jobs: int, gpus: int, tried: Tried | None = None
 ) -> Iterator[tuple[File, Mutant, str]]:
-    """Yield each mutant with its failure, or "" if nothing failed, in the order in which they finish.
+    """Yield each mutant with its failure, or "" if nothing failed, in the order in which they
+    finish.
 
-    `jobs` run at a time on `gpus` devices. Large calls run one at a time per device. If the unchanged file fails in
-    the same place, the outcome is `lost`.
+    `jobs` run at a time on `gpus` devices. Large calls run one at a time per device. If the
+    unchanged file fails in the same place, the outcome is `lost`.
     """
     tried = _once_as_it_is(tried or _apart)
     large = [one for one in wanted if converts_to_int64(one[1])]
@@ -70,7 +73,9 @@ It returns the last place and the failure there.
 
 
 def _once_as_it_is(tried: Tried) -> Tried:
-    """Wrap `tried` so that it also runs the unchanged file, once, in each place where a mutant fails."""
+    """Wrap `tried` so that it also runs the unchanged file, once, in each place where a mutant
+    fails.
+    """
     asked: dict[tuple[str, str], Future[str]] = {}
     lock = threading.Lock()
 
@@ -86,7 +91,10 @@ def _once_as_it_is(tried: Tried) -> Tried:
                 right.set_result(tried(file, NOTHING, gpu, place)[1])
             except Exception as error:
                 right.set_exception(error)
-        return place, f"{LOST}the file is wrong as it is: {right.result()}" if right.result() else by
+        return (
+            place,
+            f"{LOST}the file is wrong as it is: {right.result()}" if right.result() else by,
+        )
 
     return both
 
@@ -116,11 +124,11 @@ def _apart(file: File, mutant: Mutant, gpu: int, only: str) -> tuple[str, str]:
 
 
 def last_word(told: Callable[..., None], about: tuple[Any, ...], seconds: float) -> tuple[str, str]:
-    """Run `told` in a separate process, because a faulty kernel ends its process. Return the last place and the last
-    word.
+    """Run `told` in a separate process, because a faulty kernel ends its process. Return the last
+    place and the last word.
 
-    `told` receives a pipe and then `about`. It sends the pair `(place, None)` for each place, and finally `("",
-    word)`. If it sends nothing for `seconds`, the process is killed.
+    `told` receives a pipe and then `about`. It sends the pair `(place, None)` for each place, and
+    finally `("", word)`. If it sends nothing for `seconds`, the process is killed.
     """
     apart = multiprocessing.get_context("spawn")
     ear, mouth = apart.Pipe(duplex=False)
@@ -147,7 +155,8 @@ def _told(mouth: Connection, file: File, mutant: Mutant, gpu: int, only: str) ->
 
 
 def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[str], None]) -> str:
-    """Return the first failure of the large calls (if relevant), the cases and the integration checks.
+    """Return the first failure of the large calls (if relevant), the cases and the integration
+    checks.
 
     If `only` names a place, run only this place.
     """
@@ -188,9 +197,13 @@ def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Calla
     if converts_to_int64(mutant) or mutant == NOTHING:
         yield LARGE, lambda: _of_large(problem, subject)
     names = [
-        (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, False)
+        (group, name)
+        for group in family.groups(problem)
+        for name in family.case_names(problem, group, False)
     ]
-    for group, name in sorted(names, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)):
+    for group, name in sorted(
+        names, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)
+    ):
         yield f"{group} {name}", functools.partial(_of_case, family, subject, group, name)
     checks = integration.named(family)
     for name in integration.checks(family, "cuda"):

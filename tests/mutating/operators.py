@@ -1,6 +1,7 @@
 """Mutation operators: each changes one thing in an emitted file, by its syntax tree.
 
-A mutant is the text with one piece replaced. Docstrings, comments, annotations and messages stay unchanged.
+A mutant is the text with one piece replaced. Docstrings, comments, annotations and messages stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ def comparison(node: ast.AST, at: Place) -> Found:
 
 
 def bound(node: ast.AST, at: Place) -> Found:
-    """Increase an added or subtracted constant by one, round a quotient the other way, or remove a `minimum` or
-    `maximum`.
+    """Increase an added or subtracted constant by one, round a quotient the other way, or remove a
+    `minimum` or `maximum`.
     """
     if (
         isinstance(node, ast.BinOp)
@@ -102,7 +103,11 @@ def stride(node: ast.AST, at: Place) -> Found:
 
 def mask(node: ast.AST, at: Place) -> Found:
     """Make a mask always true, or remove a part of it."""
-    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("load", "store", "atomic_add"):
+    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in (
+        "load",
+        "store",
+        "atomic_add",
+    ):
         for keyword in node.keywords:
             if keyword.arg == "mask" and not (isinstance(keyword.value, ast.Constant)):
                 yield keyword.value, f"({at.segment(keyword.value)}) | True"
@@ -116,14 +121,20 @@ def guard(node: ast.AST, at: Place) -> Found:
     if isinstance(node, ast.If):
         for value in ("True", "False"):
             yield node.test, value
-    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] == "where" and len(node.args) == 3:
+    if (
+        isinstance(node, ast.Call)
+        and _called(node).rpartition(".")[2] == "where"
+        and len(node.args) == 3
+    ):
         condition = at.segment(node.args[0])
         yield node.args[0], f"({condition}) | True"
         yield node.args[0], f"({condition}) & False"
 
 
 def dtype(node: ast.AST, at: Place) -> Found:
-    """Remove a conversion, except a conversion to the dtype of a pointer: a store converts anyway."""
+    """Remove a conversion, except a conversion to the dtype of a pointer: a store converts
+    anyway.
+    """
     if (
         at.kernel
         and isinstance(node, ast.Call)
@@ -160,7 +171,8 @@ def tile(node: ast.AST, at: Place) -> Found:
 
 
 def launch(node: ast.AST, at: Place) -> Found:
-    """Exchange two arguments of a launch or of a call of a launcher function, or invert a boolean keyword.
+    """Exchange two arguments of a launch or of a call of a launcher function, or invert a boolean
+    keyword.
 
     `enable_fp_fusion` stays unchanged, because it affects only rounding.
     """
@@ -196,7 +208,14 @@ def _statement(node: ast.AST, at: Place, *names: str) -> Found:
 def barrier(node: ast.AST, at: Place) -> Found:
     """Remove a wait."""
     yield from _statement(
-        node, at, "wait", "_consumer_wait", "barrier", "store_wait", "gdc_wait", "warpgroup_mma_wait"
+        node,
+        at,
+        "wait",
+        "_consumer_wait",
+        "barrier",
+        "store_wait",
+        "gdc_wait",
+        "warpgroup_mma_wait",
     )
 
 

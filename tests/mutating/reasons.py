@@ -1,4 +1,6 @@
-"""Rules that explain why a mutant lives that verification cannot be expected to find, with their reasons."""
+"""Rules that explain why a mutant lives that verification cannot be expected to find, with their
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +44,16 @@ NOTHING: dict[str, Rule] = {
         )
     ),
     "kernels that do not begin ahead of time wait for each other": lambda _, m: (
-        (m.operator, m.old, m.new) == ("launch", "True", "False") and m.function.endswith("_on_hopper")
+        (m.operator, m.old, m.new) == ("launch", "True", "False")
+        and m.function.endswith("_on_hopper")
     ),
     "PyTorch refuses tangents of operators by itself, in this version": lambda _, m: (
         m.operator == "comparison" and m.old.startswith("torch.autograd.forward_ad._current_level")
     ),
-    "gradients of q, k and v are laid out in rows of multiples of 16: one is compiled for as another": lambda file, m: (
+    (
+        "gradients of q, k and v are laid out in rows of multiples of 16: one is compiled for as "
+        "another"
+    ): lambda file, m: (
         # Gradients are as wide as heads, which are multiples of 16 in all specs but siglip.
         m.operator == "key" and m.old in ("dq", "dk", "dv") and not file.startswith("siglip/")
     ),
@@ -72,7 +78,9 @@ NOTHING: dict[str, Rule] = {
     "tiles whose pairs are all masked cost time alone": lambda _, m: (
         m.function == "_backward_hopper_consumer" and (m.old, m.new) == ("not DQ", "False")
     ),
-    "a window alone: its first whole tile is not ahead of the first that it reaches": lambda file, m: (
+    (
+        "a window alone: its first whole tile is not ahead of the first that it reaches"
+    ): lambda file, m: (
         file.startswith(("gemma2/", "gpt_oss/", "sliding_window/"))
         and m.operator == "bound"
         and m.new in (BEHIND, f"tl.cdiv(tl.maximum({BEHIND}, 0), BLOCK_N) * BLOCK_N")
@@ -98,13 +106,16 @@ NOTHING: dict[str, Rule] = {
         and m.new.endswith("False")
     ),
     "Triton launches nothing over an empty grid": lambda _, m: (
-        (m.operator, m.new) == ("guard", "True") and m.old in ("programs", "out.numel()", "lse.numel()")
+        (m.operator, m.new) == ("guard", "True")
+        and m.old in ("programs", "out.numel()", "lse.numel()")
     ),
     "tiles of other chips are as right": lambda _, m: (
         (m.function, m.old, m.new) == ("_arch", "major * 10", "major")
     ),
     "fewer registers cost time alone": lambda _, m: (
-        m.function == "_schedule" and m.old.endswith("// 8 * 8") and m.old.removesuffix(" * 8") == m.new
+        m.function == "_schedule"
+        and m.old.endswith("// 8 * 8")
+        and m.old.removesuffix(" * 8") == m.new
     ),
     "a masked tile is right for any tile; ptxas asks for one": lambda _, m: (
         m.old == "gl.maximum(n_masked, 1)" and m.new == "n_masked"
@@ -118,13 +129,17 @@ NOTHING: dict[str, Rule] = {
         and m.old.startswith("gl.maximum(m_i, gl.max(")
     ),
     "a stride of just the bound is right by itself and as a copy": lambda _, m: (
-        m.operator == "comparison" and ".stride(-1)" in m.old and m.old.replace(" > ", " >= ") == m.new
+        m.operator == "comparison"
+        and ".stride(-1)" in m.old
+        and m.old.replace(" > ", " >= ") == m.new
     ),
     "it waits for a kernel whose results it does not need": lambda _, m: (
         m.function == "_hopper_producer" and (m.old, m.new) == ("LAG > 0", "True")
     ),
     "one kernel for all gradients or two, whose sums have another order": lambda _, m: (
-        m.function == "sums_for_dq" and m.operator == "guard" and m.old.startswith("_in_one_kernel(")
+        m.function == "sums_for_dq"
+        and m.operator == "guard"
+        and m.old.startswith("_in_one_kernel(")
     ),
     "no sequence has more keys than there is room for": lambda _, m: (
         m.function == "_clear_hidden" and m.operator == "comparison" and "SK" in m.old
@@ -167,7 +182,9 @@ BESIDE_FLOAT32 = (
     ),
     ("rms_norm/triton.py", "_forward_kernel", f"tl.load(weight_ptr + cols, {_OF_COLUMNS})"),
 )
-"""Operands whose conversion to float32 is redundant, by file and function. GPU runs without it were right."""
+"""Operands whose conversion to float32 is redundant, by file and function. GPU runs without it were
+right.
+"""
 LIVED = (
     ("decode_gqa/hopper.py", "tile in _hopper_producer: `BLOCK_N` -> `(2 * BLOCK_N)`", FEWER_WHOLE),
     (
@@ -199,9 +216,16 @@ LIVED = (
     (
         "gpt_oss/hopper.py",
         "guard in _masked_first: `i < n_first_masked` -> `(i < n_first_masked) | True`",
-        "keys that end more than a window ahead of the queries would tell: no case on the CPU has them",
+        (
+            "keys that end more than a window ahead of the queries would tell: no case on the CPU "
+            "has them"
+        ),
     ),
-    ("gpt_oss/hopper.py", "tile in _dkdv_hopper_producer: `BLOCK_M` -> `(2 * BLOCK_M)`", FEWER_WHOLE),
+    (
+        "gpt_oss/hopper.py",
+        "tile in _dkdv_hopper_producer: `BLOCK_M` -> `(2 * BLOCK_M)`",
+        FEWER_WHOLE,
+    ),
     (
         "gpt_oss/triton.py",
         "launch in _backward_op: `B` -> `HQ`",
@@ -235,7 +259,10 @@ LIVED = (
     ),
     (
         "varlen_causal/hopper.py",
-        "comparison in _hopper_producer: `number < n_packed_slots * HQ` -> `number <= n_packed_slots * HQ`",
+        (
+            "comparison in _hopper_producer: `number < n_packed_slots * HQ` -> `number <= "
+            "n_packed_slots * HQ`"
+        ),
         "the slot behind the last has no tile where heads are fewer than GROUP",
     ),
     ("varlen_causal/triton.py", "bound in _by_ends: `1` -> `2`", "no index comes to the bound"),

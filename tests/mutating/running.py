@@ -1,4 +1,6 @@
-"""Try one mutant: write and import its file with the other files of its spec, and verify until a check fails."""
+"""Try one mutant: write and import its file with the other files of its spec, and verify until a
+check fails.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def tried(file: File, mutant: Mutant) -> Outcome:
 
 
 def _ways(file: File, mutant: Mutant) -> tuple[str | int, ...]:
-    """Return the ways to run a mutant: loads by pointers, loads by TMA, and Hopper kernels in several interleavings."""
+    """Return the ways to run a mutant: loads by pointers, loads by TMA, and Hopper kernels in
+    several interleavings.
+    """
     orders = tuple(range(ORDERS))
     if file.path.name == "hopper.py":
         return orders
@@ -143,7 +147,10 @@ def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
 
 
 def _wrong(file: File, path: Path, order: int | None) -> str:
-    """Return the first failure. `order` is the interleaving of Hopper kernels, or None for portable kernels."""
+    """Return the first failure.
+
+    `order` is the interleaving of Hopper kernels, or None for portable kernels.
+    """
     import torch
 
     from kgen.kernels.attention.schedules.hopper.cases import for_hopper
@@ -165,9 +172,13 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
     if not hopper and SOON in checks:
         checks[SOON](subject)
     wanted = [
-        (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, True)
+        (group, name)
+        for group in family.groups(problem)
+        for name in family.case_names(problem, group, True)
     ]
-    for group, name in sorted(wanted, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)):
+    for group, name in sorted(
+        wanted, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)
+    ):
         for check in family.run_case(subject, group, name):
             if not check.ok:
                 return f"{group} {name}"
@@ -177,7 +188,10 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
 
 
 def module_of(path: Path, order: int | None = None) -> Any:
-    """Import an emitted file. `order` is the interleaving of Hopper kernels, or None for portable kernels."""
+    """Import an emitted file.
+
+    `order` is the interleaving of Hopper kernels, or None for portable kernels.
+    """
     from kgen.verify.toolchain import import_file
 
     if order is None:
@@ -190,7 +204,9 @@ def module_of(path: Path, order: int | None = None) -> Any:
 
 
 def compiled(file: File, mutant: Mutant | None) -> list[str]:
-    """Return a hash of each compiled kernel of a spec's Triton files for every architecture, or an error."""
+    """Return a hash of each compiled kernel of a spec's Triton files for every architecture, or an
+    error.
+    """
     # Set before Triton is imported: use its compiler, and omit file names from machine code.
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"

@@ -25,7 +25,10 @@ class Report:
     path: Path
 
     def enter(self, spec: str, row: Mapping[str, Any] | None) -> None:
-        """Record the row of a spec for the current text of its file. If `row` is None, remove the row."""
+        """Record the row of a spec for the current text of its file.
+
+        If `row` is None, remove the row.
+        """
         rows = self._read()
         rows.pop(spec, None)
         if row is not None:

@@ -1,9 +1,9 @@
 """`scripts/large`: GPU calls of emitted files whose tensors have more than 2**31 elements.
 
-The script repeats the tensors of a small call along the axes that grow with sequences or rows. Two small calls show
-these axes. Every copy in the outputs and gradients must equal the result of the small call. Sums over sequences or
-rows are not checked, because they have no copies. Chunks of tokens are independent as well, so one long sequence is
-another large call.
+The script repeats the tensors of a small call along the axes that grow with sequences or rows. Two
+small calls show these axes. Every copy in the outputs and gradients must equal the result of the
+small call. Sums over sequences or rows are not checked, because they have no copies. Chunks of
+tokens are independent as well, so one long sequence is another large call.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from on_gpu.by_spec import Report, emitted
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = Report(Path(__file__).parent / "large.json")
 LIMIT = 2**31 + 2**27
-"""Minimum number of elements of the largest tensor of a call. Chunk states do not count: they are larger than all
-tokens.
+"""Minimum number of elements of the largest tensor of a call. Chunk states do not count: they are
+larger than all tokens.
 """
 STATES = ("h", "dh")
 LONG = 4096
@@ -83,7 +83,9 @@ def large(
                     terminal.line(f"{path}: has no emitted Triton file")
             for future in as_completed(tasks):
                 found = future.result()
-                terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.elements} elements'}")
+                terminal.line(
+                    f"{found.spec}: {'; '.join(found.wrong) or f'{found.elements} elements'}"
+                )
                 failed.extend(found.wrong)
                 row = {"device": describe("cuda")["device"], "elements": found.elements}
                 REPORT.enter(found.spec, None if found.wrong else row)
@@ -98,14 +100,22 @@ def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
     loaded = load(path)
     problem, file = problem_of(loaded), emitted(loaded.spec.name)
     function = getattr(import_file(file, f"kgen_large_{problem.name}"), problem.name)
-    found = [repeated(problem, function, example, device, limit) for example in small_calls(problem)]
+    found = [
+        repeated(problem, function, example, device, limit) for example in small_calls(problem)
+    ]
     return Tried(
-        problem.name, max(n for n, _ in found), tuple(message for _, wrong in found for message in wrong)
+        problem.name,
+        max(n for n, _ in found),
+        tuple(message for _, wrong in found for message in wrong),
     )
 
 
 def repeated(
-    problem: Any, function: Any, example: Callable[[Any, int, str], Example], device: str, limit: int
+    problem: Any,
+    function: Any,
+    example: Callable[[Any, int, str], Example],
+    device: str,
+    limit: int,
 ) -> tuple[int, list[str]]:
     """Run a large call. Return the number of elements of its largest input, and the failures."""
     small, more = (example(problem, number, device) for number in (FEW, FEW + 1))
@@ -142,7 +152,13 @@ def _attention(problem: Any, number: int, device: str, length: int = 64) -> Exam
     inputs = draw(problem, replace(case, packed=packed), device)
     wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
     starts = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
-    keywords = {"scale": inputs.case.scale, **starts, **inputs.cache, **inputs.buffers, **inputs.runtime}
+    keywords = {
+        "scale": inputs.case.scale,
+        **starts,
+        **inputs.cache,
+        **inputs.buffers,
+        **inputs.runtime,
+    }
     return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
 
 
@@ -157,7 +173,9 @@ def _norm(problem: Any, number: int, device: str) -> Example:
     inputs = draw(problem, replace(case, rows=(16 * number,)), device)
     wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
     args, keywords = arguments(problem, inputs)
-    return Example(args, keywords, wanted, tuple(inputs.cotangents.get(name) for name in problem.outputs))
+    return Example(
+        args, keywords, wanted, tuple(inputs.cotangents.get(name) for name in problem.outputs)
+    )
 
 
 def _chunks_of_sequences(problem: Any, number: int, device: str) -> Example:
@@ -165,7 +183,10 @@ def _chunks_of_sequences(problem: Any, number: int, device: str) -> Example:
 
 
 def _chunks_of_a_sequence(problem: Any, number: int, device: str) -> Example:
-    """Return a call of one long sequence. Packed sequences do not need it, because they are consecutive anyway."""
+    """Return a call of one long sequence.
+
+    Packed sequences do not need it, because they are consecutive anyway.
+    """
     return _chunk_output(problem, (2 * problem.chunk_size * number,), 1, device)
 
 
@@ -181,7 +202,11 @@ def _chunk_output(problem: Any, lengths: tuple[int, ...], batch: int, device: st
 def small_calls(problem: Any) -> tuple[Callable[[Any, int, str], Example], ...]:
     """Return functions that make calls of a number of sequences, rows or pieces of a sequence."""
     if problem.kernel == "chunk_output":
-        return (_chunks_of_sequences,) if problem.varlen else (_chunks_of_sequences, _chunks_of_a_sequence)
+        return (
+            (_chunks_of_sequences,)
+            if problem.varlen
+            else (_chunks_of_sequences, _chunks_of_a_sequence)
+        )
     return {"attention": (_attention, _long_attention), "norm": (_norm,)}[problem.kernel]
 
 
@@ -197,7 +222,8 @@ def axis_of(few: Any, more: Any) -> int | None:
 
 
 def difference(got: Any, want: Any, axis: int) -> float:
-    """Return the largest difference of a copy of `want` in `got`, relative to the largest element of `want`.
+    """Return the largest difference of a copy of `want` in `got`, relative to the largest element
+    of `want`.
 
     It is infinite if one of the two is NaN.
     """
@@ -218,7 +244,11 @@ def _tensors(example: Example) -> dict[str, Any]:
 
     args = {f"argument {i}": x for i, x in enumerate(example.args)}
     grads = {f"cotangent {i}": x for i, x in enumerate(example.cotangents)}
-    return {name: x for name, x in {**args, **example.kwargs, **grads}.items() if isinstance(x, torch.Tensor)}
+    return {
+        name: x
+        for name, x in {**args, **example.kwargs, **grads}.items()
+        if isinstance(x, torch.Tensor)
+    }
 
 
 def _repeated(name: str, x: Any, axis: int | None, times: int) -> Any:

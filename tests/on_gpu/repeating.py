@@ -1,4 +1,6 @@
-"""`scripts/repeat`: run the kernels of emitted files a thousand times, and compare the bits of all runs."""
+"""`scripts/repeat`: run the kernels of emitted files a thousand times, and compare the bits of all
+runs.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,13 @@ def repeat(
     jobs: parts.Jobs = 1,
     case: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Run only this case, without recording. Repeatable. Default: three per pass."),
+        typer.Option(
+            help="Run only this case, without recording. Repeatable. Default: three per pass."
+        ),
     ] = None,
     times: Annotated[
-        int, typer.Option(min=1, help="Processes per file. With `--jobs`, they run at the same time.")
+        int,
+        typer.Option(min=1, help="Processes per file. With `--jobs`, they run at the same time."),
     ] = 1,
     record: Annotated[
         bool, typer.Option(help="Record correct results in tests/on_gpu/repeated.json.")
@@ -66,11 +71,15 @@ def repeat(
         import torch
 
         if not torch.cuda.is_available():
-            raise KgenError(Diagnostic("missing-device", "there is no GPU: interpreters have no races"))
+            raise KgenError(
+                Diagnostic("missing-device", "there is no GPU: interpreters have no races")
+            )
         paths = specs or sorted(ROOT.glob("specs/*.yaml"))
         require_known(case or (), paths)
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            tasks = [pool.submit(repeated, path, runs, "cuda", case or ()) for path in paths * times]
+            tasks = [
+                pool.submit(repeated, path, runs, "cuda", case or ()) for path in paths * times
+            ]
             for future in as_completed(tasks):
                 found = future.result()
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.cases} cases'}")
@@ -91,9 +100,14 @@ def repeated(path: Path, runs: int, device: str, chosen: Sequence[str] = ()) -> 
     loaded = load(path)
     problem, file = problem_of(loaded), emitted(loaded.spec.name)
     family = family_of(problem)
-    subject = Subject(problem, "triton", file, import_file(file, f"kgen_repeated_{problem.name}"), device)
+    subject = Subject(
+        problem, "triton", file, import_file(file, f"kgen_repeated_{problem.name}"), device
+    )
     wrong, count = [], 0
-    with mock.patch.object(compare, "AGAIN", runs - 1), mock.patch.object(compare, "AGAIN_SECONDS", 0.0):
+    with (
+        mock.patch.object(compare, "AGAIN", runs - 1),
+        mock.patch.object(compare, "AGAIN_SECONDS", 0.0),
+    ):
         for group in family.groups(problem):
             names = family.case_names(problem, group, quick=False)
             for name in [n for n in names if n in chosen] if chosen else some(names):

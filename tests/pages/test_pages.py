@@ -35,7 +35,9 @@ from kgen.pages.text import text
 
 GRID = Grid((".+#", "+#."), (128, 64), 256, "SQ = SK = 256")
 BARS = Bars(
-    "forward", "TFLOP/s", (Group("causal", {"kgen": 600.0, "flex": 300.0}), Group("full", {"kgen": 650.0}))
+    "forward",
+    "TFLOP/s",
+    (Group("causal", {"kgen": 600.0, "flex": 300.0}), Group("full", {"kgen": 650.0})),
 )
 PAGE = Page(
     "sample",
@@ -113,7 +115,14 @@ def test_markdown() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        *("<script>alert(1)</script>", "</p><b>", "<!-- a -->", "<?a?>", "&lt;b&gt; &#60;", "a < b > c & d"),
+        *(
+            "<script>alert(1)</script>",
+            "</p><b>",
+            "<!-- a -->",
+            "<?a?>",
+            "&lt;b&gt; &#60;",
+            "a < b > c & d",
+        ),
         *(
             "[a](http://b.c)",
             "![a](b)",
@@ -184,7 +193,9 @@ def test_a_grid_is_drawn_tile_by_tile() -> None:
                 place = round(y / down), round(x / across) + j
                 assert place not in covered
                 covered[place] = kind
-    assert covered == {(i, j): kind for i, row in enumerate(GRID.rows) for j, kind in enumerate(row)}
+    assert covered == {
+        (i, j): kind for i, row in enumerate(GRID.rows) for j, kind in enumerate(row)
+    }
     assert all(name in drawn for name in KINDS.values())
 
 
@@ -204,14 +215,18 @@ def test_bars_are_as_long_as_their_values() -> None:
         for k in ("c0", "c1")
         for e in shapes(drawn, k)
     }
-    assert widths["full, kgen: 650"] / widths["causal, flex: 300"] == pytest.approx(650 / 300, rel=1e-3)
+    assert widths["full, kgen: 650"] / widths["causal, flex: 300"] == pytest.approx(
+        650 / 300, rel=1e-3
+    )
     stacked = str(bars(Bars("states", "files", (Group("a", {"x": 1, "y": 3}),), stacked=True)))
     first, second = (shapes(stacked, kind)[-1] for kind in ("c0", "c1"))
     assert float(first.get("x", 0)) + float(first.get("width", 0)) == pytest.approx(
         float(second.get("x", 0)), abs=0.1
     )
     small = str(
-        bars(Bars("errors", "", (Group("a", {"x": 1e-6}), Group("b", {"x": 1e-2})), logarithmic=True))
+        bars(
+            Bars("errors", "", (Group("a", {"x": 1e-6}), Group("b", {"x": 1e-2})), logarithmic=True)
+        )
     )
     lengths = [float(e.get("width", 0)) for e in shapes(small, "c0")][1:]
     assert 0 < lengths[0] < lengths[1]

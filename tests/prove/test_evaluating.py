@@ -25,7 +25,10 @@ def test_an_odd_function_is_no_counterexample() -> None:
 
 def test_literals_that_are_rounded_are_equal() -> None:
     world = World({})
-    assert equal(apply(world, "tanh", (X / 50,)), apply(world, "tanh", (X * number(0.02),))) is Verdict.PROVED
+    assert (
+        equal(apply(world, "tanh", (X / 50,)), apply(world, "tanh", (X * number(0.02),)))
+        is Verdict.PROVED
+    )
     root = apply(world, "sqrt", (number(0.625),))
     assert equal(X * root, X * number(0.7905694150420949)) is Verdict.PROVED
     assert equal(X * root, X * number(0.79)) is Verdict.REFUTED
@@ -36,6 +39,9 @@ def test_bits_have_one_order_and_are_integers() -> None:
     for fn in ("bitand", "bitor", "bitxor"):
         assert apply(world, fn, (a, b)).eq(apply(world, fn, (b, a)))
     claim = apply(world, "bitxor", (a, b)) == a + b
-    assert decide(Obligation("forward", "mask", claim, [a == 5, b == 3]), 5.0).verdict is not Verdict.PROVED
+    assert (
+        decide(Obligation("forward", "mask", claim, [a == 5, b == 3]), 5.0).verdict
+        is not Verdict.PROVED
+    )
     inverted = apply(world, "invert", (a,)) == -a - 1
     assert decide(Obligation("forward", "mask", inverted), 5.0).verdict is Verdict.PROVED

@@ -13,7 +13,21 @@ from kgen.prove.functions import apply, toward_zero
 from kgen.prove.world import World
 
 NUMBERS = (-9, -8, -3, -1, 1, 2, 3, 8, 9)
-INTEGERS = ("add", "sub", "mul", "min", "max", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne")
+INTEGERS = (
+    "add",
+    "sub",
+    "mul",
+    "min",
+    "max",
+    "floordiv",
+    "mod",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+)
 
 
 def number(term: Any) -> Any:
@@ -28,7 +42,8 @@ def test_integers(fn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "known"), [("lshift", (0, 1, 6)), ("rshift", (0, 1, 6)), ("bitand", (0, 1, 7, -1, -2, -8))]
+    ("fn", "known"),
+    [("lshift", (0, 1, 6)), ("rshift", (0, 1, 6)), ("bitand", (0, 1, 7, -1, -2, -8))],
 )
 def test_bits_of_integers(fn: str, known: tuple[int, ...]) -> None:
     for a, b in itertools.product((*NUMBERS, 0, 200, -200), known):
@@ -46,7 +61,9 @@ def test_other_bits_are_congruent_and_nothing_more() -> None:
         solver.add(apply(world, fn, (x + 1, b)) != apply(world, fn, (1 + x, b)))
         assert solver.check() == z3.unsat
     solver.reset()
-    solver.add(apply(world, "rshift", (x, z3.IntVal(-1))) != apply(world, "floordiv", (x, z3.IntVal(0))))
+    solver.add(
+        apply(world, "rshift", (x, z3.IntVal(-1))) != apply(world, "floordiv", (x, z3.IntVal(0)))
+    )
     assert solver.check() == z3.sat
 
 

@@ -26,7 +26,11 @@ targets: {triton: {}}
 def kgen(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
     code = f"{before}\nimport sys; sys.argv[0] = 'kgen'; from kgen.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
 
 
@@ -40,12 +44,18 @@ def test_a_stock_spec_is_proved_and_said_to_be(tmp_path: Path) -> None:
     assert run.stdout == f"{proved} proved, 0 refuted, 0 unknown\n"
     files = json.loads((tmp_path / "verified.json").read_text())["files"]
     (record,) = [entry["records"]["proof"] for entry in files.values()]
-    assert (record["proved"], record["unknown"], [*record["versions"]]) == (proved, 0, ["z3-solver"])
+    assert (record["proved"], record["unknown"], [*record["versions"]]) == (
+        proved,
+        0,
+        ["z3-solver"],
+    )
     (row,) = json.loads(kgen("status", "specs/full.yaml", "--format", "json", *into).stdout)
     assert row["proof"] == {"proved": proved, "unknown": 0}
     assert f" {proved} of {proved}" in kgen("status", "specs/full.yaml", *into).stdout
     said = kgen("explain", "specs/full.yaml", *into).stdout.splitlines()[-1]
-    assert said.startswith(f"proof of triton.py: {proved} obligations proved, 0 unknown (z3-solver ")
+    assert said.startswith(
+        f"proof of triton.py: {proved} obligations proved, 0 unknown (z3-solver "
+    )
 
 
 def test_only_what_the_spec_makes_is_recorded(tmp_path: Path) -> None:
@@ -89,14 +99,19 @@ def test_masks_by_block_are_proved(condition: str, tmp_path: Path) -> None:
     text = WIDE.replace("params: {window: 2147483647}\n", params)
     path.write_text(text.replace("q_idx >= kv_idx and q_idx - kv_idx < window", condition))
     run = kgen("prove", str(path), "--strict")
-    assert (run.returncode, run.stdout.splitlines()[-1].split(", ")[1:]) == (0, ["0 refuted", "0 unknown"])
+    assert (run.returncode, run.stdout.splitlines()[-1].split(", ")[1:]) == (
+        0,
+        ["0 refuted", "0 unknown"],
+    )
 
 
 def test_what_is_refuted_fails_with_its_numbers(tmp_path: Path) -> None:
     """A position may be 2**29, so eight times a position overflows."""
     path = tmp_path / "wide.yaml"
     path.write_text(
-        WIDE.replace("window: 2147483647", "window: 8").replace("q_idx - kv_idx <", "kv_idx < q_idx *")
+        WIDE.replace("window: 2147483647", "window: 8").replace(
+            "q_idx - kv_idx <", "kv_idx < q_idx *"
+        )
     )
     run = kgen("prove", str(path), "--format", "json")
     assert run.returncode == 1

@@ -1,4 +1,6 @@
-"""Statements of kernels as terms: loads, guards, widths, searches, and statements without a meaning."""
+"""Statements of kernels as terms: loads, guards, widths, searches, and statements without a
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ def machine(ascends: bool = False, **more: Any) -> Machine:
 
 
 def decided(of: Machine, claim: Any, facts: Sequence[Any] = ()) -> Decision:
-    return decide(Obligation("kernel", "claim", claim, [*of.world.facts, *facts], of.world.shown), 5.0)
+    return decide(
+        Obligation("kernel", "claim", claim, [*of.world.facts, *facts], of.world.shown), 5.0
+    )
 
 
-ADDRESS = row("add", row("add", "x_ptr", row("mul", "b", "stride_x_0")), row("mul", "q_idx", "stride_x_1"))
+ADDRESS = row(
+    "add", row("add", "x_ptr", row("mul", "b", "stride_x_0")), row("mul", "q_idx", "stride_x_1")
+)
 
 
 def of_load(*guard: Any) -> Decision:
@@ -63,7 +69,13 @@ def test_what_is_beyond_is_so_for_what_uses_it() -> None:
 
 
 def test_integers_are_kept_with_the_condition_of_their_branch() -> None:
-    lines = [If(row("lt", "q_idx", "100"), (assign("n", row("mul", "q_idx", "q_idx")),), (assign("n", "0"),))]
+    lines = [
+        If(
+            row("lt", "q_idx", "100"),
+            (assign("n", row("mul", "q_idx", "q_idx")),),
+            (assign("n", "0"),),
+        )
+    ]
     one = machine().run(lines)
     (found,) = one.computed
     assert decided(one, z3.Implies(found.when, found.term < 10_000)).verdict is Verdict.PROVED
@@ -85,7 +97,9 @@ def search(ascends: bool) -> Decision:
     """Decide that a search ends at or before each element that is large enough."""
     at = row("add", "x_ptr", row("mul", "b", "stride_x_0"))
     one = machine(ascends, a=z3.Int("a"))
-    one.run([Assign(("first", "_"), (first_at_least(at, "stride_x_1", "SQ", Name("a"), Name("a")),))])
+    one.run(
+        [Assign(("first", "_"), (first_at_least(at, "stride_x_1", "SQ", Name("a"), Name("a")),))]
+    )
     element = one.world.read("x", (one.value(Name("b")), one.value(Name("q_idx"))))
     there = one.value(row("lt", "q_idx", "SQ"))
     claim = z3.Implies(element >= z3.Int("a"), one.value(Name("first")) <= one.value(Name("q_idx")))
@@ -110,7 +124,10 @@ def test_equal_polynomials_by_cases() -> None:
 
 def test_quotients_by_what_may_be_zero_are_products() -> None:
     x, y, n = z3.Real("x"), z3.Real("y"), z3.Int("n")
-    left, right = x * (y / z3.ToReal(n)) / (x / y + 1), ((x * y) / z3.ToReal(n + 1 - 1)) / (1 + x / y)
+    left, right = (
+        x * (y / z3.ToReal(n)) / (x / y + 1),
+        ((x * y) / z3.ToReal(n + 1 - 1)) / (1 + x / y),
+    )
     assert decide(Obligation("k", "w", equal=(left, right)), 5.0).verdict is Verdict.PROVED
     wrong = Obligation("k", "w", equal=(x / z3.ToReal(n), x / z3.ToReal(n + 1)))
     assert decide(wrong, 5.0).verdict is Verdict.REFUTED

@@ -42,7 +42,9 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Project:
+def project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Project:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs/own.yaml").write_text(SPEC)
@@ -66,12 +68,16 @@ PATHS = [("render",), ("render", "--stdout"), ("render", "--single"), ("adapt", 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_refuted_is_not_written(project: Project, wrong: None, path: tuple[str, ...]) -> None:
+def test_what_is_refuted_is_not_written(
+    project: Project, wrong: None, path: tuple[str, ...]
+) -> None:
     before = {*project.root.rglob("*")}
     code, out, err = project.kgen(*path)
     assert (code, out) == (70, "")
     assert err.count("error[refuted]") == 1
-    assert "Refuted: forward 64x64: a skipped tile holds no pair that the mask allows: q_idx = " in err
+    assert (
+        "Refuted: forward 64x64: a skipped tile holds no pair that the mask allows: q_idx = " in err
+    )
     assert {*project.root.rglob("*")} == before
 
 
@@ -79,7 +85,9 @@ def test_specs_of_adapters_are_proved(project: Project, monkeypatch: pytest.Monk
     (project.root / "specs/own.yaml").write_text(SPEC.replace("name: own", "name: mine"))
     proved: list[str] = []
     differences = points.differences
-    monkeypatch.setattr(points, "differences", lambda one: proved.append(one.folder) or differences(one))
+    monkeypatch.setattr(
+        points, "differences", lambda one: proved.append(one.folder) or differences(one)
+    )
     assert project.kgen("adapt", "--for", "context_parallel")[0] == 0
     assert proved == ["mine_part"]
 
@@ -122,10 +130,14 @@ def test_a_proof_takes_that_away(project: Project) -> None:
     assert "proved" not in project.manifest()
 
 
-def test_a_result_is_kept_by_what_decides_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_kept_by_what_decides_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     differences = points.differences
-    monkeypatch.setattr(points, "differences", lambda one: asked.append(one.folder) or differences(one))
+    monkeypatch.setattr(
+        points, "differences", lambda one: asked.append(one.folder) or differences(one)
+    )
     for arguments in (
         ("render",),
         ("render",),
@@ -150,7 +162,10 @@ def test_what_is_unknown_is_said(project: Project, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(obligations, "of_pairs", unknown)
     code, _, err = project.kgen("render")
     assert code == 0
-    assert f"not all proved: own: 1 of 1 obligations are unknown, first: forward 64x64: {SKIPPED}" in err
+    assert (
+        f"not all proved: own: 1 of 1 obligations are unknown, first: forward 64x64: {SKIPPED}"
+        in err
+    )
 
 
 def test_families_without_obligations_are_written(project: Project) -> None:
@@ -163,7 +178,9 @@ def test_families_without_obligations_are_written(project: Project) -> None:
 
 def test_a_name_of_a_proof_may_be_that_of_a_spec(project: Project) -> None:
     text = SPEC.replace("q_idx >= kv_idx", "q_idx - kv_idx < row and q_idx >= kv_idx")
-    (project.root / "specs/own.yaml").write_text(text + "params: {row: {type: int, runtime: true}}\n")
+    (project.root / "specs/own.yaml").write_text(
+        text + "params: {row: {type: int, runtime: true}}\n"
+    )
     assert project.kgen("render")[0] == 0
 
 
@@ -177,7 +194,10 @@ def test_a_crash_names_the_way_around_it(
     monkeypatch.setattr(obligations if place == "of_pairs" else points, place, broken)
     code, _, err = project.kgen("render")
     assert code == 70
-    assert "while proving spec `own` (own.yaml): ZeroDivisionError: planted; `--no-prove` writes" in err
+    assert (
+        "while proving spec `own` (own.yaml): ZeroDivisionError: planted; `--no-prove` writes"
+        in err
+    )
     assert project.kgen("render", "--no-prove")[0] == 0
 
 

@@ -1,4 +1,6 @@
-"""Static check of templates: resolve every name against the annotations of the template's dataclass."""
+"""Static check of templates: resolve every name against the annotations of the template's
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ class Resolver:
         root = fields_of(cls)
         self.template(cls.template, root)
         unused = sorted(own_names(cls) - self.used)
-        return [*dict.fromkeys(self.problems), *(f"{cls.template}: never names `{name}`" for name in unused)]
+        return [
+            *dict.fromkeys(self.problems),
+            *(f"{cls.template}: never names `{name}`" for name in unused),
+        ]
 
     def template(self, name: str, scope: Scope) -> None:
         assert self.env.loader is not None
@@ -77,7 +82,11 @@ class Resolver:
                 test = node.test.node if isinstance(node.test, nodes.Not) else node.test
                 self._type(test, scope)
                 outside, inside = self.there, self.there | {_path(test)}
-                for body, holds in ((node.body, not negated), (node.elif_, negated), (node.else_, negated)):
+                for body, holds in (
+                    (node.body, not negated),
+                    (node.elif_, negated),
+                    (node.else_, negated),
+                ):
                     self.there = inside if holds else outside
                     self._body(body, scope)
                 self.there = outside
@@ -147,7 +156,11 @@ class Resolver:
         if of is None:
             return None
         if of is LOOP:
-            return bool if node.attr in LOOP else self._problem(node, f"there is no `loop.{node.attr}`")
+            return (
+                bool
+                if node.attr in LOOP
+                else self._problem(node, f"there is no `loop.{node.attr}`")
+            )
         if type(None) in typing.get_args(of):
             return self._problem(node, f"`{_path(node.node)}` may be None here")
         found = [fields_of(one).get(node.attr) for one in _without_none(of) if _has_fields(one)]
@@ -156,7 +169,11 @@ class Resolver:
         return typing.Union[tuple(found)]  # noqa: UP007
 
     def _call(self, node: nodes.Call, scope: Scope) -> None:
-        name = node.node.attr if isinstance(node.node, nodes.Getattr) else getattr(node.node, "name", "")
+        name = (
+            node.node.attr
+            if isinstance(node.node, nodes.Getattr)
+            else getattr(node.node, "name", "")
+        )
         given = [self._type(a, scope) for a in node.args]
         named = {a.key: self._type(a.value, scope) for a in node.kwargs}
         if name == "caller":
@@ -170,7 +187,9 @@ class Resolver:
         if set(parameters[: len(parameters) - len(macro.defaults)]) - set(bound):
             self._problem(node, f"`{name}` is called without an argument")
         defaults = parameters[len(parameters) - len(macro.defaults) :]
-        bound = {a: type(d.as_const()) for a, d in zip(defaults, macro.defaults, strict=True)} | bound
+        bound = {
+            a: type(d.as_const()) for a, d in zip(defaults, macro.defaults, strict=True)
+        } | bound
         self.within.append(file)
         self._body(macro.body, {**scope, **bound})
         self.within.pop()
@@ -181,7 +200,11 @@ class Resolver:
 
 def _path(node: nodes.Node) -> str:
     """Return a name or a dotted name."""
-    return f"{_path(node.node)}.{node.attr}" if isinstance(node, nodes.Getattr) else getattr(node, "name", "")
+    return (
+        f"{_path(node.node)}.{node.attr}"
+        if isinstance(node, nodes.Getattr)
+        else getattr(node, "name", "")
+    )
 
 
 def own_names(cls: type[Template]) -> set[str]:
@@ -199,7 +222,10 @@ def conflicts(cls: type[Template]) -> Iterator[str]:
         for name in mine.keys() & theirs.keys() - {"template", "language"}:
             one, two = (typing.get_type_hints(of)[name] for of in (base, other))
             if one != two and not issubclass(base, other):
-                first, second = f"{_words(one)} in {base.__name__}", f"{_words(two)} in {other.__name__}"
+                first, second = (
+                    f"{_words(one)} in {base.__name__}",
+                    f"{_words(two)} in {other.__name__}",
+                )
                 yield f"`{name}` is {first}, and {second}"
 
 
@@ -231,14 +257,18 @@ def element_of(of: Any) -> Any:
         origin, args = typing.get_origin(one), typing.get_args(one)
         if origin is tuple and args[1:] != (Ellipsis,):
             return None
-        if not (isinstance(origin, type) and issubclass(origin, Sequence)) or isinstance(one, type(Mapping)):
+        if not (isinstance(origin, type) and issubclass(origin, Sequence)) or isinstance(
+            one, type(Mapping)
+        ):
             return None
         found.append(args[0])
     return typing.Union[tuple(found)]  # noqa: UP007
 
 
 def printable(of: Any) -> bool:
-    """True for text, numbers, trees, templates, and lists of them that stand on their own lines or use a filter."""
+    """True for text, numbers, trees, templates, and lists of them that stand on their own lines or
+    use a filter.
+    """
     for one in _without_none(of):
         element = one if isinstance(one, type) and issubclass(one, TEXTS) else element_of(one)
         if element is None or (element is not one and not printable(element)):

@@ -1,4 +1,6 @@
-"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the kernels."""
+"""Field `adapters` of a spec: `kgen render` writes the adapters of `kgen adapt` next to the
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Folder:
+def folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Folder:
     monkeypatch.chdir(tmp_path)
     return Folder(tmp_path, capsys)
 
@@ -59,7 +63,9 @@ def test_check_and_the_cache_see_what_is_missing(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", "--check")
     assert (code, len(lines)) == (0, 1)
-    assert [one.spec_text for one in render_all(find_specs([]), Path("generated"), cached=True)] == [None]
+    assert [
+        one.spec_text for one in render_all(find_specs([]), Path("generated"), cached=True)
+    ] == [None]
     for lost in ("own_transformers/own/triton.py", "own_hub/build.toml"):
         (folder.root / "generated" / lost).unlink()
         code, lines = folder.kgen("render", "--check")
@@ -85,7 +91,8 @@ def test_what_is_listed_no_more_is_pruned(folder: Folder) -> None:
     folder.kgen("render", spec=BOTH)
     code, lines = folder.kgen("render", spec=BOTH.replace(", hub", ""))
     deleted = (
-        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, `own_transformers`)"
+        "deleted: generated/own_hub/torch-ext/own/__init__.py (its spec makes `own`, "
+        "`own_transformers`)"
     )
     assert deleted in lines
     assert code == 0
@@ -111,8 +118,10 @@ def test_where_some_targets_are_asked_for_they_stay(folder: Folder) -> None:
         (f"{BOTH}varlen: true\n", [("its sequences are packed", 6, 12)]),
         (BOTH.replace("[", "\n  - ").replace(", ", "\n  - ").replace("]\n", "\npasses: [decode]\n"),
          [("it has no pass `forward`", 7, 5)]),
-        (f"{SPEC}passes: [forward]\npaged_kv: {{page_size: 16}}\nadapters: [context_parallel, hub]\n",
-         [("its keys are in pages", 8, 12), ("`--for hub` does not support specs of caches", 8, 30)]),
+        (f"{SPEC}passes: [forward]\npaged_kv: {{page_size: 16}}\n"
+         "adapters: [context_parallel, hub]\n",
+         [("its keys are in pages", 8, 12),
+          ("`--for hub` does not support specs of caches", 8, 30)]),
     ],
 )  # fmt: skip
 def test_one_that_does_not_fit_is_said_where_it_is_listed(
@@ -144,4 +153,7 @@ def test_the_ledger_names_the_kernels_and_not_their_copies(folder: Folder) -> No
     records = {file_hash(own): {"file": "own/triton.py", "records": {"cpu": {}}}}
     assert kept(records, present(generated)) == records
     shutil.rmtree(own.parent)
-    assert kept(records, present(generated))[file_hash(copy)]["file"] == "own_transformers/own/triton.py"
+    assert (
+        kept(records, present(generated))[file_hash(copy)]["file"]
+        == "own_transformers/own/triton.py"
+    )

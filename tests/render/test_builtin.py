@@ -25,7 +25,9 @@ def written(name: str) -> str:
     made = project.render_all(project.find_specs([Path(name)]), Path("generated"))
     outputs = [output for each in made for output in each.outputs]
     writer.apply(writer.compute_changes(outputs, Path("generated")))
-    recorded: str = json.loads(Path(f"generated/{outputs[0].name}/manifest.json").read_text())["spec"]
+    recorded: str = json.loads(Path(f"generated/{outputs[0].name}/manifest.json").read_text())[
+        "spec"
+    ]
     return recorded
 
 
@@ -75,7 +77,9 @@ def test_a_manifest_names_it_alike_on_every_machine(folder: Path) -> None:
     assert there == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
     assert manifest.read(Path("generated/causal_alibi")) is not None
     assert written("rms_norm") == "builtin:rms_norm"
-    assert Path("generated/causal_alibi/triton.py").is_file(), "its spec is there, and it is no orphan"
+    assert Path("generated/causal_alibi/triton.py").is_file(), (
+        "its spec is there, and it is no orphan"
+    )
 
 
 def test_one_that_is_gone_leaves_an_orphan(folder: Path) -> None:
@@ -88,7 +92,8 @@ def test_one_that_is_gone_leaves_an_orphan(folder: Path) -> None:
 
 def test_in_this_repository_it_has_a_path() -> None:
     assert (
-        manifest.relative_spec(STOCK / "causal.yaml", ROOT / "generated/causal") == "../../specs/causal.yaml"
+        manifest.relative_spec(STOCK / "causal.yaml", ROOT / "generated/causal")
+        == "../../specs/causal.yaml"
     )
 
 

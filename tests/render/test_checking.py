@@ -72,14 +72,20 @@ def test_one_file_of_a_stock_spec_is_checked() -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--check",)], ids=["written", "checked"])
 def test_one_file_that_a_folder_hides_is_warned_of(flags: tuple[str, ...]) -> None:
-    """Python imports the package `own` before the module `own.py`. A folder without `__init__.py` hides nothing."""
+    """Python imports the package `own` before the module `own.py`.
+
+    A folder without `__init__.py` hides nothing.
+    """
     Path("src/own").mkdir(parents=True)
     assert "hidden" not in kgen("render", "--single", "specs/own.yaml", "-o", "src").output
     kgen("render", "specs/own.yaml", "-o", "src")
     found = kgen("render", "--single", "specs/own.yaml", "-o", "src", *flags)
     assert found.exit_code == 0
     said = "`src/own.py` is hidden by the folder `src/own/`, which Python imports instead: "
-    assert said + "write the file to another folder with `--output`, or remove that one" in found.output
+    assert (
+        said + "write the file to another folder with `--output`, or remove that one"
+        in found.output
+    )
     assert "hidden" not in kgen("render", "specs/own.yaml", "-o", "src", *flags).output
 
 
@@ -109,7 +115,9 @@ def test_adapters_of_stock_specs_are_checked() -> None:
     right = kgen(*made, "--check")
     assert right.exit_code == 0, right.output
     assert "0 differ, 0 edited" in right.output
-    kernel = next(path for path in Path("src").glob("**/triton.py") if "causal_fp32" in path.as_posix())
+    kernel = next(
+        path for path in Path("src").glob("**/triton.py") if "causal_fp32" in path.as_posix()
+    )
     edit(kernel.as_posix())
     found = kgen(*made, "--check")
     assert (found.exit_code, found.output.count("0 differ, 1 edited")) == (1, 1)

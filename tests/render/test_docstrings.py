@@ -19,14 +19,19 @@ OTHERS = {
     + "buffers: {acc: {shape: [HQ], dtype: fp32}}\nparams: {tile: {type: int, runtime: true}}\n"
     + "score_mod: score + acc[h]\nmask_mod: q_idx - kv_idx < tile\n",
     "pages and a parameter": ATTENTION
-    + "gqa: 4\npasses: [forward]\nparams: {cap: {type: float, runtime: true}}\npaged_kv: {page_size: 64}\n"
+    + (
+        "gqa: 4\npasses: [forward]\nparams: {cap: {type: float, runtime: true}}\n"
+        "paged_kv: {page_size: 64}\n"
+    )
     + "mask_mod: q_idx >= kv_idx\nscore_mod: score * cap\n",
     "sinks": ATTENTION + "sinks: true\n",
     "lists of blocks": ATTENTION
     + "block_mask: always\nbuffers: {seen: {shape: [SK], dtype: bool}}\nmask_mod: seen[kv_idx]\n",
-    "decoding": ATTENTION + "passes: [forward, decode]\nparams: {cap: {type: float, runtime: true}}\n"
+    "decoding": ATTENTION
+    + "passes: [forward, decode]\nparams: {cap: {type: float, runtime: true}}\n"
     "score_mod: score * cap\n",
-    "a norm with a parameter": NORM + "params: {k: {type: float, runtime: true}}\noutput_mod: y * k\n"
+    "a norm with a parameter": NORM
+    + "params: {k: {type: float, runtime: true}}\noutput_mod: y * k\n"
     "targets: {triton: {}, cuda: {}}\n",
     "a norm with everything": NORM
     + "residual: in_out\nquantize: {dtype: fp8_e4m3, scale: per_row}\npasses: [forward]\n"
@@ -50,7 +55,9 @@ def documented(name: str, files: Mapping[str, str]) -> int:
         if not file.endswith(".py"):
             continue
         tree = ast.parse(text)
-        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+        functions = [
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
+        ]
         for function in functions:
             said = ast.get_docstring(function) or ""
             arguments = [one.arg for one in (*function.args.args, *function.args.kwonlyargs)]
@@ -80,7 +87,9 @@ def check_usage(line: str, function: ast.FunctionDef) -> None:
     positional = function.args.args[: len(function.args.args) - len(function.args.defaults)]
     needed = [one.arg for one in positional]
     needed += [
-        one.arg for one, default in zip(after, function.args.kw_defaults, strict=True) if default is None
+        one.arg
+        for one, default in zip(after, function.args.kw_defaults, strict=True)
+        if default is None
     ]
     optional = {one.arg for one in (*function.args.args, *after)} - {*needed}
     required = [one for one in given if one not in optional]
@@ -103,8 +112,14 @@ def results(function: ast.FunctionDef) -> int:
 def test_stock_specs(name: str, text: str) -> None:
     """Check the files in `generated/`, which `kgen render --check` compares with their specs."""
     folder = ROOT / "generated" / name
-    folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__")]
-    found = [{path.name: path.read_text(encoding="utf-8") for path in one.glob("*.py")} for one in folders]
+    folders = [
+        folder,
+        *(path for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"),
+    ]
+    found = [
+        {path.name: path.read_text(encoding="utf-8") for path in one.glob("*.py")}
+        for one in folders
+    ]
     assert sum(documented(name, files) for files in found) >= 1, text
 
 
@@ -114,7 +129,9 @@ def test_other_specs(text: str) -> None:
 
 
 def test_variants_are_documented() -> None:
-    """The folder of variants names the variant whose arguments it shows, and lists the arguments of the others."""
+    """The folder of variants names the variant whose arguments it shows, and lists the arguments of
+    the others.
+    """
     folders = render_variants(loads_variants(VARIANTS, "sample.yaml"))
     assert len(folders) == 5
     for files in folders.values():

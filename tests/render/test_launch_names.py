@@ -44,21 +44,30 @@ block_mask: always
 
 
 def stock_and_corners() -> list[Path]:
-    return [*sorted(ROOT.glob("specs/*.yaml")), *(ROOT / f"tests/specs/{name}.yaml" for name in CORNERS)]
+    return [
+        *sorted(ROOT.glob("specs/*.yaml")),
+        *(ROOT / f"tests/specs/{name}.yaml" for name in CORNERS),
+    ]
 
 
 @cache
 def launch_names() -> frozenset[str]:
     """Return the names that `_launch.py` defines."""
     table = symtable.symtable(environment.rendered(LAUNCH_FILE), FILENAME, "exec")
-    return frozenset(s.get_name() for s in table.get_symbols() if s.is_assigned() and not s.is_imported())
+    return frozenset(
+        s.get_name() for s in table.get_symbols() if s.is_assigned() and not s.is_imported()
+    )
 
 
 def imported_and_used(text: str) -> tuple[set[str], set[str]]:
-    """Return the names that a file imports from `_launch.py`, and those that it uses but does not define."""
+    """Return the names that a file imports from `_launch.py`, and those that it uses but does not
+    define.
+    """
     tree = ast.parse(text)
     imports = (
-        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "_launch"
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "_launch"
     )
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & launch_names()
     return {alias.name for node in imports for alias in node.names}, used - defined(tree)
@@ -77,7 +86,9 @@ def own_text(part: Template, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def misstated(source: Source, text: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield a line for each template of a file whose own text uses other names than the template states."""
+    """Yield a line for each template of a file whose own text uses other names than the template
+    states.
+    """
     own = defined(ast.parse(text))
     # A name in quotes or backticks is in a comment or a message.
     pattern = re.compile(rf'(?<![\w."`])(?:{"|".join(launch_names() - own)})\b(?!\.py)')

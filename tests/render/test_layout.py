@@ -1,4 +1,6 @@
-"""The layout of emitted files keeps the program, and breaks lines at commas, operators and words."""
+"""The layout of emitted files keeps the program, and breaks lines at commas, operators and
+words.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,14 @@ def test_a_short_line_joins_its_brackets(text: str, expected: str) -> None:
 
 
 def test_a_message_is_broken_after_a_comma() -> None:
-    text = f'raise ValueError(f"{A}: x must be [{{a, b}}] on {{x.device}}, got {{list(x.shape)}} on {{y.device}}")'
-    first, second = f'f"{A}: x must be [{{a, b}}] on {{x.device}}, "', 'f"got {list(x.shape)} on {y.device}"'
+    text = (
+        f'raise ValueError(f"{A}: x must be [{{a, b}}] on {{x.device}}, got {{list(x.shape)}} '
+        f'on {{y.device}}")'
+    )
+    first, second = (
+        f'f"{A}: x must be [{{a, b}}] on {{x.device}}, "',
+        'f"got {list(x.shape)} on {y.device}"',
+    )
     assert laid_out(text) == f"raise ValueError(\n    {first}\n    {second}\n)"
 
 
@@ -73,7 +81,9 @@ def test_a_long_line_of_c_is_broken(text: str, expected: str) -> None:
     assert laid_out_in_c(text) == expected
 
 
-@pytest.mark.parametrize("path", sorted(GENERATED.glob("*/triton.py")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(GENERATED.glob("*/triton.py")), ids=lambda path: path.parent.name
+)
 def test_layout_is_stable(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert laid_out(text) == text

@@ -1,4 +1,7 @@
-"""Names of a spec that clash with names in emitted files are renamed or refused. The file names are collected."""
+"""Names of a spec that clash with names in emitted files are renamed or refused.
+
+The file names are collected.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,14 @@ from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from support.specs.collecting import FAMILIES, collected, in_trees, scopes, specs_of, with_own_variables
+from support.specs.collecting import (
+    FAMILIES,
+    collected,
+    in_trees,
+    scopes,
+    specs_of,
+    with_own_variables,
+)
 
 from kgen.diagnostics import KgenError
 from kgen.family import KERNELS
@@ -50,7 +60,11 @@ params:
 output_mod: cap * tanh(y * slopes / cap) + reach * limit * edge
 targets: {triton: {}, cuda: {}}
 """
-SPELLED = {"slopes": ("slopes", "slopes_ptr", "stride_slopes_0"), "reach": ("reach",), "cap": ("CAP",)}
+SPELLED = {
+    "slopes": ("slopes", "slopes_ptr", "stride_slopes_0"),
+    "reach": ("reach",),
+    "cap": ("CAP",),
+}
 
 
 def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
@@ -62,7 +76,10 @@ def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
 
 @lru_cache(64)
 def files_of(text: str) -> dict[str, str]:
-    """Return the emitted files of a spec. The cache is for specs that are rendered and then inspected."""
+    """Return the emitted files of a spec.
+
+    The cache is for specs that are rendered and then inspected.
+    """
     return render_spec(loads(text, "sample.yaml"))
 
 
@@ -81,7 +98,10 @@ def functions(files: dict[str, str]) -> Iterator[tuple[set[str], set[str]]]:
         for node in ast.walk(ast.parse(files[file])):
             if isinstance(node, ast.FunctionDef):
                 arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
-                yield arguments, arguments | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                yield (
+                    arguments,
+                    arguments | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)},
+                )
 
 
 def clashing(files: dict[str, str], name: str) -> list[str]:
@@ -92,7 +112,11 @@ def clashing(files: dict[str, str], name: str) -> list[str]:
         for arguments, names in functions(files):
             for argument in arguments if spelled in names else ():
                 word = argument.lower() if argument.isupper() == spelled.isupper() else ""
-                if word.startswith(before) and word.endswith(after) and len(word) > len(before + after):
+                if (
+                    word.startswith(before)
+                    and word.endswith(after)
+                    and len(word) > len(before + after)
+                ):
                     found.add(word[len(before) : len(word) - len(after)])
     return sorted(
         n for n in found if not any(own in n for own in ("slopes", "reach", "cap", "limit", "edge"))
@@ -110,17 +134,23 @@ def test_no_name_is_an_argument_too(text: str, every: int) -> None:
     # Test several names at a time, which is faster.
     groups = [*zip_longest(slopes, reach[::3], reach[1::3], reach[2::3], cap)]
     for others in groups[::every]:
-        names = {n: o for n, o in zip(("slopes", "reach", "limit", "edge", "cap"), others, strict=True) if o}
+        names = {
+            n: o
+            for n, o in zip(("slopes", "reach", "limit", "edge", "cap"), others, strict=True)
+            if o
+        }
         if len(set(names.values())) < len(names):
             told = [other for name, other in names.items() if refused(text, {name: other})]
         else:
             told = refused(text, names)
         for name, other in names.items():
-            # kgen renames its own intermediate values. The number of names per function must stay the same.
+            # kgen renames its own intermediate values. The number of names per function must stay
+            # the same.
             if other not in told and not refused(text, {name: other}):
                 sizes = [
                     # A renamed argument has two names in the public function.
-                    len(all_names) - ({other, "return_lse"} <= arguments and f"{other}_arg" in all_names)
+                    len(all_names)
+                    - ({other, "return_lse"} <= arguments and f"{other}_arg" in all_names)
                     for arguments, all_names in functions(rendered(text, {name: other}))
                 ]
                 assert sizes == [len(all_names) for _, all_names in functions(files)], other
@@ -136,8 +166,20 @@ def test_names_of_the_function_and_of_modules_are_taken(name: str, other: str) -
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *(("slopes", "dq"), ("slopes", "delta"), ("reach", "m_i"), ("reach", "dslopes"), ("reach", "i")),
-        *(("cap", "log2e"), ("reach", "acc"), ("reach", "mask"), ("slopes", "W"), ("reach", "block_size")),
+        *(
+            ("slopes", "dq"),
+            ("slopes", "delta"),
+            ("reach", "m_i"),
+            ("reach", "dslopes"),
+            ("reach", "i"),
+        ),
+        *(
+            ("cap", "log2e"),
+            ("reach", "acc"),
+            ("reach", "mask"),
+            ("slopes", "W"),
+            ("reach", "block_size"),
+        ),
     ],
 )
 def test_names_of_kernels_give_way(name: str, other: str) -> None:
@@ -194,7 +236,10 @@ def test_names_of_functions_that_are_not_there_are_free() -> None:
 
 
 def test_scopes_are_pythons() -> None:
-    """A scope includes the names that it takes from outside. Strings, attributes and keywords of calls do not count."""
+    """A scope includes the names that it takes from outside.
+
+    Strings, attributes and keywords of calls do not count.
+    """
     text = """
 import os
 def outer(a, b=1):
@@ -222,14 +267,23 @@ def test_variables_of_comprehensions_are_no_others() -> None:
 
 
 def test_two_names_of_a_spec_do_not_meet() -> None:
-    text = ATTENTION.replace("params:", "  d_slopes: {shape: [HQ], dtype: fp32, grad: true}\nparams:")
+    text = ATTENTION.replace(
+        "params:", "  d_slopes: {shape: [HQ], dtype: fp32, grad: true}\nparams:"
+    )
     files = rendered(text.replace("slopes[h] *", "(slopes[h] + d_slopes[h]) *"))
     assert "d_slopes_arg_ptr" in files["triton.py"]
     assert "d_slopes: [HQ] float32" in files["triton.py"]
     assert refused(NORM.replace("limit", "dslopes"), {}) == ["dslopes"]
 
 
-QUICK = ("causal_alibi", "decode_paged", "by_distance", "rms_norm", "norm_modified", "retention_output")
+QUICK = (
+    "causal_alibi",
+    "decode_paged",
+    "by_distance",
+    "rms_norm",
+    "norm_modified",
+    "retention_output",
+)
 
 
 @pytest.mark.timeout(3600)

@@ -120,4 +120,6 @@ def test_every_emitted_file_has_a_program_of_its_own_text() -> None:
     for path in (ROOT / "generated/rms_norm/cuda.cu", ROOT / "generated/causal/hopper.py"):
         text = path.read_text()
         assert len(of(text, path.suffix)) > len(text) / 4
-        assert of(text.replace("\n    return ", "\n    return 0, ", 1), path.suffix) != of(text, path.suffix)
+        assert of(text.replace("\n    return ", "\n    return 0, ", 1), path.suffix) != of(
+            text, path.suffix
+        )

@@ -19,7 +19,9 @@ SPECS = {
 
 
 def sentences(kernel: str, summary: str) -> set[str]:
-    """Yield the first line of every file, and of the docstring of every function with the name of the spec."""
+    """Yield the first line of every file, and of the docstring of every function with the name of
+    the spec.
+    """
     text = f"kernel: {kernel}\nname: sample\ndtype: bf16\n{summary}{SPECS[kernel]}"
     found = set()
     for name, source in render_spec(loads(text, "sample.yaml")).items():

@@ -43,7 +43,9 @@ def logic_in(source: str, env: Environment | None = None) -> list[str]:
     """Return the forbidden constructs of a template as `line: construct`."""
     tree = (env or environment(TEMPLATES)).parse(source)
     macros = _macros(tree)
-    return [f"{node.lineno}: {problem}" for node in _walk(tree) if (problem := _problem(node, macros))]
+    return [
+        f"{node.lineno}: {problem}" for node in _walk(tree) if (problem := _problem(node, macros))
+    ]
 
 
 def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
@@ -53,7 +55,9 @@ def _walk(node: nodes.Node) -> Iterator[nodes.Node]:
 
 
 def _macros(tree: nodes.Template) -> set[str]:
-    """Return the names that a call may start with: own and imported macros, and imported modules."""
+    """Return the names that a call may start with: own and imported macros, and imported
+    modules.
+    """
     names = {"caller", "super"}
     for node in _walk(tree):
         if isinstance(node, nodes.Macro):
@@ -66,7 +70,9 @@ def _macros(tree: nodes.Template) -> set[str]:
 
 
 def _is_field(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Name) or (isinstance(node, nodes.Getattr) and _is_field(node.node))
+    return isinstance(node, nodes.Name) or (
+        isinstance(node, nodes.Getattr) and _is_field(node.node)
+    )
 
 
 def _problem(node: nodes.Node, macros: set[str]) -> str | None:
@@ -76,7 +82,11 @@ def _problem(node: nodes.Node, macros: set[str]) -> str | None:
     if isinstance(node, nodes.For):
         names = node.target.items if isinstance(node.target, nodes.Tuple) else [node.target]
         plain = _is_field(node.iter) and all(isinstance(name, nodes.Name) for name in names)
-        return None if plain and not node.test and not node.recursive else "a `for` may only run over a name"
+        return (
+            None
+            if plain and not node.test and not node.recursive
+            else "a `for` may only run over a name"
+        )
     if isinstance(node, nodes.Filter | nodes.FilterBlock):
         names = [node.filter.name] if isinstance(node, nodes.FilterBlock) else [node.name]
         return None if FILTERS.issuperset(names) else f"the filter `{names[0]}`"
@@ -92,7 +102,9 @@ def _problem(node: nodes.Node, macros: set[str]) -> str | None:
 
 
 def _allowed_by_parent(node: nodes.Node) -> bool:
-    """True for nodes that their parent checks: `not` in an `if`, and a tuple as target of a `for`."""
+    """True for nodes that their parent checks: `not` in an `if`, and a tuple as target of a
+    `for`.
+    """
     if isinstance(node, nodes.Tuple):
         return node.ctx == "store"
     return isinstance(node, nodes.Not) and _is_field(node.node)
@@ -170,7 +182,10 @@ def test_what_a_template_may_not_do(source: str) -> None:
 
 @pytest.mark.parametrize("name", templates())
 def test_templates_of_a_family_know_no_other(name: str) -> None:
-    """A template in a family's folder uses templates of its own or of shared folders. Shared ones use no family."""
+    """A template in a family's folder uses templates of its own or of shared folders.
+
+    Shared ones use no family.
+    """
     own, _, _ = name.partition("/")
     used = {text.partition("/")[0] for text in template_texts(environment(TEMPLATES), name)}
     assert used & {*NAMES} <= {own}
@@ -190,7 +205,10 @@ SAMPLE += ("rms_norm", "layer_norm", "relative_bias")
 
 
 def loose(value: object, path: str) -> Iterator[str]:
-    """Yield texts that begin or end with a separator. Separators belong to templates and filters."""
+    """Yield texts that begin or end with a separator.
+
+    Separators belong to templates and filters.
+    """
     if isinstance(value, Code | Statement):
         value = printed(value)
     if isinstance(value, str):
@@ -218,7 +236,9 @@ def test_no_operand_brings_its_comma(path: Path) -> None:
     loaded = load(path)
     found = [source for target in asked_targets(loaded) for source in sources(loaded, target)]
     assert found
-    templates = [text for source in found for text in (source.text, source.alone) if text is not None]
+    templates = [
+        text for source in found for text in (source.text, source.alone) if text is not None
+    ]
     assert [text for template in templates for text in loose(names(template), path.stem)] == []
 
 

@@ -24,7 +24,9 @@ def typed() -> list[type[Template]]:
     """Return every dataclass of kgen with a template."""
     for path in PACKAGE.rglob("*.py"):
         if "    template: ClassVar[str]" in path.read_text(encoding="utf-8"):
-            importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+            importlib.import_module(
+                ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+            )
     return [one for one in subclasses(Template) if one.__module__.startswith("kgen.")]
 
 
@@ -70,14 +72,23 @@ def resolved(text: str, **more: str) -> list[str]:
         "{{ name }} {{ upper }}",
         "{% for part in parts %}{{ part.tag }}{{ part.guard | and }}{{ loop.index }}{% endfor %}",
         "{% for name, part in pairs %}{{ name }}{{ part.tag }}{% endfor %}",
-        "{% macro m(p, x='a') %}{{ p.tag }}{{ x }}{{ name }}{% endmacro %}{% for p in parts %}{{ m(p) }}{% endfor %}",
-        "{% from 'm.j2' import n with context %}{% for p in parts %}{% call n(p) %}{{ name }}{% endcall %}{% endfor %}",
+        (
+            "{% macro m(p, x='a') %}{{ p.tag }}{{ x }}{{ name }}{% endmacro %}{% for p in parts "
+            "%}{{ m(p) }}{% endfor %}"
+        ),
+        (
+            "{% from 'm.j2' import n with context %}{% for p in parts %}{% call n(p) %}{{ name "
+            "}}{% endcall %}{% endfor %}"
+        ),
         "{% for part in parts %}{% include 'i.j2' %}{% endfor %}",
         "{% if parts %}{{ name }}{% elif pairs %}{{ name }}{% else %}{{ upper }}{% endif %}",
     ],
 )
 def test_what_resolves(text: str) -> None:
-    more = {"m.j2": "{% macro n(q) %}{{ q.tag }}{{ caller() }}{% endmacro %}", "i.j2": "{{ part.guard }}"}
+    more = {
+        "m.j2": "{% macro n(q) %}{{ q.tag }}{{ caller() }}{% endmacro %}",
+        "i.j2": "{{ part.guard }}",
+    }
     assert resolved(text, **more) == []
 
 
@@ -177,7 +188,9 @@ def test_a_template_within_another_is_printed_in_its_own_language(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "inner").write_text("{{ value }}\n")
-    (tmp_path / "outer").write_text("def f():\n    {{ inner }}\n    return {{ value }}\n{{ none }}\nend\n")
+    (tmp_path / "outer").write_text(
+        "def f():\n    {{ inner }}\n    return {{ value }}\n{{ none }}\nend\n"
+    )
     monkeypatch.setattr("kgen.render.environment.template_root", lambda: tmp_path)
     value = op("{tl}.max({0})", "x")
     inner = Inner(value)

@@ -1,4 +1,6 @@
-"""Specs with several values of a field: a folder per combination, and one function that dispatches."""
+"""Specs with several values of a field: a folder per combination, and one function that
+dispatches.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_a_folder_for_each_combination(tmp_path: Path) -> None:
 def test_what_is_listed_no_more_is_pruned(tmp_path: Path) -> None:
     rendered(tmp_path, ATTENTION)
     generated = rendered(tmp_path, ATTENTION.replace("[bf16, fp16]", "[fp16]"))
-    assert sorted(path.name for path in (generated / "many").iterdir() if path.is_dir()) == FOLDERS[2:]
+    assert (
+        sorted(path.name for path in (generated / "many").iterdir() if path.is_dir()) == FOLDERS[2:]
+    )
     generated = rendered(
         tmp_path, ATTENTION.replace("[bf16, fp16]", "fp16").replace("[16, {qk: 32, v: 16}]", "16")
     )
@@ -75,7 +79,9 @@ def test_an_edit_of_a_variant_is_not_lost(tmp_path: Path) -> None:
 def test_a_variant_is_what_the_spec_of_its_values_is(tmp_path: Path) -> None:
     several = rendered(tmp_path, ATTENTION) / "many/fp16_d32_16"
     texts = {path.name: path.read_text().partition('"""')[2] for path in several.glob("*.py")}
-    one = ATTENTION.replace("[bf16, fp16]", "fp16").replace("[16, {qk: 32, v: 16}]", "{qk: 32, v: 16}")
+    one = ATTENTION.replace("[bf16, fp16]", "fp16").replace(
+        "[16, {qk: 32, v: 16}]", "{qk: 32, v: 16}"
+    )
     alone = rendered(tmp_path, one) / "many"
     assert texts == {path.name: path.read_text().partition('"""')[2] for path in alone.glob("*.py")}
 
@@ -114,7 +120,8 @@ def test_the_function_chooses(tmp_path: Path) -> None:
     *found, refusal = interpreted(called, str(generated))
     assert found == ["torch.bfloat16"] * 2 + ["torch.float16"] * 2 + ["True"] * 4
     assert refusal == (
-        "many: there are bf16_d16, bf16_d32_16, fp16_d16, fp16_d32_16, and nothing for dtype torch.float16 and "
+        "many: there are bf16_d16, bf16_d32_16, fp16_d16, fp16_d32_16, and nothing for dtype "
+        "torch.float16 and "
         "heads of (32, 32)"
     )
 
@@ -130,7 +137,9 @@ def test_verbs_take_each_variant(tmp_path: Path) -> None:
     assert kgen(tmp_path, "render", str(spec)).returncode == 0
     status = json.loads(kgen(tmp_path, "status", str(spec), "--format", "json").stdout)
     rows = [row for row in status if "spec" in row] if isinstance(status, list) else status["rows"]
-    assert [row["file"] for row in rows] == [f"generated/many/{d}/triton.py" for d in ("bf16", "fp32")]
+    assert [row["file"] for row in rows] == [
+        f"generated/many/{d}/triton.py" for d in ("bf16", "fp32")
+    ]
     assert "many/fp32" in kgen(tmp_path, "list", str(spec)).stdout
     assert "Variant bf16, one of 2." in kgen(tmp_path, "explain", str(spec)).stdout
     alone = kgen(tmp_path, "render", "--single", "--stdout", str(spec))
@@ -175,9 +184,15 @@ def test_the_schema_has_lists() -> None:
 
     models: dict[str, Any] = json_schema()["$defs"]
     several = [
-        options for options in models["AttentionSpec"]["properties"]["dtype"]["anyOf"] if "items" in options
+        options
+        for options in models["AttentionSpec"]["properties"]["dtype"]["anyOf"]
+        if "items" in options
     ]
     assert several == [
-        {"type": "array", "items": {"enum": ["bf16", "fp16", "fp32"], "type": "string"}, "minItems": 1}
+        {
+            "type": "array",
+            "items": {"enum": ["bf16", "fp16", "fp32"], "type": "string"},
+            "minItems": 1,
+        }
     ]
     assert "anyOf" in models["NormSpec"]["properties"]["dtype"]

@@ -17,7 +17,9 @@ from kgen.spec.user_text import UserText
 
 
 def stamped(body: str, name: str = "a", mark: str = "#") -> str:
-    return header.stamp(body, mark, spec=name, spec_file=UserText(f"{name}.yaml"), inputs="0" * 16, spdx=None)
+    return header.stamp(
+        body, mark, spec=name, spec_file=UserText(f"{name}.yaml"), inputs="0" * 16, spdx=None
+    )
 
 
 @pytest.fixture
@@ -29,7 +31,9 @@ def generated(tmp_path: Path) -> Path:
 
 
 def output(generated: Path, name: str = "a", *, spec: str | None = None, **bodies: str) -> Output:
-    files = {f"{stem}.py": stamped(body, name) for stem, body in (bodies or {"k": "x = 1\n"}).items()}
+    files = {
+        f"{stem}.py": stamped(body, name) for stem, body in (bodies or {"k": "x = 1\n"}).items()
+    }
     return Output(generated.parent / "specs" / f"{spec or name}.yaml", name, files)
 
 
@@ -42,7 +46,12 @@ def write(generated: Path, *outputs: Output, force: bool = False) -> dict[str, s
 
 def test_header_is_read_back() -> None:
     text = header.stamp(
-        "x = 1\n", "#", spec="a", spec_file=UserText("a.yaml"), inputs="0" * 16, spdx=UserText("MIT")
+        "x = 1\n",
+        "#",
+        spec="a",
+        spec_file=UserText("a.yaml"),
+        inputs="0" * 16,
+        spdx=UserText("MIT"),
     )
     assert text.splitlines()[1] == "# SPDX-License-Identifier: MIT"
     assert header.body_hash(text) == header.digest("x = 1\n")
@@ -52,7 +61,9 @@ def test_header_is_read_back() -> None:
     assert header.body_hash("x = 1\n") is None
 
 
-@pytest.mark.parametrize(("mark", "said"), [("#", ["fmt: off", "ruff: noqa"]), ("//", ["clang-format off"])])
+@pytest.mark.parametrize(
+    ("mark", "said"), [("#", ["fmt: off", "ruff: noqa"]), ("//", ["clang-format off"])]
+)
 def test_tools_are_asked_to_leave_it_as_it_is(mark: str, said: list[str]) -> None:
     text = stamped("x = 1\n", mark=mark)
     asked = [f"{mark} {line}" for line in said]
@@ -64,7 +75,10 @@ def test_tools_are_asked_to_leave_it_as_it_is(mark: str, said: list[str]) -> Non
 def test_new_then_unchanged_then_changed(generated: Path) -> None:
     assert write(generated, output(generated)) == {"a/k.py": "new", "a/manifest.json": "new"}
     assert json.loads((generated / "a/manifest.json").read_text())["spec"] == "../../specs/a.yaml"
-    assert write(generated, output(generated)) == {"a/k.py": "unchanged", "a/manifest.json": "unchanged"}
+    assert write(generated, output(generated)) == {
+        "a/k.py": "unchanged",
+        "a/manifest.json": "unchanged",
+    }
     assert write(generated, output(generated, k="x = 2\n"))["a/k.py"] == "changed"
     assert (generated / "a/k.py").read_text().endswith("x = 2\n")
 
@@ -77,7 +91,9 @@ def test_a_file_that_the_spec_no_longer_makes_is_pruned(generated: Path) -> None
 
 
 @pytest.mark.parametrize("broken", ["", "<<<<<<< ours\n", "[]", '{"spec": 1, "files": 2}'])
-def test_without_a_readable_manifest_headers_tell_what_is_ours(generated: Path, broken: str) -> None:
+def test_without_a_readable_manifest_headers_tell_what_is_ours(
+    generated: Path, broken: str
+) -> None:
     write(generated, output(generated, k="x = 1\n", old="y = 1\n"))
     (generated / "a/manifest.json").write_text(broken)
     (generated / "a/mine.py").write_text("mine = 1\n")

@@ -109,12 +109,16 @@ def assert_harmless(text: str) -> Read:
     assert {tag for tag, _ in page.elements} <= allowed
     for tag, attributes in page.elements:
         assert not [
-            name for name in attributes if name.startswith("on") or name in ("src", "srcset", "action")
+            name
+            for name in attributes
+            if name.startswith("on") or name in ("src", "srcset", "action")
         ]
         assert tag != "a" or (attributes["href"] or "").startswith("#")
     policy = dict(page.elements)["meta"]
     assert any(
-        "default-src 'none'" in (a.get("content") or "") for tag, a in page.elements if tag == "meta"
+        "default-src 'none'" in (a.get("content") or "")
+        for tag, a in page.elements
+        if tag == "meta"
     ), policy
     for said in ("url(", "@import", "http://", "https://"):
         assert said not in text.replace("http://www.w3.org/2000/svg", "")
@@ -131,7 +135,9 @@ def test_every_section_is_there(name: str) -> None:
     ids = {attributes.get("id") for tag, attributes in read.elements if tag == "section"}
     assert ids == {anchor(title) for title in SECTIONS[name]}
     assert all(title in read.text for title in SECTIONS[name])
-    assert [line[3:] for line in markdown(page).splitlines() if line.startswith("## ")] == [*SECTIONS[name]]
+    assert [line[3:] for line in markdown(page).splitlines() if line.startswith("## ")] == [
+        *SECTIONS[name]
+    ]
 
 
 def test_what_is_said() -> None:
@@ -152,12 +158,16 @@ def test_what_is_said() -> None:
     ):
         assert sentence in said, sentence
     longformer = explained(load(ROOT / "specs/longformer.yaml"), None, ROOT / "generated")
-    assert "No kernels for Hopper: the mask leaves several ranges of keys." in Read(html(longformer)).text
+    assert (
+        "No kernels for Hopper: the mask leaves several ranges of keys."
+        in Read(html(longformer)).text
+    )
 
 
 def test_operations_before_and_after() -> None:
-    """ALiBi has kv_idx - q_idx, its product with a slope, the sum, scale and LOG2E. The loop has one
-    multiply-add."""
+    """ALiBi has kv_idx - q_idx, its product with a slope, the sum, scale and LOG2E. The loop has
+    one multiply-add.
+    """
     page = explained(load(ROOT / "specs/causal_alibi.yaml"), None, ROOT / "generated")
     (table,) = [s.blocks[0] for s in page.sections if s.title.startswith("Operations")]
     rows = {row[0][0]: [cell[0] for cell in row[1:]] for row in table.rows}
@@ -177,13 +187,19 @@ def test_the_loop_stands_in_the_file(path: Path) -> None:
         assert any(textwrap.indent(text.rstrip("\n"), " " * n) in emitted for n in (0, 4))
 
 
-HOSTILE = "<script>alert(1)</script> </style> <img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; ]]> javascript:1"
+HOSTILE = (
+    "<script>alert(1)</script> </style> <img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; ]]> "
+    "javascript:1"
+)
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        "kernel: attention\ndtype: bf16\nhead_dim: 64\nscore_mod: |\n  # {0}\n  score * 2\nmask_mod: q_idx >= kv_idx\n",
+        (
+            "kernel: attention\ndtype: bf16\nhead_dim: 64\nscore_mod: |\n  # {0}\n  score * 2\n"
+            "mask_mod: q_idx >= kv_idx\n"
+        ),
         "kernel: norm\nnorm: rms\nwidth: any\ndtype: bf16\n",
         "kernel: chunk_output\ndtype: bf16\nhead_dim: 128\n",
     ],
@@ -199,15 +215,21 @@ def test_a_spec_is_no_markup(spec: str, tmp_path: Path) -> None:
 
 
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:
-    program = "import sys; from tests.reports.test_explained import pages; sys.stdout.write(pages())"
+    program = (
+        "import sys; from tests.reports.test_explained import pages; sys.stdout.write(pages())"
+    )
     env = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, check=True
+    )
     assert run.stdout.decode() == pages()
 
 
 def pages() -> str:
     """Return the pages of one spec of each family, and their report."""
-    specs = [load(ROOT / f"specs/{name}.yaml") for name in ("prefix_lm", "rms_norm", "retention_output")]
+    specs = [
+        load(ROOT / f"specs/{name}.yaml") for name in ("prefix_lm", "rms_norm", "retention_output")
+    ]
     made = [html(explained(one, Drawing(), ROOT / "generated")) for one in specs]
     return "".join([*made, html(record(specs, ROOT / "generated", ROOT / "benchmarks"))])
 
@@ -223,9 +245,17 @@ ALIBI, NORM = str(ROOT / "specs/causal_alibi.yaml"), str(ROOT / "specs/rms_norm.
 
 @pytest.mark.parametrize(
     ("form", "begins"),
-    [("text", "causal_alibi: "), ("md", "# causal"), ("html", "<!DOC"), ("svg", "<svg"), ("json", "{")],
+    [
+        ("text", "causal_alibi: "),
+        ("md", "# causal"),
+        ("html", "<!DOC"),
+        ("svg", "<svg"),
+        ("json", "{"),
+    ],
 )
-def test_formats(form: str, begins: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_formats(
+    form: str, begins: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     code, out, err = kgen(capsys, "explain", ALIBI, "--format", form)
     assert (code, err) == (0, "")
     assert out.startswith(begins)
@@ -240,7 +270,10 @@ def test_formats(form: str, begins: str, capsys: pytest.CaptureFixture[str], tmp
         ([NORM, "--format", "svg"], "error[no-picture]: kernel `norm` has no tiles to draw"),
         ([NORM, "--length", "64"], "error[no-picture]: kernel `norm` has no tiles to draw"),
         ([ALIBI, "--set", "window"], "error[usage]: `--set`: expected NAME=VALUE, got `window`"),
-        ([ALIBI, "--set", "window=8"], "error[usage]: `causal_alibi` has no run-time parameter `window`"),
+        (
+            [ALIBI, "--set", "window=8"],
+            "error[usage]: `causal_alibi` has no run-time parameter `window`",
+        ),
         (
             [ALIBI, "--flex", "--format", "html"],
             "error[usage]: `--flex` cannot be combined with a drawing or a page",

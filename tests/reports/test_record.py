@@ -76,7 +76,10 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     page = record(specs, generated, tmp_path / "none")
     assert page.summary == "2 specs, 4 files: 1 verified, 1 unrecorded, 2 missing"
     by_file = {group.name: group.values for group in bars(page)["Files by state"].groups}
-    assert by_file == {"cuda.py": {"missing": 2.0}, "triton.py": {"verified": 1.0, "unrecorded": 1.0}}
+    assert by_file == {
+        "cuda.py": {"missing": 2.0},
+        "triton.py": {"verified": 1.0, "unrecorded": 1.0},
+    }
     errors = bars(page)
     (worst,) = errors["attention: error divided by eager's, worst of all outputs"].groups
     assert (worst.name, [*worst.values.values()]) == ("causal", [0.75])
@@ -84,7 +87,12 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     assert [*output.values.values()] == [0.002]
     assert page.sections[-1].title == "Speed"
     files = {row[0]: row[1:] for row in cells(page, "Files")}
-    assert files["causal/triton.py"] == ["verified", f"GPU {HOSTILE}", "0.75 (out, error 0.002)", ""]
+    assert files["causal/triton.py"] == [
+        "verified",
+        f"GPU {HOSTILE}",
+        "0.75 (out, error 0.002)",
+        "",
+    ]
     assert files["rms_norm/triton.py"][0] == "unrecorded"
     assert files["rms_norm/cuda.py"][0] == "missing"
     assert cells(page, "Where files ran") == [[f"GPU {HOSTILE}, torch 2.11.0", "1", ""]]
@@ -94,7 +102,9 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
 def test_benchmarks(specs: list[Loaded], generated: Path, tmp_path: Path) -> None:
     folder = tmp_path / "benchmarks"
     causal = report(
-        "causal", row("causal", "kgen", tflops=600.0), row("causal", "flex", tflops=300.0, ratio=2.0)
+        "causal",
+        row("causal", "kgen", tflops=600.0),
+        row("causal", "flex", tflops=300.0, ratio=2.0),
     )
     full = report(
         "full",
@@ -104,11 +114,16 @@ def test_benchmarks(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     full["rows"].append(row("full", "sdpa", tflops=350.0, ratio=8.0))
     bench(folder, "causal.json", causal)
     bench(folder, "family.json", {"format": 1, "reports": [causal, full]})
-    widths = [row("w", "kgen", tflops=None, tbps=2.0 + n, width=2**n, rows=8, graph=n == 1) for n in range(2)]
+    widths = [
+        row("w", "kgen", tflops=None, tbps=2.0 + n, width=2**n, rows=8, graph=n == 1)
+        for n in range(2)
+    ]
     bench(folder, "widths.json", report("w", *widths))
     bench(folder, "other.json", {"facts": [], "rows": 3})
     page = record(specs, generated, folder)
-    titles = [section.title for section in page.sections if section.title.startswith(("Speed", "Not"))]
+    titles = [
+        section.title for section in page.sections if section.title.startswith(("Speed", "Not"))
+    ]
     assert titles == ["Speed: gpu/family", "Speed: gpu/widths", "Not drawn"]
     forward = bars(page)["forward"]
     assert forward.unit == "TFLOP/s"
@@ -134,7 +149,18 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], generated:
     output = tmp_path / "deep/report.html"
     spec = str(ROOT / "specs/causal.yaml")
     with pytest.raises(SystemExit) as caught:
-        app(["report", spec, "-o", str(output), "--generated", str(generated), "--benchmarks", str(tmp_path)])
+        app(
+            [
+                "report",
+                spec,
+                "-o",
+                str(output),
+                "--generated",
+                str(generated),
+                "--benchmarks",
+                str(tmp_path),
+            ]
+        )
     assert caught.value.code == 0
     said = f"{output.as_posix()} written: 1 specs, 2 files: 1 verified, 1 missing\n"
     assert capsys.readouterr() == (said, "")
@@ -142,10 +168,14 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str], generated:
 
 
 def test_what_is_checked_in(tmp_path: Path) -> None:
-    """All of it is drawn: every file of reports has a section, but those that a family's file repeats."""
+    """All of it is drawn: every file of reports has a section, but those that a family's file
+    repeats.
+    """
     page = record([load(ROOT / "specs/causal.yaml")], ROOT / "generated", ROOT / "benchmarks")
     drawn = {
-        section.title.rpartition("/")[2] for section in page.sections if section.title.startswith("Speed")
+        section.title.rpartition("/")[2]
+        for section in page.sections
+        if section.title.startswith("Speed")
     }
     assert {"attention", "norm", "chunk_output", "attention-shapes"} <= drawn
     assert "causal" not in drawn

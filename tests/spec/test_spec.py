@@ -1,4 +1,6 @@
-"""Specs: the stock ones load, wrong ones raise exactly the checked-in message, and positions are exact."""
+"""Specs: the stock ones load, wrong ones raise exactly the checked-in message, and positions are
+exact.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def test_short_forms_are_normalised() -> None:
     loaded: Loaded = loads(
         HEAD.replace("head_dim: 128", "head_dim: {qk: 192, v: 128}")
         + "gqa: any\nlengths: {q: {multiple_of: 128}}\n"
-        + "params:\n  window: 8\n  cap: {type: float, value: 30}\n  prefix: {type: int, runtime: true}\n"
+        + (
+            "params:\n  window: 8\n  cap: {type: float, value: 30}\n"
+            "  prefix: {type: int, runtime: true}\n"
+        )
         + "buffers:\n  bias: {shape: [HQ, 4], dtype: bf16, grad: true}\n"
         + "score_mod: cap * tanh(score / cap) + bias[h, -1]\n"
         + "mask_mod: q_idx - kv_idx < window or kv_idx < prefix\n",
@@ -107,7 +112,10 @@ def test_positions_in_every_kind_of_scalar(scalar: str, ends: str) -> None:
 
 
 def test_yaml_means_the_core_schema_of_1_2() -> None:
-    text = "a: [no, on, yes, 1_000, 0o17, 0x1F, 012, .5, 1e3, -.inf, ~, null, true, '1', 12:30, 2020-01-01]\n"
+    text = (
+        "a: [no, on, yes, 1_000, 0o17, 0x1F, 012, .5, 1e3, -.inf, ~, null, true, '1', 12:30, "
+        "2020-01-01]\n"
+    )
     assert Document(text, "x").data["a"] == [
         *("no", "on", "yes", "1_000", 15, 31, 12, 0.5, 1000.0, float("-inf"), None, None, True),
         *("1", "12:30", "2020-01-01"),
@@ -130,12 +138,20 @@ def test_any_text_loads_or_is_diagnosed(text: str) -> None:
 
 def test_every_error_is_reported_in_the_order_of_the_file() -> None:
     found = failure(HEAD.replace("bf16", "bf61") + "gqa: 0\nmaskmod: x\n")
-    assert [(d.code, d.line) for d in found] == [("bad-value", 3), ("bad-value", 5), ("unknown-key", 6)]
+    assert [(d.code, d.line) for d in found] == [
+        ("bad-value", 3),
+        ("bad-value", 5),
+        ("unknown-key", 6),
+    ]
 
 
 def test_large_and_missing_files(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text("#" * 100_001)
-    for name, code in (("large.yaml", "too-large"), ("none.yaml", "cannot-read"), (".", "cannot-read")):
+    for name, code in (
+        ("large.yaml", "too-large"),
+        ("none.yaml", "cannot-read"),
+        (".", "cannot-read"),
+    ):
         with pytest.raises(KgenError) as caught:
             load(tmp_path / name)
         found = caught.value.diagnostics[0]
@@ -181,7 +197,10 @@ def test_schema_asks_for_the_family_first_and_then_for_its_keys() -> None:
 
 @pytest.mark.parametrize("first", NAMES)
 def test_schema_is_the_same_whichever_family_is_read_first(first: str) -> None:
-    """typing caches `Literal["a", "b"] | None` also for `Literal["b", "a"] | None`. So all families use one order."""
+    """typing caches `Literal["a", "b"] | None` also for `Literal["b", "a"] | None`.
+
+    So all families use one order.
+    """
     code = (
         "from kgen.family import family; from kgen.spec import schema; "
         f"family({first!r}).model.get(); print(schema.text(), end='')"

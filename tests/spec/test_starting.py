@@ -88,9 +88,9 @@ def test_a_copy_has_its_comments_and_another_name(tmp_path: Path) -> None:
     copy = starting.copied(source, "after")
     assert copy == text.replace('name:   "before"', "name:   after")
     again = starting.copied(ROOT / "specs/causal.yaml", "mine")
-    assert again == f"{starting.LINE}{starting.SCHEMA}\n" + load(ROOT / "specs/causal.yaml").text.replace(
-        "name: causal\n", "name: mine\n"
-    )
+    assert again == f"{starting.LINE}{starting.SCHEMA}\n" + load(
+        ROOT / "specs/causal.yaml"
+    ).text.replace("name: causal\n", "name: mine\n")
     flow = tmp_path / "flow.yaml"
     flow.write_text("{kernel: norm, name: x_name, norm: rms, width: any, dtype: bf16}\n")
     assert "name: other, norm" in starting.copied(flow, "other")

@@ -60,15 +60,20 @@ EXPRESSIONS = {
 
 
 def sample(family: str, comment: str = "", file: str = "sample.yaml", summary: str = "") -> Loaded:
-    """Return a spec with the comment in each of its expressions, on separate lines and after code."""
+    """Return a spec with the comment in each of its expressions, on separate lines and after
+    code.
+    """
     texts = {
-        field: f"# {comment}\n# {comment}\n{text}  # {comment}" for field, text in EXPRESSIONS[family].items()
+        field: f"# {comment}\n# {comment}\n{text}  # {comment}"
+        for field, text in EXPRESSIONS[family].items()
     }
     lines = [f"{field}: {json.dumps(text)}\n" for field, text in texts.items()]
     head = f"kernel: {family}\nname: sample\n{FAMILIES[family]}{''.join(lines)}"
     loaded = loads(head, file)
     # The model refuses worse summaries. The printed text must be safe without this check.
-    spec = loaded.spec.model_copy(update={"summary": UserText(summary), "license": UserText(f"X{summary}")})
+    spec = loaded.spec.model_copy(
+        update={"summary": UserText(summary), "license": UserText(f"X{summary}")}
+    )
     return replace(loaded, spec=spec)
 
 
@@ -83,7 +88,9 @@ def code(name: str, text: str) -> str:
         documented = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
         if documented and ast.get_docstring(node, clean=False) is not None:
             node.body[0] = ast.Pass()
-    assert all(t.type != tokenize.ERRORTOKEN for t in tokenize.generate_tokens(io.StringIO(text).readline))
+    assert all(
+        t.type != tokenize.ERRORTOKEN for t in tokenize.generate_tokens(io.StringIO(text).readline)
+    )
     return ast.dump(tree)
 
 
@@ -93,7 +100,9 @@ def test_code_does_not_depend_on_what_a_user_says_about_it(family: str) -> None:
     plain = {name: code(name, text) for name, text in render_spec(sample(family)).items()}
     everything = "  ".join(HOSTILE)
     for text in (everything, HOSTILE[0], "ends in \\"):
-        files = render_spec(sample(family, text, f"{text}\nimport os #.yaml".replace("/", "|"), text))
+        files = render_spec(
+            sample(family, text, f"{text}\nimport os #.yaml".replace("/", "|"), text)
+        )
         for name, emitted in files.items():
             assert code(name, emitted) == plain[name], (name, text)
             assert header.is_untouched(emitted), (name, text)
@@ -104,7 +113,9 @@ def test_code_does_not_depend_on_what_a_user_says_about_it(family: str) -> None:
 def test_landing_places(text: str) -> None:
     user = UserText(text)
     shown = user.on_terminal()
-    assert ast.literal_eval(f'"""{user.in_docstring()}"""') == shown, "a docstring says what was written"
+    assert ast.literal_eval(f'"""{user.in_docstring()}"""') == shown, (
+        "a docstring says what was written"
+    )
     assert ast.parse(f"# {user.in_comment()}\n1").body[0].lineno == 2
     for comment in (f"// {user.in_comment()}\n1", f"/* {user.in_comment()} */1"):
         assert code("k.cu", comment).strip() == "1"
@@ -135,7 +146,9 @@ def test_it_cannot_be_printed_without_saying_where() -> None:
 def _texts(model: type[BaseModel]) -> Iterator[tuple[str, typing.Any]]:
     """Yield the fields of a model, and of nested models, that take any `str` or `UserText`."""
     for name, field in model.model_fields.items():
-        yield from ((f"{model.__name__}.{name}", part) for part in _parts(field.annotation, field.metadata))
+        yield from (
+            (f"{model.__name__}.{name}", part) for part in _parts(field.annotation, field.metadata)
+        )
 
 
 def _parts(annotation: typing.Any, metadata: list[typing.Any]) -> Iterator[typing.Any]:
@@ -163,7 +176,9 @@ def test_every_free_text_of_a_spec_is_user_text(name: str) -> None:
 
 def test_targets_and_templates_do_not_ask_for_the_raw_text() -> None:
     folders = [ROOT / "kgen" / stage for stage in ("targets", "render")]
-    folders += [ROOT / "kgen/kernels" / name / stage for name in NAMES for stage in ("plan", "targets")]
+    folders += [
+        ROOT / "kgen/kernels" / name / stage for name in NAMES for stage in ("plan", "targets")
+    ]
     for folder in folders:
         paths = list(folder.rglob("*.py"))
         assert paths, folder
@@ -173,4 +188,6 @@ def test_targets_and_templates_do_not_ask_for_the_raw_text() -> None:
 
 def test_a_comment_is_none_of_the_expression() -> None:
     scope = Scope({"score": Type.FLOAT}, {})
-    assert parse_expression('score  # """', scope, Type.FLOAT) == parse_expression("score", scope, Type.FLOAT)
+    assert parse_expression('score  # """', scope, Type.FLOAT) == parse_expression(
+        "score", scope, Type.FLOAT
+    )

@@ -1,4 +1,6 @@
-"""Arguments of emitted functions: dtypes that autocast changes, and errors that name the dtype that they got."""
+"""Arguments of emitted functions: dtypes that autocast changes, and errors that name the dtype that
+they got.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def imported(folder: Path, name: str) -> Any:
 
 def operands(dtype: torch.dtype, learned: bool = False) -> tuple[list[Tensor], Tensor]:
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 9, 16).bfloat16().to(dtype).requires_grad_(learned) for _ in range(3))
+    q, k, v = (
+        torch.randn(1, 2, 9, 16).bfloat16().to(dtype).requires_grad_(learned) for _ in range(3)
+    )
     return [q, k, v], torch.tensor([0.5, 0.25]).to(dtype).requires_grad_(learned)
 
 
@@ -79,7 +83,10 @@ def _attention(folder: Path, dtype: str) -> None:
         for got, want in zip(grads, torch.autograd.grad(wanted.sum(), plain), strict=False):
             torch.testing.assert_close(got, want.to(given))
     (q, k, v), slopes = operands(torch.float64)
-    with pytest.raises((TypeError, ValueError), match="float64"), torch.autocast("cpu", dtype=torch.bfloat16):
+    with (
+        pytest.raises((TypeError, ValueError), match="float64"),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
         function(q, k, v, slopes=slopes.float())
 
 
@@ -100,7 +107,9 @@ def _compiled(folder: Path) -> None:
     wanted = Layer()(q, k, v, slopes)
     got = torch.compile(Layer(), backend="aot_eager", fullgraph=True)(q, k, v, slopes)
     torch.testing.assert_close(got, wanted)
-    for one, other in zip(*(torch.autograd.grad(x.sum(), (q, slopes)) for x in (got, wanted)), strict=True):
+    for one, other in zip(
+        *(torch.autograd.grad(x.sum(), (q, slopes)) for x in (got, wanted)), strict=True
+    ):
         torch.testing.assert_close(one, other)
     given = [x.detach() for x in (q, k, v, slopes)]
     exported = torch.export.export(Layer(), tuple(given)).module()
@@ -133,7 +142,9 @@ def _norm(folder: Path) -> None:
 
 
 def test_a_buffer_of_any_dtype_is_read_as_it_is(tmp_path: Path) -> None:
-    """A model that is converted with `model.bfloat16()` still has its learned buffer, and its gradient."""
+    """A model that is converted with `model.bfloat16()` still has its learned buffer, and its
+    gradient.
+    """
     written(LEARNED, tmp_path)
     interpreted(_any, tmp_path)
 
@@ -153,9 +164,13 @@ def _any(folder: Path) -> None:
             for one, first in zip(results[-1], results[0], strict=True):
                 torch.testing.assert_close(one, first)
     for wrong in (torch.float64, torch.int32):
-        with pytest.raises(TypeError, match=f"must be a tensor of float32, bfloat16 or float16, got {wrong}"):
+        with pytest.raises(
+            TypeError, match=f"must be a tensor of float32, bfloat16 or float16, got {wrong}"
+        ):
             function(q, k, v, t=torch.zeros(2, dtype=wrong))
-    with pytest.raises(TypeError, match="must be a tensor of float32, bfloat16 or float16, got list"):
+    with pytest.raises(
+        TypeError, match="must be a tensor of float32, bfloat16 or float16, got list"
+    ):
         function(q, k, v, t=[0.5, 0.5])
 
 
@@ -164,7 +179,9 @@ def test_without_a_gpu_the_error_names_the_interpreter(text: str, tmp_path: Path
     written(text, tmp_path)
     call = "x = torch.zeros(1, 2, 16, 16)\n"
     call += (
-        "attention_of(x, x, x, slopes=x[0, :, 0, 0])" if "attention_of" in text else "norm_of(x, x[0, 0, 0])"
+        "attention_of(x, x, x, slopes=x[0, :, 0, 0])"
+        if "attention_of" in text
+        else "norm_of(x, x[0, 0, 0])"
     )
     name = "attention_of" if "attention_of" in text else "norm_of"
     script = f"import torch\nfrom {name} import {name}\n{call}"

@@ -83,7 +83,10 @@ def test_languages() -> None:
 
 def test_a_value_is_spelled_in_each_language() -> None:
     value = row(
-        "where", row("not", row("lt", A, B)), row("sub", A, row("sub", B, C)), number(Const(-2, Type.INT))
+        "where",
+        row("not", row("lt", A, B)),
+        row("sub", A, row("sub", B, C)),
+        number(Const(-2, Type.INT)),
     )
     assert {language: spell(value, language) for language in LANGUAGES} == {
         TRITON: "tl.where(~(a < b), a - (b - c), -2)",
@@ -116,7 +119,13 @@ def test_printed_is_python() -> None:
 def test_names() -> None:
     value = op("_f({0}, {1}, key={2})", A, row("mul", B, 2), "c")
     assert value.names == {"a", "b", "2", "c"}
-    assert uses_of([assign("x", value), value, Assign(("y",), (A,), "+=")]) == {"a", "b", "2", "c", "y"}
+    assert uses_of([assign("x", value), value, Assign(("y",), (A,), "+=")]) == {
+        "a",
+        "b",
+        "2",
+        "c",
+        "y",
+    }
     assert calls(row("add", A, row("tanh", B)), "tanh")
     assert not calls(row("add", A, Name("tanh")), "tanh")
 
@@ -130,7 +139,9 @@ def test_renamed() -> None:
 
 
 def test_needed() -> None:
-    """Required statements are found directly or through others, and once if they define several names."""
+    """Required statements are found directly or through others, and once if they define several
+    names.
+    """
     statements = [
         assign("a", text("1")),
         assign("b", row("add", A, 1)),
@@ -138,7 +149,12 @@ def test_needed() -> None:
         assign("e", C),
         assign("f", Name("b")),
     ]
-    assert [s.names_in_order for s in needed(statements, ["e"])] == [("a",), ("b",), ("c", "d"), ("e",)]
+    assert [s.names_in_order for s in needed(statements, ["e"])] == [
+        ("a",),
+        ("b",),
+        ("c", "d"),
+        ("e",),
+    ]
     assert needed(statements, ["x"]) == []
 
 
@@ -168,11 +184,23 @@ def test_lines() -> None:
         "if a > 0:  # what",
         "    y = a",
     ]
-    assert [str(code) for code in codes(statements)] == ["1", "c", "a", "tl.atomic_add(a, b)", "a > 0", "a"]
+    assert [str(code) for code in codes(statements)] == [
+        "1",
+        "c",
+        "a",
+        "tl.atomic_add(a, b)",
+        "a > 0",
+        "a",
+    ]
 
 
 def test_templates_get_text() -> None:
-    fields = {"one": A, "lines": [assign("x", load(A)), "y = 1"], "deep": [{"v": row("exp2", A)}], "n": 3}
+    fields = {
+        "one": A,
+        "lines": [assign("x", load(A)), "y = 1"],
+        "deep": [{"v": row("exp2", A)}],
+        "n": 3,
+    }
     assert printed(fields, GLUON) == {
         "one": "a",
         "lines": ["x = gl.load(a)", "y = 1"],
@@ -207,7 +235,14 @@ def test_cuda_has_types_and_braces():
     assert lines_of(statements, CUDA) == [
         "const bool x = a < b && !c;",
         "if constexpr (N > 0) sum[i] += a * b;",
-        *("if constexpr (N > 0) {", "    sum[i] += a * b;", "    c = a;", "} else {", "    c = a;", "}"),
+        *(
+            "if constexpr (N > 0) {",
+            "    sum[i] += a * b;",
+            "    c = a;",
+            "} else {",
+            "    c = a;",
+            "}",
+        ),
         *("if constexpr (N > 0) {  // why", "    store(a);", "    c = b;  // how", "}"),
     ]
 
@@ -224,7 +259,11 @@ def test_statements_of_cuda_read_as_written_by_hand():
     assert lines_of(without_copies(copied), CUDA) == ["const float y = a * b;", "out[i] = y;"]
     assert lines_of(stored_at_once(without_copies(copied)), CUDA) == ["out[i] = a * b;"]
     # A name stays if it is used twice, or is only a part of the stored value.
-    twice = [new("y", product), out("out[i]", Name("y")), If(Name("N > 0"), (out("sum[i]", Name("y")),))]
+    twice = [
+        new("y", product),
+        out("out[i]", Name("y")),
+        If(Name("N > 0"), (out("sum[i]", Name("y")),)),
+    ]
     part = [new("y", product), out("out[i]", row("neg", Name("y")))]
     for statements in (twice, part):
         assert stored_at_once(statements) == statements

@@ -25,12 +25,17 @@ REAL = torch.float64
 
 def in_python(text: str, **values: object) -> float:
     """Evaluate the text with Python's numbers instead of the kernel's."""
-    own = {name: getattr(math, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")}
+    own = {
+        name: getattr(math, name)
+        for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")
+    }
     own |= {name: getattr(math, name) for name in ("atan", "ceil", "erf", "expm1", "log1p", "pow")}
     functions = SimpleNamespace(**own, rsqrt=lambda x: x**-0.5, floor=math.floor, roundeven=round)
     names = {
         "cute": SimpleNamespace(math=functions),
-        "cutlass": SimpleNamespace(select_=lambda c, a, b: a if c else b, min=min, max=max, Int32=int),
+        "cutlass": SimpleNamespace(
+            select_=lambda c, a, b: a if c else b, min=min, max=max, Int32=int
+        ),
         "Float32": float,
     }
     return float(eval(text, {"__builtins__": {"float": float}}, names | values))
@@ -50,7 +55,9 @@ def test_functions_are_spelled(name, data):
     integers = of.typed in (type_rules.integral, type_rules.bits)
     count = of.arity[0]
     numbers = (
-        st.integers(-9, 9) if integers else st.floats(0.1, 3.0, allow_nan=False).map(lambda x: round(x, 3))
+        st.integers(-9, 9)
+        if integers
+        else st.floats(0.1, 3.0, allow_nan=False).map(lambda x: round(x, 3))
     )
     values = [data.draw(numbers) for _ in range(count)]
     kind = Type.INT if integers else Type.FLOAT
@@ -87,7 +94,10 @@ def test_brackets_are_where_they_must_be(text, spelled):
     text = written(tree)
     for values in ({"a": 0.5, "b": 1.5, "c": 2.0, "i": 1}, {"a": 3.0, "b": 0.25, "c": 0.5, "i": 4}):
         if "~" not in text:  # `~` of a truth value is an integer in Python
-            tensors = {n: torch.tensor(v, dtype=torch.int64 if n == "i" else REAL) for n, v in values.items()}
+            tensors = {
+                n: torch.tensor(v, dtype=torch.int64 if n == "i" else REAL)
+                for n, v in values.items()
+            }
             want = float(evaluate(tree, tensors, torch, REAL))
             assert in_python(text, **values) == pytest.approx(want)
     assert text == spelled

@@ -31,9 +31,15 @@ from kgen.targets.code import (
 from kgen.targets.folding import Bracketed, folded
 
 QUERIES, KEYS = op("{0}[:, None]", "queries"), op("{0}[None, :]", "keys")
-ADDRESS = total(Name("table_ptr"), *(row("mul", f"index_{n}", f"stride_table_{n}") for n in range(3)))
+ADDRESS = total(
+    Name("table_ptr"), *(row("mul", f"index_{n}", f"stride_table_{n}") for n in range(3))
+)
 MASK = conjunction(
-    [op("{0}[None, :]", "live"), row("ge", QUERIES, KEYS), row("lt", row("sub", QUERIES, KEYS), "WINDOW")]
+    [
+        op("{0}[None, :]", "live"),
+        row("ge", QUERIES, KEYS),
+        row("lt", row("sub", QUERIES, KEYS), "WINDOW"),
+    ]
 )
 assert MASK is not None
 READ = load(ADDRESS, MASK)
@@ -45,7 +51,11 @@ VALUES: list[Code] = [
     row("mul", row("add", READ, "shift"), row("sub", "scale", row("mul", READ, 2))),
     minimum(minimum(READ, row("add", "last", READ)), row("neg", "SK")),
     row("and", "first", row("and", MASK, row("and", row("or", "second", MASK), "third"))),
-    row("sub", READ, row("sub", ADDRESS, row("add", READ, row("mul", READ, row("mul", ADDRESS, READ))))),
+    row(
+        "sub",
+        READ,
+        row("sub", ADDRESS, row("add", READ, row("mul", READ, row("mul", ADDRESS, READ)))),
+    ),
     row("where", MASK, row("mul", READ, "slope"), row("neg", READ)),
 ]
 STATEMENTS: list[Statement] = [
@@ -82,10 +92,10 @@ def test_how_lines_are_broken() -> None:
             mask=live[None, :] & (queries[:, None] >= keys[None, :]) & (queries[:, None] - keys[None, :] < WINDOW),
             other=0,
         ) != 0
-    """
-    assert folded([assign("value", row("ne", READ, 0))], TRITON, 110) == textwrap.dedent(mask).strip().split(
-        "\n"
-    )
+    """  # noqa: E501
+    assert folded([assign("value", row("ne", READ, 0))], TRITON, 110) == textwrap.dedent(
+        mask
+    ).strip().split("\n")
     chain = """
         value = (
             live[None, :] & (queries[:, None] >= keys[None, :])
@@ -129,7 +139,10 @@ def test_templates_break_what_has_a_line_to_itself() -> None:
     assert lines[1] == "    return g("
     assert lines[2] == f"        {', '.join(operands[:10])},"
     assert max(map(len, lines)) <= 120
-    assert ast.unparse(ast.parse("\n".join(lines)).body[0].body[0]) == f"return g({', '.join(operands)})"  # type: ignore[attr-defined]
+    assert (
+        ast.unparse(ast.parse("\n".join(lines)).body[0].body[0])
+        == f"return g({', '.join(operands)})"
+    )  # type: ignore[attr-defined]
 
 
 class Counted(str):
@@ -143,7 +156,9 @@ class Counted(str):
 
 
 @pytest.mark.parametrize("form", ["{0} + {1}", "call({0}, {1})"])
-def test_each_value_is_spelled_a_few_times_however_deep(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_is_spelled_a_few_times_however_deep(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Counted, "times", 0)
     value: Code = Name("first")
     for number in range(60):

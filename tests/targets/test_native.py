@@ -42,7 +42,11 @@ def _calls() -> list[tuple[str, float]]:
     for name, row in TABLE.items():
         least, most = row.arity
         count = min(3, most or 3) if name != "clamp" else least
-        for kind, numbers in ((Type.FLOAT, REALS), (Type.INT, WHOLES), (Type.BOOL, (True, False, True))):
+        for kind, numbers in (
+            (Type.FLOAT, REALS),
+            (Type.INT, WHOLES),
+            (Type.BOOL, (True, False, True)),
+        ):
             for shift in range(3):
                 given = [numbers[(shift + i) % 3] for i in range(count)]
                 found += _value(name, row, [Const(n, kind) for n in given])
@@ -72,6 +76,8 @@ def test_expressions_in_cpp_have_the_values_of_the_table(tmp_path: Path) -> None
     folder = ROOT / "templates" / "c"
     command = ["g++", "-std=c++17", "-w", f"-I{folder}", "values.cpp", "-ldl", "-o", "values"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    said = subprocess.run([tmp_path / "values"], capture_output=True, text=True, check=True).stdout.split()
+    said = subprocess.run(
+        [tmp_path / "values"], capture_output=True, text=True, check=True
+    ).stdout.split()
     for (text, want), got in zip(calls, said, strict=True):
         assert float(got) == pytest.approx(want, rel=1e-12, abs=1e-12), text

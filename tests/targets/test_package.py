@@ -28,7 +28,10 @@ from kgen.verify.toolchain import import_file
 ROOT = Path(__file__).resolve().parents[2]
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 CHUNKS = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\n"
-NORM = "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\ntargets: {triton: {}, cuda: {}}\n"
+NORM = (
+    "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\n"
+    "targets: {triton: {}, cuda: {}}\n"
+)
 HOPPER, BLACKWELL, AMPERE = (9, 0), (10, 0), (8, 0)
 
 
@@ -59,7 +62,9 @@ def chosen(
     gradients: bool = False,
     missing: bool = False,
 ) -> str:
-    """Return the file that is called for tensors on a device of that compute capability (None: the CPU)."""
+    """Return the file that is called for tensors on a device of that compute capability (None: the
+    CPU).
+    """
     for name in [name for name in vars(module) if name.startswith("_runs_")]:
         vars(module)[name].cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -99,7 +104,9 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
     plain = norm.sources
 
     def ranked(loaded):
-        return [s if s.rank is None else type(s)(**{**vars(s), "rank": fastest}) for s in plain(loaded)]
+        return [
+            s if s.rank is None else type(s)(**{**vars(s), "rank": fastest}) for s in plain(loaded)
+        ]
 
     monkeypatch.setattr(norm, "sources", ranked)
     module = package(folder, NORM)
@@ -115,8 +122,8 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
 
 
 def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatch):
-    """Exported programs name the operators that the files register, so importing the folder imports the
-    files.
+    """Exported programs name the operators that the files register, so importing the folder imports
+    the files.
 
     A file that cannot be imported causes a warning.
     """
@@ -129,7 +136,8 @@ def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatc
     (folder / "cuda.py").write_text("raise ImportError('cannot import name `Program`')\n")
     (folder / "triton.py").write_text("import a_module_that_is_not_there\n")
     with pytest.warns(
-        RuntimeWarning, match=r"sample: cuda.py is not used because it cannot be imported: .*Program"
+        RuntimeWarning,
+        match=r"sample: cuda.py is not used because it cannot be imported: .*Program",
     ):
         module = importlib.import_module("sample")
     assert module._THERE == {"cuda": False}
@@ -138,7 +146,9 @@ def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatc
 
 
 def test_keywords_reach_the_file(folder):
-    module = package(folder, CHUNKS + "decay: g[i]\nvarlen: true\ntargets: {triton: {}, cute: {}}\n")
+    module = package(
+        folder, CHUNKS + "decay: g[i]\nvarlen: true\ntargets: {triton: {}, cute: {}}\n"
+    )
     x = torch.zeros(1)
     _, args, kwargs = module.sample(x, x, x, x, x, cu_seqlens=x, scale=2.0)
     assert len(args) == 5
@@ -154,7 +164,8 @@ def test_compiled_whole_and_differentiable(folder):
     module = import_file(folder / "__init__.py", "sample")
     shapes = [(1, 64, 16, 128), (1, 64, 16, 128), (1, 64, 32, 128), (1, 1, 32, 128, 128)]
     tensors = [
-        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True) for shape in shapes
+        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for shape in shapes
     ]
     tensors.append(torch.empty(1, 64, 32, device="meta", requires_grad=True))
     o = torch.compile(module.gated_delta_output, fullgraph=True, backend="eager")(*tensors)
@@ -209,7 +220,9 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
     # Outside of a package, the error names the missing files.
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
-    with pytest.raises(ImportError, match=r"causal: this file cannot run alone\. Import its folder"):
+    with pytest.raises(
+        ImportError, match=r"causal: this file cannot run alone\. Import its folder"
+    ):
         spec.loader.exec_module(outside)
 
 
@@ -248,13 +261,18 @@ def test_launchers_are_short_and_the_same_in_every_folder() -> None:
     ]
     assert len({path.read_bytes() for path in launchers}) == 1
     for file, limit in LIMITS.items():
-        assert len((ROOT / "generated" / "causal_alibi" / file).read_text().splitlines()) <= limit, file
+        assert (
+            len((ROOT / "generated" / "causal_alibi" / file).read_text().splitlines()) <= limit
+        ), file
     assert max(map(len, launchers[0].read_text().splitlines())) <= 120
 
 
 CALLS = {
     "causal_alibi": "causal_alibi(x, x, x, slopes=torch.ones(1))",
-    "decode_gqa": "decode_gqa(x[:, :, :1].expand(1, 4, 1, 128), x, x, kv_lens=torch.tensor([16], dtype=torch.int32))",
+    "decode_gqa": (
+        "decode_gqa(x[:, :, :1].expand(1, 4, 1, 128), x, x, kv_lens=torch.tensor([16], "
+        "dtype=torch.int32))"
+    ),
     "rms_norm": "rms_norm(x, torch.ones(128, dtype=x.dtype))",
 }
 
@@ -266,7 +284,12 @@ def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(text)
     nodes = [*ast.walk(ast.parse(text))]
     assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level]
-    roots = {alias.name.partition(".")[0] for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    roots = {
+        alias.name.partition(".")[0]
+        for n in nodes
+        if isinstance(n, ast.Import)
+        for alias in n.names
+    }
     roots |= {(n.module or "").partition(".")[0] for n in nodes if isinstance(n, ast.ImportFrom)}
     assert roots <= {*sys.stdlib_module_names, "torch", "triton"}
     script = [
@@ -277,7 +300,9 @@ def test_one_file_runs_alone(name: str, tmp_path: Path) -> None:
     ]
     env = {"PATH": "/usr/bin:/bin", "TRITON_INTERPRET": "1", "HOME": str(tmp_path)}
     command = [sys.executable, "-c", "\n".join(script)]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -287,17 +312,24 @@ def test_where_no_file_does_without_others():
     assert caught.value.diagnostics[0].code == "no-single-file"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("generated/*/cuda.py")), ids=lambda path: path.parent.name
+)
 def test_cuda_files_import_without_a_gpu(path: Path) -> None:
     """Import registers the operators, so a wrong argument of the registration fails here."""
     assert import_file(path, f"imported_{path.parent.name}")
 
 
-@pytest.mark.parametrize("file", ["causal/triton.py", "causal/cuda.py", "gated_delta_output/cute_sm90.py"])
+@pytest.mark.parametrize(
+    "file", ["causal/triton.py", "causal/cuda.py", "gated_delta_output/cute_sm90.py"]
+)
 def test_a_file_that_runs_as_a_script_names_what_it_lacks(file: str) -> None:
     """Before it imports packages, of which one may have the name of a file of its folder."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / "generated" / file)], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "generated" / file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1
     assert "this file cannot run alone. Import its folder" in done.stderr.splitlines()[-1]
@@ -314,7 +346,9 @@ def test_a_file_that_runs_as_a_script_names_what_it_lacks(file: str) -> None:
         ("rms_norm/cuda.py", "Copy the whole folder"),
     ],
 )
-def test_a_copy_without_its_launcher_names_the_missing_file(file: str, remedy: str, tmp_path: Path) -> None:
+def test_a_copy_without_its_launcher_names_the_missing_file(
+    file: str, remedy: str, tmp_path: Path
+) -> None:
     source = ROOT / "generated" / file
     shutil.copy(source, tmp_path)
     with pytest.raises(ImportError) as caught:
@@ -325,15 +359,21 @@ def test_a_copy_without_its_launcher_names_the_missing_file(file: str, remedy: s
 
 def test_a_folder_without_its_launcher_is_not_imported(tmp_path: Path) -> None:
     folder = tmp_path / "incomplete"
-    shutil.copytree(ROOT / "generated/rms_norm", folder, ignore=shutil.ignore_patterns("_launch.py"))
-    warnings.simplefilter("ignore")  # the warning that cuda.py is left out; pytest restores the filters
+    shutil.copytree(
+        ROOT / "generated/rms_norm", folder, ignore=shutil.ignore_patterns("_launch.py")
+    )
+    # the warning that cuda.py is left out; pytest restores the filters
+    warnings.simplefilter("ignore")
     with pytest.raises(ImportError, match=r"rms_norm: _launch\.py is missing"):
         import_file(folder / "__init__.py", "incomplete")
 
 
 def test_an_operand_with_another_number_of_dimensions_is_refused_by_its_own_shape() -> None:
     module: Any = import_file(ROOT / "generated/decode_paged/triton.py", "kgen_test_operands")
-    q, k = torch.empty(1, 8, 1, 128, dtype=torch.bfloat16), torch.empty(4, 64, 128, dtype=torch.bfloat16)
+    q, k = (
+        torch.empty(1, 8, 1, 128, dtype=torch.bfloat16),
+        torch.empty(4, 64, 128, dtype=torch.bfloat16),
+    )
     for operands, words in (
         ((q, k, k), "k must be a 4-d tensor [pages, page_size, HKV, D], got [4, 64, 128]"),
         ((q[0], k, k), "q must be a 4-d tensor [B, HQ, SQ, D], got [8, 1, 128]"),
@@ -347,5 +387,7 @@ def test_chips_that_are_too_old_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     module: Any = import_file(ROOT / "generated/causal/_launch.py", "kgen_test_old")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     for why in ("", " for float8_e4m3fn"):
-        with pytest.raises(ValueError, match=f"^f needs compute capability 8.9 or newer{why}, got 8.0$"):
+        with pytest.raises(
+            ValueError, match=f"^f needs compute capability 8.9 or newer{why}, got 8.0$"
+        ):
             module._arch_for("f", 89, why)(torch.device("cuda"))

@@ -1,4 +1,6 @@
-"""Emitted files under other Triton versions than the installed one: messages, compilation and results."""
+"""Emitted files under other Triton versions than the installed one: messages, compilation and
+results.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_an_older_triton_gets_one_sentence(path: Path, monkeypatch: pytest.Monke
 
 def test_the_oldest_triton_is_said_everywhere() -> None:
     oldest = ".".join(map(str, OLDEST))
-    assert f'"torch>={TORCH_OF_OLDEST}", "triton>={oldest};' in (ROOT / "pyproject.toml").read_text()
+    assert (
+        f'"torch>={TORCH_OF_OLDEST}", "triton>={oldest};' in (ROOT / "pyproject.toml").read_text()
+    )
     for page in (ROOT / "README.md", ROOT / "docs/support.md"):
         assert f"Triton {oldest} (torch {TORCH_OF_OLDEST})" in page.read_text()
         assert f"{GLUON[0][0]}.{GLUON[0][1]} to {GLUON[-1][0]}.{GLUON[-1][1]}" in page.read_text()
@@ -99,18 +103,22 @@ def test_which_kernels_a_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(1, 2, 96, 128, dtype=torch.bfloat16)
     odd = torch.zeros(1, 2, 96, 129, dtype=torch.bfloat16)[..., :128]
     assert asked("causal", 90, x, x) == {"forward": "hopper", "backward": "hopper"}
-    assert asked("causal", 90, x, odd)["forward"].startswith("portable: TMA cannot load k, v because")
-    assert (
-        asked("causal", 80, x, x)["backward"] == "portable: the compute capability of the device is not 9.0"
+    assert asked("causal", 90, x, odd)["forward"].startswith(
+        "portable: TMA cannot load k, v because"
     )
     assert (
-        asked("causal_fp32", 90, x, x)["forward"]
-        == "portable: no kernels for Hopper: the dtype is fp32, and Hopper kernels need bf16 or fp16"
+        asked("causal", 80, x, x)["backward"]
+        == "portable: the compute capability of the device is not 9.0"
+    )
+    assert asked("causal_fp32", 90, x, x)["forward"] == (
+        "portable: no kernels for Hopper: the dtype is fp32, and Hopper kernels need bf16 or fp16"
     )
     assert asked("decode_gqa", 90, x[:, :, :1], x) == {"forward": "decode"}
     assert asked("decode_gqa", 90, x, x) == {"forward": "hopper"}
     bias = torch.zeros(2, 96, 97)[:, :, :96]
-    assert asked("pair_bias", 90, x, x, bias)["forward"].startswith("portable: TMA cannot load bias because")
+    assert asked("pair_bias", 90, x, x, bias)["forward"].startswith(
+        "portable: TMA cannot load bias because"
+    )
     monkeypatch.setattr(triton, "__version__", "3.5.1")
     with pytest.warns(UserWarning, match="portable kernels"):
         assert "3.5.1" in asked("causal", 90, x, x)["forward"]
@@ -135,7 +143,9 @@ def test_every_launch_says_that_it_fuses() -> None:
 
 @pytest.fixture(scope="session")
 def another_triton() -> Callable[[str], str]:
-    """Return a function from a version to a folder with that Triton, which is installed once per environment."""
+    """Return a function from a version to a folder with that Triton, which is installed once per
+    environment.
+    """
 
     def folder(version: str) -> str:
         if version == triton.__version__:
@@ -147,7 +157,16 @@ def another_triton() -> Callable[[str], str]:
             if not place.exists():
                 fresh = place.with_suffix(".new")
                 shutil.rmtree(fresh, ignore_errors=True)
-                command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(fresh)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "pip",
+                    "install",
+                    "-q",
+                    "--no-deps",
+                    "--target",
+                    str(fresh),
+                ]
                 subprocess.run([*command, f"triton=={version}"], check=True)
                 fresh.rename(place)
         return str(place)
@@ -189,7 +208,9 @@ print(hopper)
 
 @pytest.mark.parametrize("version", [NEWEST, pytest.param(FLOOR, marks=pytest.mark.thorough)])
 def test_files_import(version: str, another_triton: Callable[[str], str], tmp_path: Path) -> None:
-    """Files import without a warning, the newest Triton also imports Gluon, and a single file works too."""
+    """Files import without a warning, the newest Triton also imports Gluon, and a single file works
+    too.
+    """
     (tmp_path / "causal.py").write_text(single(ROOT / "specs/causal.yaml"))
     there = int(_run(another_triton(version), "-c", IMPORTS, version, str(tmp_path / "causal.py")))
     assert (there > 20) is (version == NEWEST)
@@ -197,8 +218,14 @@ def test_files_import(version: str, another_triton: Callable[[str], str], tmp_pa
 
 INTERPRETED = [
     pytest.param(NEWEST, "causal_alibi"),
-    *(pytest.param(FLOOR, name, marks=pytest.mark.thorough) for name in ("causal_alibi", "varlen_alibi")),
-    *(pytest.param(NEWEST, name, marks=pytest.mark.thorough) for name in ("rms_norm", "gated_delta_output")),
+    *(
+        pytest.param(FLOOR, name, marks=pytest.mark.thorough)
+        for name in ("causal_alibi", "varlen_alibi")
+    ),
+    *(
+        pytest.param(NEWEST, name, marks=pytest.mark.thorough)
+        for name in ("rms_norm", "gated_delta_output")
+    ),
 ]
 
 
@@ -213,13 +240,20 @@ def test_interpreted(version: str, name: str, another_triton: Callable[[str], st
 WITH_HOPPER = [path.parent.name for path in FILES if "_hopper_kernel" in path.read_text()]
 COMPILED = [
     *(
-        pytest.param(NEWEST, name, "sm_90", marks=[] if name == "sliding_window" else pytest.mark.thorough)
+        pytest.param(
+            NEWEST, name, "sm_90", marks=[] if name == "sliding_window" else pytest.mark.thorough
+        )
         for name in WITH_HOPPER
     ),
-    *(pytest.param(triton.__version__, name, "sm_90", marks=pytest.mark.thorough) for name in WITH_HOPPER),
+    *(
+        pytest.param(triton.__version__, name, "sm_90", marks=pytest.mark.thorough)
+        for name in WITH_HOPPER
+    ),
     # fp8 needs sm_90.
     *(
-        pytest.param(FLOOR, name, "sm_90" if name == "rms_norm_fp8" else "sm_80", marks=pytest.mark.thorough)
+        pytest.param(
+            FLOOR, name, "sm_90" if name == "rms_norm_fp8" else "sm_80", marks=pytest.mark.thorough
+        )
         for name in (path.parent.name for path in FILES)
     ),
 ]

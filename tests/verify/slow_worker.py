@@ -1,4 +1,5 @@
-"""Stands for `kgen.verify.worker`: says of each case that it is right, and never comes to an end in one of them.
+"""Stands for `kgen.verify.worker`: says of each case that it is right, and never comes to an end in
+one of them.
 
     python tests/verify/slow_worker.py VERB ...
 

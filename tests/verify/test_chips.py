@@ -1,4 +1,6 @@
-"""Kernels for one chip next to an emitted file: run in their interpreter on the CPU, or reported as not run."""
+"""Kernels for one chip next to an emitted file: run in their interpreter on the CPU, or reported as
+not run.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,12 @@ def generated(tmp_path: Path) -> Path:
 def run(generated: Path, name: str, *cases: str) -> tuple[list[dict[str, Any]], list[str], Ended]:
     """Return the rows of some cases, the files that were not run, and the end of the run."""
     heard: list[Event] = []
-    rows = verified([load(ROOT / f"specs/{name}.yaml")], generated, "cpu", cases=cases, hear=heard.append)
-    left_out = [f"{event.file.path.name} {event.why}" for event in heard if isinstance(event, LeftOut)]
+    rows = verified(
+        [load(ROOT / f"specs/{name}.yaml")], generated, "cpu", cases=cases, hear=heard.append
+    )
+    left_out = [
+        f"{event.file.path.name} {event.why}" for event in heard if isinstance(event, LeftOut)
+    ]
     (end,) = (event for event in heard if isinstance(event, Ended))
     return rows, left_out, end
 
@@ -83,7 +89,9 @@ def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.M
     module._portable_because = lambda device: because
     why = unused(module)
     assert why == (f"does not serve: {because}" if because else None)
-    (file,) = (one for one in emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml")))
+    (file,) = (
+        one for one in emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml"))
+    )
     found = Found(file, chip=FAMILY.verification.chip.get())
     found.add([{"unused": why}])
     beside = found.not_run()
@@ -93,6 +101,7 @@ def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.M
 def test_kernels_that_no_case_launched_are_not_run(tmp_path: Path, verdict: Any) -> None:
     shutil.copytree(ROOT / "generated/pair_bias", tmp_path / "pair_bias")
     verdict(problem_of(load(ROOT / "specs/pair_bias.yaml")), tmp_path)
-    rows, left_out, _ = run(tmp_path, "pair_bias", "one", FOUND)  # TMA cannot load a row of one number
+    # TMA cannot load a row of one number
+    rows, left_out, _ = run(tmp_path, "pair_bias", "one", FOUND)
     assert {row["case"] for row in rows} == {"one"}
     assert left_out == ["hopper.py does not serve the tensors of any small case"]

@@ -74,7 +74,9 @@ def test_log_sums_are_float32_in_16_bits():
     limit = of_log_sums(ALLOWED, False, 6.0)
     assert check("lse", want.float(), want, want, limit, Traits(natural=natural)).ok
     assert check("lse", want.float() * (1 + 5e-6), want, want, limit, Traits(natural=natural)).ok
-    assert not check("lse", want.float() * (1 + 2e-4), want, want, limit, Traits(natural=natural)).ok
+    assert not check(
+        "lse", want.float() * (1 + 2e-4), want, want, limit, Traits(natural=natural)
+    ).ok
     alone = want.float()
     alone[17] *= 1 + 3e-4
     assert "row 17" in check("lse", alone, want, want, limit, Traits(natural=natural)).message
@@ -119,13 +121,17 @@ def test_an_eager_overflow_is_no_licence():
 def test_a_reference_that_is_not_finite_judges_nothing():
     truth = WANT.clone()
     truth[0, 0, 0, 0] = torch.nan
-    assert "the reference is not finite in 1 of" in check("out", GOOD, truth, EAGER, ALLOWED).message
+    assert (
+        "the reference is not finite in 1 of" in check("out", GOOD, truth, EAGER, ALLOWED).message
+    )
 
 
 def test_what_cancels_is_judged_by_what_cancelled():
     want = torch.zeros(4, 8, dtype=torch.float64)
     noise = torch.full((4, 8), 1e-7)
-    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), Traits(natural=torch.full((4,), 0.5))).ok
+    assert check(
+        "dq", noise, want, want, Tolerance(1e-6, 1e-5), Traits(natural=torch.full((4,), 0.5))
+    ).ok
     assert not check(
         "dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), Traits(natural=torch.full((4,), 0.5))
     ).ok

@@ -28,7 +28,10 @@ def test_kernels_compile_without_a_gpu(tmp_path, verdict):
     }
     assert all(row["registers"] >= 16 and row["spills"] >= 0 and row["shared"] > 0 for row in rows)
     (entry,) = ledger.read(tmp_path).values()
-    assert set(entry["records"]["compiled sm_90"]["kernels"]) == {"_forward_kernel", "_backward_kernel"}
+    assert set(entry["records"]["compiled sm_90"]["kernels"]) == {
+        "_forward_kernel",
+        "_backward_kernel",
+    }
 
 
 def test_a_ledger_that_cannot_be_read_ends_a_recorded_run_before_it_begins(tmp_path, monkeypatch):
@@ -41,8 +44,11 @@ def test_a_ledger_that_cannot_be_read_ends_a_recorded_run_before_it_begins(tmp_p
 
 def test_what_does_not_compile_or_fit_is_a_row(tmp_path, monkeypatch, verdict):
     path = render(causal_alibi(), tmp_path)
-    # The forward kernel fails to compile. The backward kernels compile, but exceed the lowered limit.
-    path.write_text(path.read_text().replace("acc = acc / tl.where", "acc = no_such_name / tl.where"))
+    # The forward kernel fails to compile. The backward kernels compile, but exceed the lowered
+    # limit.
+    path.write_text(
+        path.read_text().replace("acc = acc / tl.where", "acc = no_such_name / tl.where")
+    )
     monkeypatch.setitem(compiling.SHARED_LIMITS, 80, 9 * 1024)
     verdict(problem_of(causal_alibi()), tmp_path)
     rows = compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_80"]))
@@ -61,7 +67,8 @@ def test_a_launcher_that_fails_is_a_row(tmp_path, verdict):
 
 
 @pytest.mark.parametrize(
-    "arch", ["sm_1", "sm_80a", "sm_90f", "sm_120g", "90a", "sm_090", "sm_\uff19\uff10", "sm_", "", "SM_90"]
+    "arch",
+    ["sm_1", "sm_80a", "sm_90f", "sm_120g", "90a", "sm_090", "sm_\uff19\uff10", "sm_", "", "SM_90"],
 )
 def test_unknown_arch(arch, tmp_path):
     render(causal_alibi(), tmp_path)
@@ -87,7 +94,9 @@ def test_the_capability_of_an_arch():
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f"])
 def test_cuda_of_a_chip_alone(arch, monkeypatch):
-    """The launcher compares the number of the architecture; the kernels are compiled for its full name."""
+    """The launcher compares the number of the architecture; the kernels are compiled for its full
+    name.
+    """
     pytest.importorskip("cuda.core")
     asked, said = set(), []
 

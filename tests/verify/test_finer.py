@@ -28,7 +28,9 @@ def test_a_factor_of_a_small_term_is_found() -> None:
     rounded = want.bfloat16()
     assert check("o", rounded, want, rounded, allowed, Traits(parts=parts)).ok
     for more in (0.01 * small, -0.01 * small, 0.01 * large):
-        assert not check("o", (want + more).bfloat16(), want, rounded, allowed, Traits(parts=parts)).ok
+        assert not check(
+            "o", (want + more).bfloat16(), want, rounded, allowed, Traits(parts=parts)
+        ).ok
     scaled = (want + 0.01 * small).bfloat16()
     assert check("o", scaled, want, rounded, allowed).ok
     message = check("o", scaled, want, rounded, allowed, Traits(parts=parts)).message
@@ -40,7 +42,8 @@ def test_errors_that_rows_share_are_no_factor() -> None:
     want = terms()[1]
     make = torch.Generator().manual_seed(1)
     got, eager = (
-        want * (1 + 0.05 * torch.randn(300, 1, generator=make, dtype=torch.float64)) for _ in range(2)
+        want * (1 + 0.05 * torch.randn(300, 1, generator=make, dtype=torch.float64))
+        for _ in range(2)
     )
     assert wrong_factor("all of it", got, want, eager, want, 0.0, by_row=True) is None
     assert wrong_factor("all of it", got * 1.05, want, eager, want, 0.0, by_row=True) is not None

@@ -39,8 +39,9 @@ assert "torch._dynamo" not in sys.modules, "imports all of torch.compile"
 def test_a_first_call_imports_what_it_needs(
     name: str, alone: bool, shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    """Registering an operator or selecting a file must not import torch.compile, which takes seconds per
-    process."""
+    """Registering an operator or selecting a file must not import torch.compile, which takes
+    seconds per process.
+    """
     if alone:
         (tmp_path / "sample.py").write_text(single(ROOT / "specs" / f"{name}.yaml"))
     else:

@@ -40,7 +40,9 @@ output_mod: y * one * two
 
 
 def words(family: str) -> list[str]:
-    """Return every identifier that is quoted, or names a keyword argument, in the harness of a family."""
+    """Return every identifier that is quoted, or names a keyword argument, in the harness of a
+    family.
+    """
     files = [*ROOT.glob("kgen/verify/*.py"), *ROOT.glob(f"kgen/kernels/{family}/verify/*.py")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     found = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
@@ -65,7 +67,9 @@ def free(text: str, family: str) -> tuple[list[str], list[str]]:
 
 
 def results(text: str, family: str, buffer: str, param: str) -> list[torch.Tensor]:
-    problem: Any = problem_of(loads(text.replace("one", buffer).replace("two", param), "sample.yaml"))
+    problem: Any = problem_of(
+        loads(text.replace("one", buffer).replace("two", param), "sample.yaml")
+    )
     if family == "attention":
         from kgen.kernels.attention.verify.cases import references
         from kgen.kernels.attention.verify.inputs import Case, differentiable, draw

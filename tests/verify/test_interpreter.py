@@ -27,7 +27,12 @@ def _described() -> list[str]:
     import triton.language as tl
 
     interpreter = importlib.import_module("triton.runtime.interpreter")
-    elements = (tl.int32, tl.bfloat16, tl.pointer_type(tl.int32), tl.pointer_type(tl.int32, const=True))
+    elements = (
+        tl.int32,
+        tl.bfloat16,
+        tl.pointer_type(tl.int32),
+        tl.pointer_type(tl.int32, const=True),
+    )
     blocks = [
         tl.block_type(element, shape)
         for element in elements
@@ -35,7 +40,8 @@ def _described() -> list[str]:
     ]
     tensors = [tl.core.tensor(number, type_) for number, type_ in enumerate((*elements, *blocks))]
     return [
-        f"{_own(x)}, {_own(x.type)}, {x.type.scalar}: {interpreter._get_np_dtype(x.type)}" for x in tensors
+        f"{_own(x)}, {_own(x.type)}, {x.type.scalar}: {interpreter._get_np_dtype(x.type)}"
+        for x in tensors
     ]
 
 
@@ -58,7 +64,10 @@ def products(out, wide: tl.int64, narrow, large, N: tl.constexpr):
 
 
 def test_integers_are_as_wide_as_on_a_gpu(tmp_path: Path) -> None:
-    """Integers have 64 bits if a parameter is annotated so or the number needs them. Otherwise 32 bits wrap."""
+    """Integers have 64 bits if a parameter is annotated so or the number needs them.
+
+    Otherwise 32 bits wrap.
+    """
     path = tmp_path / "kernel.py"
     path.write_text(KERNEL)
     wide, narrow, large = interpreted(_products, path)

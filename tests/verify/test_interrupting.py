@@ -16,7 +16,10 @@ from kgen.render.writer import apply, compute_changes
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-SPEC = "kernel: norm\nname: {}\nnorm: rms\ndtype: bf16\nwidth: 256\npasses: [forward]\ntargets: {{triton: {{}}}}\n"
+SPEC = (
+    "kernel: norm\nname: {}\nnorm: rms\ndtype: bf16\nwidth: 256\npasses: [forward]\n"
+    "targets: {{triton: {{}}}}\n"
+)
 
 
 @pytest.fixture
@@ -44,7 +47,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
         *arguments,
     ]
     env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def until(process: subprocess.Popen[str], words: str) -> list[str]:
@@ -55,11 +60,15 @@ def until(process: subprocess.Popen[str], words: str) -> list[str]:
         lines.append(line.rstrip("\n"))
         if words in line:
             return lines
-    raise AssertionError(f"{lines}, and on stderr {process.stderr.read() if process.stderr else ''}")
+    raise AssertionError(
+        f"{lines}, and on stderr {process.stderr.read() if process.stderr else ''}"
+    )
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM], ids=lambda x: x.name
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.thorough), signal.SIGTERM],
+    ids=lambda x: x.name,
 )
 def test_results_are_printed_at_once_and_kept(number: signal.Signals, project: Path) -> None:
     process = start("--record")
@@ -74,7 +83,8 @@ def test_results_are_printed_at_once_and_kept(number: signal.Signals, project: P
     assert ran == f"triton.py: {count} cases in Triton's interpreter"
     # The other spec has as many cases.
     assert last == (
-        f"{count} right, 0 failed, {count - 2} not run: interrupted; recorded in generated/verified.json"
+        f"{count} right, 0 failed, {count - 2} not run: interrupted; recorded in "
+        "generated/verified.json"
     )
     (entry,) = json.loads(Path("generated/verified.json").read_text())["files"].values()
     assert entry["file"] == "ends/triton.py"

@@ -50,7 +50,8 @@ def test_states(tmp_path):
     enter(tmp_path, path, [row(), row(error=2e-3, pass_="backward", name="dq")])
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     text = path.read_text()
-    path.write_text(text.replace('"""', '"""Anew. ', 1) + "\n")  # a docstring is not part of the program
+    # a docstring is not part of the program
+    path.write_text(text.replace('"""', '"""Anew. ', 1) + "\n")
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     path.write_text(text + "x = 1\n")
     assert state(tmp_path) == ("stale", None, None)
@@ -81,7 +82,9 @@ def test_format_is_deterministic(tmp_path, emitted):
     (entry,) = json.loads(text)["files"].values()
     assert entry["file"] == "plain/triton.py"
     assert list(entry["records"]) == [f"NVIDIA H200, {TOOLCHAIN}", f"interpreter, {TOOLCHAIN}"]
-    assert entry["records"][f"NVIDIA H200, {TOOLCHAIN}"]["worst"] == {"out": {"error": 1.23e-3, "ratio": 0.5}}
+    assert entry["records"][f"NVIDIA H200, {TOOLCHAIN}"]["worst"] == {
+        "out": {"error": 1.23e-3, "ratio": 0.5}
+    }
     (tmp_path / ledger.FILENAME).unlink()
     enter(tmp_path, emitted, [row()], CPU)
     enter(tmp_path, emitted, [row()])
@@ -112,8 +115,8 @@ def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
 def test_gluon_is_taken_from_tritons_of_the_ledger():
     """Hopper kernels run only with a Triton version that verified them.
 
-    The newest and the oldest verified every spec that has such kernels, the others the specs of the first
-    race.
+    The newest and the oldest verified every spec that has such kernels, the others the specs of the
+    first race.
     """
     verified: dict[tuple[int, ...], set[str]] = {}
     for entry in ledger.read(ROOT / "generated").values():
@@ -126,7 +129,9 @@ def test_gluon_is_taken_from_tritons_of_the_ledger():
             ):
                 version = tuple(map(int, found["versions"]["triton"].split(".")[:2]))
                 verified.setdefault(version, set()).add(entry["file"])
-    hopper = [path for path in ROOT.glob("generated/*/triton.py") if "GLUON_TRITONS" in path.read_text()]
+    hopper = [
+        path for path in ROOT.glob("generated/*/triton.py") if "GLUON_TRITONS" in path.read_text()
+    ]
     every = {path.relative_to(ROOT / "generated").as_posix() for path in hopper}
     page = (ROOT / "docs/performance/attention.md").read_text()
     table = page.partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
@@ -151,12 +156,16 @@ def test_a_quick_run_does_not_replace_a_full_one(tmp_path, emitted):
 
 
 def test_compiled_is_not_verified(tmp_path, emitted):
-    rows = [{"ok": True, "kernel": "_k", "registers": n, "spills": 0, "shared": 1024} for n in (90, 120)]
+    rows = [
+        {"ok": True, "kernel": "_k", "registers": n, "spills": 0, "shared": 1024} for n in (90, 120)
+    ]
     digest = ledger.file_hash(emitted)
     ledger.record_compiled(tmp_path, emitted, digest, rows, arch="sm_90", versions=VERSIONS)
     assert state(tmp_path) == ("compiled", None, None)
     records = ledger.read(tmp_path)[digest]["records"]
-    assert records["compiled sm_90"]["kernels"] == {"_k": {"registers": 120, "spills": 0, "shared": 1024}}
+    assert records["compiled sm_90"]["kernels"] == {
+        "_k": {"registers": 120, "spills": 0, "shared": 1024}
+    }
 
 
 def test_an_earlier_text_is_kept_until_the_present_one_ran_there(tmp_path, emitted):
@@ -166,7 +175,11 @@ def test_an_earlier_text_is_kept_until_the_present_one_ran_there(tmp_path, emitt
     emitted.write_text("# other\n")
     enter(tmp_path, emitted, [row(error=0.5)], CPU)
     (found,) = ledger.status([plain()], tmp_path)
-    assert (found["state"], found["device"], found["error"]) == ("interpreted", ledger.INTERPRETER, 0.5)
+    assert (found["state"], found["device"], found["error"]) == (
+        "interpreted",
+        ledger.INTERPRETER,
+        0.5,
+    )
     assert found["earlier"] == [f"NVIDIA H200, {TOOLCHAIN}"]
     assert list(ledger.read(tmp_path)[old]["records"]) == found["earlier"]
     enter(tmp_path, emitted, [row()])

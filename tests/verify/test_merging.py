@@ -1,4 +1,6 @@
-"""Ledgers of several machines: their order does not matter, and a file that is not a ledger changes nothing."""
+"""Ledgers of several machines: their order does not matter, and a file that is not a ledger changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,17 @@ PLACE = "interpreter, torch 2.11.0, triton 3.6.0"
 
 def ran(error: float = 1e-3, quick: bool = False, cases: int = 4) -> dict[str, Any]:
     record = {"device": "interpreter", "capability": "", "versions": {}, "passes": ["forward"]}
-    return {**record, "cases": cases, "quick": quick, "worst": {"out": {"error": error, "ratio": error}}}
+    return {
+        **record,
+        "cases": cases,
+        "quick": quick,
+        "worst": {"out": {"error": error, "ratio": error}},
+    }
 
 
-def of(digest: str, record: dict[str, Any], place: str = PLACE, name: str = "a/triton.py") -> dict[str, Any]:
+def of(
+    digest: str, record: dict[str, Any], place: str = PLACE, name: str = "a/triton.py"
+) -> dict[str, Any]:
     return {digest: {"file": name, "records": {place: record}}}
 
 
@@ -42,7 +51,11 @@ LEDGERS = [
     of(ONE, ran(error=2e-3)),
     of(ONE, ran(error=2e-3, cases=3)),
     of(TWO, ran(), name="b/triton.py"),
-    of(ONE, {"versions": {}, "kernels": {"k": {"registers": 9, "spills": 0, "shared": 0}}}, "compiled sm_90"),
+    of(
+        ONE,
+        {"versions": {}, "kernels": {"k": {"registers": 9, "spills": 0, "shared": 0}}},
+        "compiled sm_90",
+    ),
     of(TWO, {"versions": {}, "counts": {"killed": 3}}, "mutants", name="c/triton.py"),
     of(ONE, {"versions": {}, "kernels": ["k"], "beyond": [], "proved": 2, "unknown": 1}, "proof"),
 ]
@@ -79,7 +92,9 @@ def test_newer_texts_take_the_place_of_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "a (copy)", ".old", "a~", "a+1", "0a", "zz"])
 def test_a_copy_of_a_folder_changes_nothing(name: str, tmp_path: Path) -> None:
-    """Neither the name of a copied folder nor the order of folders matters: the ledger can be read."""
+    """Neither the name of a copied folder nor the order of folders matters: the ledger can be
+    read.
+    """
     render(plain(), tmp_path)
     own = ledger.file_hash(tmp_path / "plain/triton.py")
     into = written(tmp_path / ledger.FILENAME, of(own, ran(), name="plain/triton.py"))
@@ -98,14 +113,18 @@ BAD = {
     "a list": "[1]",
     "no hash": json.dumps({"format": 1, "files": of("x", ran())}),
     "a path": json.dumps({"format": 1, "files": of(ONE, ran(), name="../../etc/passwd")}),
-    "a path of another system": json.dumps({"format": 1, "files": of(ONE, ran(), name="..\\..\\x.py")}),
+    "a path of another system": json.dumps(
+        {"format": 1, "files": of(ONE, ran(), name="..\\..\\x.py")}
+    ),
     "a drive": json.dumps({"format": 1, "files": of(ONE, ran(), name="C:/x.py")}),
     "a hidden file": json.dumps({"format": 1, "files": of(ONE, ran(), name="a/.x.py")}),
     "a name in two lines": json.dumps({"format": 1, "files": of(ONE, ran(), name="a/x.py\n")}),
     "a hash in two lines": json.dumps({"format": 1, "files": of(ONE + "\n", ran())}),
     "an error that is no number": json.dumps({"format": 1, "files": of(ONE, ran(error=math.nan))}),
     "an error without end": json.dumps({"format": 1, "files": of(ONE, ran(error=math.inf))}),
-    "an error too large": json.dumps({"format": 1, "files": of(ONE, ran(error=7))}).replace("7", "1e999"),
+    "an error too large": json.dumps({"format": 1, "files": of(ONE, ran(error=7))}).replace(
+        "7", "1e999"
+    ),
     "an error below none": json.dumps({"format": 1, "files": of(ONE, ran(error=-1e-3))}),
     "cases below none": json.dumps({"format": 1, "files": of(ONE, ran(cases=-1))}),
     "a case and a half": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": 1.5})}),
@@ -119,7 +138,9 @@ BAD = {
     "something more": json.dumps({"format": 1, "files": of(ONE, {**ran(), "note": "x"})}),
     "an empty record": json.dumps({"format": 1, "files": of(ONE, {})}),
     "cases that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": "many"})}),
-    "errors that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "worst": {"out": 3}})}),
+    "errors that are none": json.dumps(
+        {"format": 1, "files": of(ONE, {**ran(), "worst": {"out": 3}})}
+    ),
     "not text": "\udcff",
 }
 

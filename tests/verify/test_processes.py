@@ -30,7 +30,8 @@ import sys
 from pathlib import Path
 from kgen.verify.processes import WorkerError, messages, threads
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+# what a shell starts in the background ignores it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def run(number):
     try:

@@ -22,7 +22,10 @@ from kgen.verify.worker import Job
 
 ROOT = Path(__file__).parents[2]
 
-SPEC = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\nchunk_size: 16\npasses: [forward]\n"
+SPEC = (
+    "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\nchunk_size: 16\n"
+    "passes: [forward]\n"
+)
 TOOL = """#!/bin/sh
 while [ "$1" != --log-file ]; do echo "$1" >> {folder}/options; shift; done
 log=$2; shift 2
@@ -52,8 +55,9 @@ def sanitized(sample, tmp_path, monkeypatch, report, tool="racecheck", **more):
 
 
 def test_clean_then_not(sample, tmp_path, monkeypatch):
-    """The ledger records a clean file until a tool reports an error. `kgen status` does not count it as
-    verified."""
+    """The ledger records a clean file until a tool reports an error. `kgen status` does not count
+    it as verified.
+    """
     generated = tmp_path / "generated"
     clean = 'echo "========= RACECHECK SUMMARY: 0 hazards displayed" >> $log'
     (row,) = sanitized(sample, tmp_path, monkeypatch, clean)

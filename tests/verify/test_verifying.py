@@ -63,7 +63,8 @@ def test_a_case_without_memory_is_tried_again(tmp_path, verdict):
     """A case that runs out of memory is repeated, because other workers may release some."""
     call = "    out, lse = _forward("
     once = (
-        "    if not CALLS:\n        CALLS.append(1)\n        raise torch.OutOfMemoryError('no memory left')\n"
+        "    if not CALLS:\n        CALLS.append(1)\n"
+        "        raise torch.OutOfMemoryError('no memory left')\n"
     )
     path = render(plain(), tmp_path)
     edit(path, (call, once + call), ("import torch\n", "import torch\n\nCALLS = []\n"))
@@ -83,14 +84,34 @@ BUGS = {
     "scale ignored in the gradient of q": ("full_k * scale, dk", "full_k, dk", "backward", "tile"),
     "no gradient through lse": ("+ dlse[..., None]", "", "backward", "off-tile"),
     "off by one in the mask": (">= lens", "> lens", "forward", "tile"),
-    "hidden values leak": ("v.masked_fill(hidden.mT, 0.0).repeat", "v.repeat", "forward", "nan-hidden"),
+    "hidden values leak": (
+        "v.masked_fill(hidden.mT, 0.0).repeat",
+        "v.repeat",
+        "forward",
+        "nan-hidden",
+    ),
     "dead rows are NaN": (DEAD, "torch.exp(s - lse[..., None])", "forward", "ints-zero"),
     "last row not written": ("lse.copy_(weights_lse)", "lse[..., 1:] = 0", "forward", "off-tile"),
     "written past the end": (WRITTEN, WRITTEN + PAST, "forward", "tile"),
     "writes next to its input": (WRITTEN, WRITTEN + BETWEEN, "forward", "guarded"),
-    "foreign import": ("import torch\n", "import torch\nimport numpy\n", "forward", "imports-alone"),
-    "second import fails": ("import torch\n", "import torch\n" + DEFINE, "forward", "imports-twice"),
-    "fake of another shape": ("q.new_empty(q.shape[:3])", "q.new_empty(q.shape[1:3])", "forward", "opcheck"),
+    "foreign import": (
+        "import torch\n",
+        "import torch\nimport numpy\n",
+        "forward",
+        "imports-alone",
+    ),
+    "second import fails": (
+        "import torch\n",
+        "import torch\n" + DEFINE,
+        "forward",
+        "imports-twice",
+    ),
+    "fake of another shape": (
+        "q.new_empty(q.shape[:3])",
+        "q.new_empty(q.shape[1:3])",
+        "forward",
+        "opcheck",
+    ),
     "unchecked dtype": ("t.dtype != torch.float32 for", "False for", "forward", "misuse"),
 }
 
@@ -99,18 +120,22 @@ BUGS = {
 def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
     old, new, group, case = BUGS[bug]
     edit(render(plain(), tmp_path), (old, new))
-    # Run only the case that must fail. Its process need not import torch, which takes most of the time.
+    # Run only the case that must fail. Its process need not import torch, which takes most of the
+    # time.
     whole = verifying._job
     monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
     one = ((group, case),)
-    monkeypatch.setattr(verifying, "_job", lambda *args, **how: replace(whole(*args, **how), cases=one))
+    monkeypatch.setattr(
+        verifying, "_job", lambda *args, **how: replace(whole(*args, **how), cases=one)
+    )
     verdict(problem_of(plain()), tmp_path)
     assert set(wrong(verified([plain()], tmp_path, "cpu"))) == {(group, case)}
 
 
 def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
-    edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
+    edit(path, ("(cols[None, :] - rows[:, None])",
+                "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
     heard: list[Event] = []
     verdict(problem_of(causal_alibi()), tmp_path)
@@ -126,7 +151,10 @@ def test_a_wrong_kernel_is_caught(tmp_path, verdict):
 def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     edit(
         render(plain(), tmp_path),
-        ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
+        (
+            "    p, weights_lse,",
+            "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,",
+        ),
     )
     verdict(problem_of(plain()), tmp_path)
     rows = verify_specs([plain()], tmp_path, RECORDED, Here(jobs))

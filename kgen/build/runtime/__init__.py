@@ -1,1 +1,4 @@
-"""Load the machine code of a package instead of compiling: one module per target. Packages contain copies."""
+"""Load the machine code of a package instead of compiling: one module per target.
+
+Packages contain copies.
+"""

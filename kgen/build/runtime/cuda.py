@@ -1,7 +1,9 @@
-"""Load the kernels of a `cuda.py` from machine code instead of compiling them with NVRTC. Needs torch and cuda.core.
+"""Load the kernels of a `cuda.py` from machine code instead of compiling them with NVRTC. Needs
+torch and cuda.core.
 
-The emitted file launches the kernels. This module replaces only its function that returns a kernel's machine code. A
-kernel without machine code is compiled by NVRTC, with a warning, if NVRTC is installed.
+The emitted file launches the kernels. This module replaces only its function that returns a
+kernel's machine code. A kernel without machine code is compiled by NVRTC, with a warning, if NVRTC
+is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ class Package(Folder):
         return module
 
     def _read(
-        self, rows: Mapping[Any, Any], compiled: Callable[[str, str], ObjectCode], kernel: str, arch: str
+        self,
+        rows: Mapping[Any, Any],
+        compiled: Callable[[str, str], ObjectCode],
+        kernel: str,
+        arch: str,
     ) -> ObjectCode:
         """Return the machine code of a kernel for an architecture, from a file or from NVRTC.
 
@@ -41,7 +47,8 @@ class Package(Folder):
         row = rows.get((kernel, chip))
         if row is not None:
             return ObjectCode.from_cubin(
-                (self.folder / row["file"]).read_bytes(), symbol_mapping={kernel: row["symbol"].encode()}
+                (self.folder / row["file"]).read_bytes(),
+                symbol_mapping={kernel: row["symbol"].encode()},
             )
         why = f"{self.name}: no machine code of {kernel} for {arch}"
         hint = self.hint_of(chip)
@@ -51,5 +58,8 @@ class Package(Folder):
             found = compiled(kernel, arch)
         except Exception as error:
             raise RuntimeError(f"{why}, and NVRTC cannot compile it: {hint}") from error
-        say_once(f"{self.name}: no machine code of its CUDA kernels for {arch}. NVRTC compiles them; {hint}")
+        say_once(
+            f"{self.name}: no machine code of its CUDA kernels for {arch}. NVRTC compiles them; "
+            f"{hint}"
+        )
         return found

@@ -1,7 +1,8 @@
 """Load the kernels of a `cute_<arch>.py` from object files instead of compiling them with CuTe DSL.
 
-The emitted file launches the kernels. This module replaces only its function that returns compiled kernels. Needs torch
-and CuTe DSL, which loads object files, and compiles kernels without one, with a warning.
+The emitted file launches the kernels. This module replaces only its function that returns compiled
+kernels. Needs torch and CuTe DSL, which loads object files, and compiles kernels without one, with
+a warning.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Package(Folder):
         here = [
             row
             for row in self.manifest["kernels"]
-            if row["target"] == "cute" and row["arch"] in module.ARCHS and row["host"] == platform.machine()
+            if row["target"] == "cute"
+            and row["arch"] in module.ARCHS
+            and row["host"] == platform.machine()
         ]
         row = next((row for row in here if row["constants"] == given), None)
         # The host code calls functions of CuTe DSL, which differ between versions.

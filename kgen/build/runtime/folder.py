@@ -1,4 +1,6 @@
-"""Base of the modules that load the machine code of a package: its folders, its manifest, and fallbacks."""
+"""Base of the modules that load the machine code of a package: its folders, its manifest, and
+fallbacks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from typing import Any
 SOURCES = "sources"
 """The folder of a package that has the emitted files."""
 NO_COMPILER = "KGEN_NO_COMPILER"
-"""An environment variable. If it is set, calls without machine code raise, and nothing is compiled."""
+"""An environment variable. If it is set, calls without machine code raise, and nothing is
+compiled.
+"""
 
 
 class NoMachineCode(RuntimeError):
@@ -51,8 +55,12 @@ class Folder:
         if present is None or present.__file__ != str(self.folder / SOURCES / "_launch.py"):
             self.emitted("_launch")
 
-    def emitted(self, stem: str, name: str | None = None, scope: Mapping[str, Any] | None = None) -> Any:
-        """Import an emitted file under its own name or another, with the names of `scope` as globals."""
+    def emitted(
+        self, stem: str, name: str | None = None, scope: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Import an emitted file under its own name or another, with the names of `scope` as
+        globals.
+        """
         name = f"{self.name}.{name or stem}"
         spec = importlib.util.spec_from_file_location(name, self.folder / SOURCES / f"{stem}.py")
         assert spec is not None

@@ -1,8 +1,9 @@
-"""Launch the kernels of a `triton.py` from machine code, through the CUDA driver. Needs torch, not Triton.
+"""Launch the kernels of a `triton.py` from machine code, through the CUDA driver. Needs torch, not
+Triton.
 
-The emitted file launches the kernels. When it imports `triton`, it gets replacements from this module: a kernel is a
-name of machine code, a descriptor holds the arguments of a TMA descriptor. Triton compiles a call without fitting
-machine code, with a warning, if Triton is installed.
+The emitted file launches the kernels. When it imports `triton`, it gets replacements from this
+module: a kernel is a name of machine code, a descriptor holds the arguments of a TMA descriptor.
+Triton compiles a call without fitting machine code, with a warning, if Triton is installed.
 """
 
 from __future__ import annotations
@@ -83,17 +84,25 @@ class Cubin:
 
     @functools.cached_property
     def strictness(self) -> int:
-        """Number of constants and aligned arguments: the most specific machine code is tried first."""
+        """Number of constants and aligned arguments: the most specific machine code is tried
+        first.
+        """
         return sum(value is True or kind == "constexpr" for _, kind, value in self.row["arguments"])
 
     @functools.cached_property
     def forms(self) -> list[str]:
-        """Format characters of `struct`, one per parameter. The last two are pointers to scratch memory, null here."""
+        """Format characters of `struct`, one per parameter.
+
+        The last two are pointers to scratch memory, null here.
+        """
         return [form for name, kind, _ in self._passed for form in _forms(kind)] + ["Q", "Q"]
 
     @functools.cached_property
     def _memory(self) -> tuple[struct.Struct, list[int]]:
-        """The layout of the parameter buffer, and the offset of each parameter. A descriptor is packed as one value."""
+        """The layout of the parameter buffer, and the offset of each parameter.
+
+        A descriptor is packed as one value.
+        """
         each = [_forms(kind) for _, kind, _ in self._passed] + [["Q"], ["Q"]]
         inner = [_laid_out(forms) for forms in each]
         one = [
@@ -101,18 +110,25 @@ class Cubin:
             for forms, (form, _) in zip(each, inner, strict=True)
         ]
         whole, begins = _laid_out(one)
-        return whole, [begin + at for begin, (_, ats) in zip(begins, inner, strict=True) for at in ats]
+        return whole, [
+            begin + at for begin, (_, ats) in zip(begins, inner, strict=True) for at in ats
+        ]
 
     @functools.cached_property
     def _passed(self) -> list[tuple[str, str, Any]]:
-        return [(name, kind, value) for name, kind, value in self.row["arguments"] if kind != "constexpr"]
+        return [
+            (name, kind, value)
+            for name, kind, value in self.row["arguments"]
+            if kind != "constexpr"
+        ]
 
     @functools.cached_property
     def _values(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """A function from all arguments to the values of the parameters.
 
-        It is compiled from one generated expression. A Python loop over some thirty arguments takes longer than the
-        driver takes to launch the kernel. The expression contains only indices and names from this function.
+        It is compiled from one generated expression. A Python loop over some thirty arguments takes
+        longer than the driver takes to launch the kernel. The expression contains only indices and
+        names from this function.
         """
         values, names = [], {}
         maps = iter(self.row["maps"])
@@ -160,7 +176,9 @@ class Cubin:
 
 
 class _Ready(threading.local):
-    """Arguments of `cuLaunchKernelEx`, reused for all launches of a kernel in a thread: the driver copies them."""
+    """Arguments of `cuLaunchKernelEx`, reused for all launches of a kernel in a thread: the driver
+    copies them.
+    """
 
     def __init__(self, cubin: Cubin) -> None:
         memory, offsets = cubin._memory
@@ -169,7 +187,10 @@ class _Ready(threading.local):
         self.parameters = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
         self.attributes = (_Attribute * 2)()
         count, row = 0, cubin.row
-        for there, number in ((row["programmatic"], PROGRAMMATIC), (row["cooperative"], COOPERATIVE)):
+        for there, number in (
+            (row["programmatic"], PROGRAMMATIC),
+            (row["cooperative"], COOPERATIVE),
+        ):
             if there:
                 self.attributes[count].id, self.attributes[count].value[0] = number, 1
                 count += 1
@@ -179,7 +200,10 @@ class _Ready(threading.local):
 
 
 def _stream(device: int) -> int:
-    """Return the current stream of a device. `torch.cuda.current_stream` is ten times as slow: it makes an object."""
+    """Return the current stream of a device.
+
+    `torch.cuda.current_stream` is ten times as slow: it makes an object.
+    """
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
@@ -205,7 +229,9 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, int):
         return False
-    return -(2 ** BITS[kind]) <= value < 2 ** BITS[kind] and (aligned is not True or value % 16 == 0)
+    return -(2 ** BITS[kind]) <= value < 2 ** BITS[kind] and (
+        aligned is not True or value % 16 == 0
+    )
 
 
 def _block(kind: str) -> list[int]:
@@ -221,7 +247,10 @@ def _forms(kind: str) -> list[str]:
 
 
 def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
-    """Return a struct of these values, and their offsets. Each is aligned to its size, at most to 64 bytes."""
+    """Return a struct of these values, and their offsets.
+
+    Each is aligned to its size, at most to 64 bytes.
+    """
     form, size, offsets = "<", 0, []
     for one in forms:
         bytes_ = struct.calcsize(f"<{one}")
@@ -297,20 +326,27 @@ def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
     if not context:
         _begin(device)
     _checked(driver.cuModuleLoadData(ctypes.byref(module), image))
-    _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, cubin.row["symbol"].encode()))
+    _checked(
+        driver.cuModuleGetFunction(ctypes.byref(function), module, cubin.row["symbol"].encode())
+    )
     if cubin.row["shared"] > 48 * 1024:
         _checked(driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, cubin.row["shared"]))
     return function
 
 
 @functools.lru_cache(4096)
-def _parameters(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
+def _parameters(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told
+) -> bytes:
     """Return the parameters of a descriptor: its `CUtensorMap`, sizes and strides."""
     return told.form.pack(_encoded(address, shape, strides, told), *shape, *strides)
 
 
 def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
-    """Return the `CUtensorMap` of a tensor. Its dimensions are reversed: the first one is contiguous."""
+    """Return the `CUtensorMap` of a tensor.
+
+    Its dimensions are reversed: the first one is contiguous.
+    """
     rank = len(told.block_size)
     memory = ctypes.create_string_buffer(MAP_BYTES + 64)
     at = -(-ctypes.addressof(memory) // 64) * 64
@@ -341,7 +377,9 @@ class Kernel:
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., Any]:
         return functools.partial(self._launch, grid)
 
-    def _launch(self, grid: Sequence[int], *args: Any, enable_fp_fusion: bool = True, **meta: Any) -> Any:
+    def _launch(
+        self, grid: Sequence[int], *args: Any, enable_fp_fusion: bool = True, **meta: Any
+    ) -> Any:
         given, options = self._told(args, meta)
         if cubin := self._found(given, options, args):
             cubin.launch(grid, [given[name] for name in self.arg_names])
@@ -349,7 +387,8 @@ class Kernel:
         source = self.package.by_triton(self, _arch(args))
         options = {**options, "enable_fp_fusion": enable_fp_fusion}
         source[grid](*for_triton(args), **options, **_rest(given, len(args)))
-        return None  # a launcher would keep Triton's kernel, and call it with this module's descriptors
+        # a launcher would keep Triton's kernel, and call it with this module's descriptors
+        return None
 
     def warmup(
         self, *args: Any, grid: Sequence[int], enable_fp_fusion: bool = True, **meta: Any
@@ -359,7 +398,9 @@ class Kernel:
             _function(torch.cuda.current_device(), cubin)
         return cubin or self
 
-    def _told(self, args: Sequence[Any], meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _told(
+        self, args: Sequence[Any], meta: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments by name, and the options."""
         given = dict(zip(self.arg_names, args, strict=False))
         given |= {name: meta[name] for name in self.arg_names if name in meta}
@@ -369,7 +410,9 @@ class Kernel:
         self, given: Mapping[str, Any], options: Mapping[str, Any], args: Sequence[Any]
     ) -> Cubin | None:
         fit = (
-            cubin for cubin in self.package.cubins(self.__name__, _arch(args)) if cubin.fits(given, options)
+            cubin
+            for cubin in self.package.cubins(self.__name__, _arch(args))
+            if cubin.fits(given, options)
         )
         return next(fit, None)
 
@@ -389,7 +432,9 @@ def _arch(args: Sequence[Any]) -> int:
 
 
 class StandIn:
-    """A replacement for Triton's modules and their attributes: a few that launchers use, and itself for all others."""
+    """A replacement for Triton's modules and their attributes: a few that launchers use, and itself
+    for all others.
+    """
 
     def __init__(self, package: Package) -> None:
         self.__version__ = package.manifest["compilers"]["triton"]
@@ -424,12 +469,19 @@ class Package(Folder):
     def cubins(self, kernel: str, arch: int) -> list[Cubin]:
         """Return the machine code of a kernel for a compute capability, the most specific first."""
         rows = [
-            row for row in self.manifest["kernels"] if row["kernel"] == kernel and row["capability"] == arch
+            row
+            for row in self.manifest["kernels"]
+            if row["kernel"] == kernel and row["capability"] == arch
         ]
-        return sorted((Cubin(self.folder, row) for row in rows), key=lambda cubin: -cubin.strictness)
+        return sorted(
+            (Cubin(self.folder, row) for row in rows), key=lambda cubin: -cubin.strictness
+        )
 
     def by_triton(self, kernel: Kernel, arch: int) -> Any:
-        """Return Triton's own kernel from the source, which Triton compiles. Raises NoMachineCode without Triton."""
+        """Return Triton's own kernel from the source, which Triton compiles.
+
+        Raises NoMachineCode without Triton.
+        """
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         where = f"for sm_{arch}" if arch else "for CPUs"
         why = "for these arguments" if arch in chips else where
@@ -447,7 +499,9 @@ class Package(Folder):
 
     @functools.cache  # noqa: B019
     def source(self, stem: str) -> Any:
-        """Import an emitted file unchanged, for Triton, in a package with the files that it imports."""
+        """Import an emitted file unchanged, for Triton, in a package with the files that it
+        imports.
+        """
         name = f"{self.name}._{SOURCES}"
         if name not in sys.modules:
             sys.modules[name] = beside = ModuleType(name)

@@ -1,4 +1,6 @@
-"""The attention family: out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that `mask_mod` keeps."""
+"""The attention family: out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that
+`mask_mod` keeps.
+"""
 
 from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 

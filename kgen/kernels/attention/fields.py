@@ -20,7 +20,9 @@ def checked_gqa(value: Any) -> Any:
     if value == "any" or (is_integer(value) and 1 <= value < 2**31):
         return value
     hint = "write the number of query heads per key-value head, for example `gqa: 4`"
-    raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
+    raise problem(
+        "bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint
+    )
 
 
 def passes_in_order(value: Any) -> Any:
@@ -33,7 +35,9 @@ def passes_in_order(value: Any) -> Any:
         raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
     if "backward" in value and "forward" not in value:
         raise problem(
-            "missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`"
+            "missing-pass",
+            "`backward` needs `forward`",
+            "write `passes: [forward, backward, decode]`",
         )
     if list(value) != [name for name in PASSES if name in value]:
         hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
@@ -42,10 +46,14 @@ def passes_in_order(value: Any) -> Any:
 
 
 class AttentionParam(ParamSpec):
-    """A scalar that expressions use by name: a compile-time constant, or an argument of every call."""
+    """A scalar that expressions use by name: a compile-time constant, or an argument of every
+    call.
+    """
 
     within: Annotated[int, Field(ge=2**17, le=MOST, examples=[2**27])] | None = None
-    """Largest magnitude of a run-time integer. Calls check it, and `kgen prove` uses it. Default: 2**30."""
+    """Largest magnitude of a run-time integer. Calls check it, and `kgen prove` uses it. Default:
+    2**30.
+    """
 
     @model_validator(mode="after")
     def _bounded(self) -> AttentionParam:
@@ -76,7 +84,9 @@ def bounded(dtype: str, within: int | None) -> None:
     """Raise a problem if `within` is set for a dtype other than int32 and int64."""
     if within is not None and dtype not in ("int32", "int64"):
         message = f"`within` needs a buffer of int32 or int64, not {dtype}"
-        raise problem("bad-within", message, "remove `within`, or use int32", at=("within",), key=True)
+        raise problem(
+            "bad-within", message, "remove `within`, or use int32", at=("within",), key=True
+        )
 
 
 def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:

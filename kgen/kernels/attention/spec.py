@@ -15,7 +15,13 @@ from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
-from kgen.kernels.attention.fields import Param, bounded, checked_gqa, passes_in_order, without_defaults
+from kgen.kernels.attention.fields import (
+    Param,
+    bounded,
+    checked_gqa,
+    passes_in_order,
+    without_defaults,
+)
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
@@ -41,7 +47,9 @@ KV_LENS = "kv_lens"
 """The argument that holds the number of keys of each sequence."""
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 ANY = "any"
-"""An extent that each call's tensor determines. As a dtype: one of `REALS`, which the tensor determines."""
+"""An extent that each call's tensor determines. As a dtype: one of `REALS`, which the tensor
+determines.
+"""
 MEANINGS = ("h_kv",)
 INDICES = ("b", "h", "q_idx", "kv_idx")
 RESERVED = frozenset(
@@ -94,7 +102,9 @@ def _head_dim(value: Any) -> Any:
         return value
     if not is_integer(value):
         hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
-        raise problem("wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint)
+        raise problem(
+            "wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint
+        )
     return {"qk": value, "v": value}
 
 
@@ -120,21 +130,23 @@ class KeyLength(Length):
     multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])] = 1
     """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
     per_batch: bool = False
-    """True if the argument `kv_lens` [B] int32 holds the number of keys of each sequence, at most SK.
+    """True if the argument `kv_lens` [B] int32 holds the number of keys of each sequence, at most
+    SK.
 
-    Kernels do not read keys beyond it."""
+    Kernels do not read keys beyond it.
+    """
 
 
 class Lengths(SpecModel):
     """Promises about the lengths of the sequences."""
 
-    q: Annotated[Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)] = Length(
-        multiple_of=1
-    )
+    q: Annotated[
+        Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)
+    ] = Length(multiple_of=1)
     """The number of queries: `any`, or {multiple_of: 128}."""
-    kv: Annotated[KeyLength, BeforeValidator(_length, json_schema_input_type=Literal["any"] | KeyLength)] = (
-        KeyLength()
-    )
+    kv: Annotated[
+        KeyLength, BeforeValidator(_length, json_schema_input_type=Literal["any"] | KeyLength)
+    ] = KeyLength()
     """The number of keys and values: `any`, or {multiple_of: 128, per_batch: true}."""
 
 
@@ -173,12 +185,17 @@ Extent = Annotated[
 class Buffer(SpecModel):
     """A tensor that the expressions read. An index out of bounds reads zero."""
 
-    shape: Annotated[tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])]
-    """Extents: integers, sizes, or `any`, which each call's tensor determines. [] for one number, used by its name.
+    shape: Annotated[
+        tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])
+    ]
+    """Extents: integers, sizes, or `any`, which each call's tensor determines. [] for one number,
+    used by its name.
 
-    The sizes are B (batch), HQ (query heads), HKV (key-value heads), SQ (queries) and SK (keys)."""
+    The sizes are B (batch), HQ (query heads), HKV (key-value heads), SQ (queries) and SK (keys).
+    """
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"], Field(examples=["fp32"])
+        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"],
+        Field(examples=["fp32"]),
     ]
     """Dtype of the elements in memory. Kernels compute in fp32 and int32.
 
@@ -186,7 +203,9 @@ class Buffer(SpecModel):
     grad: bool = False
     """True if the backward pass returns its gradient."""
     sorted: bool = False
-    """A promise that each row (the last axis) ascends. Kernels then skip tiles if the mask compares its elements."""
+    """A promise that each row (the last axis) ascends. Kernels then skip tiles if the mask compares
+    its elements.
+    """
     within: Annotated[int, Field(ge=1, le=2**30, examples=[2**29])] | None = None
     """A promise about an integer buffer: each element is between -within and within.
 
@@ -213,14 +232,20 @@ class Buffer(SpecModel):
         if self.grad and self.element is not Type.FLOAT:
             message = f"a buffer of {self.dtype} cannot have a gradient"
             raise problem(
-                "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
+                "bad-grad",
+                message,
+                "remove `grad`, or use a floating-point dtype",
+                at=("grad",),
+                key=True,
             )
         if self.sorted and not self.shape:
             message = "a buffer without dimensions cannot be sorted"
             raise problem("bad-sorted", message, "remove `sorted`", at=("sorted",), key=True)
         if self.sorted and self.dtype not in ("int32", "int64"):
             message = f"`sorted` needs a buffer of int32 or int64, not {self.dtype}"
-            raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
+            raise problem(
+                "bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True
+            )
         bounded(self.dtype, self.within)
         return self
 
@@ -254,13 +279,17 @@ class AttentionSpec(SpecModel):
     """Precision of the matrix products, only with `dtype: fp32`."""
     head_dim: Annotated[
         HeadDim,
-        BeforeValidator(_head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim),
+        BeforeValidator(
+            _head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim
+        ),
         Field(examples=[128]),
     ]
     """Elements per head: one number, or {qk, v}."""
     gqa: Annotated[
         int | Literal["any"],
-        BeforeValidator(checked_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
+        BeforeValidator(
+            checked_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]
+        ),
     ] = 1
     """Query heads per key-value head. With `any`, the tensors of each call determine it."""
     varlen: bool = False
@@ -280,7 +309,9 @@ class AttentionSpec(SpecModel):
     block_mask: Literal["auto", "always", "never"] = "auto"
     """When kernels visit the blocks of a block mask, which another kernel builds from `mask_mod`.
 
-    `auto`: if ranges of positions cannot describe the mask. A block mask can serve one call or many."""
+    `auto`: if ranges of positions cannot describe the mask. A block mask can serve one call or
+    many.
+    """
     sinks: bool = False
     """True if each query head has a learned logit, the argument `sinks` [HQ].
 
@@ -298,15 +329,19 @@ class AttentionSpec(SpecModel):
 
     Such calls have the same queries, and each call has some of the keys."""
     align: Literal["start", "end"] | None = None
-    """Positions of the queries. `start`: the first query is at 0. `end`: the last query is at the last key.
+    """Positions of the queries. `start`: the first query is at 0. `end`: the last query is at the
+    last key.
 
-    The default is `end` with the pass `decode` or with `paged_kv`, else `start`."""
+    The default is `end` with the pass `decode` or with `paged_kv`, else `start`.
+    """
     paged_kv: PagedKV | None = None
     """Keys and values in pages, with a number of keys for each sequence."""
     targets: Targets = Targets.model_validate({"triton": {}})
     """Languages of the emitted kernels, each with its options."""
     adapters: Adapters = ()
-    """Programs that call the kernels. `kgen render` writes a package for each, as `kgen adapt` does."""
+    """Programs that call the kernels. `kgen render` writes a package for each, as `kgen adapt`
+    does.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> AttentionSpec:
@@ -325,7 +360,8 @@ class AttentionSpec(SpecModel):
             raise problem("unsupported-pass", message, hint, at=("passes",))
         if self.targets.cuda is not None and "backward" not in self.passes:
             message = (
-                "the target `cuda` emits delta, a step of the backward pass, but `passes` has no `backward`"
+                "the target `cuda` emits delta, a step of the backward pass, but `passes` has "
+                "no `backward`"
             )
             hint = "add `backward` to `passes`, or remove the target"
             raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
@@ -342,7 +378,9 @@ class AttentionSpec(SpecModel):
                 continue
             if "decode" in self.passes or self.paged_kv is not None:
                 message = f"decoding does not support `{field}` yet"
-                hint = f"remove `{field}`, or write `passes: [forward, backward]` without `paged_kv`"
+                hint = (
+                    f"remove `{field}`, or write `passes: [forward, backward]` without `paged_kv`"
+                )
                 raise problem("unsupported-pass", message, hint, at=(field,), key=True)
             if self.targets.cuda is not None:
                 message = f"delta on the target `cuda` does not support `{field}` yet"
@@ -368,7 +406,10 @@ class AttentionSpec(SpecModel):
         if self.mask_mod is None:
             message, hint = "a block mask needs a `mask_mod`", "remove it, or add a `mask_mod`"
         elif self.varlen:
-            message, hint = "packed sequences do not support block masks yet", "remove it, or remove `varlen`"
+            message, hint = (
+                "packed sequences do not support block masks yet",
+                "remove it, or remove `varlen`",
+            )
         elif "decode" in self.passes or self.paged_kv is not None:
             message = "decoding does not support block masks yet"
             hint = "remove it, or write `passes: [forward, backward]` without `paged_kv`"
@@ -379,10 +420,15 @@ class AttentionSpec(SpecModel):
     def _check_packed(self) -> None:
         if self.lengths != Lengths():
             message = "packed sequences cannot have `lengths`: their lengths are on the device"
-            raise problem("bad-value", message, "remove `lengths` or `varlen`", at=("lengths",), key=True)
+            raise problem(
+                "bad-value", message, "remove `lengths` or `varlen`", at=("lengths",), key=True
+            )
         for name, buffer in self.buffers.items():
             if sized := [i for i, size in enumerate(buffer.shape) if size in ("SQ", "SK")]:
-                message = f"`{name}` cannot have the size {buffer.shape[sized[0]]}, which differs by packed sequence"
+                message = (
+                    f"`{name}` cannot have the size {buffer.shape[sized[0]]}, which differs by "
+                    "packed sequence"
+                )
                 hint = "use a fixed size: an index out of bounds reads zero"
                 raise problem("bad-shape", message, hint, at=("buffers", name, "shape", sized[0]))
 
@@ -406,7 +452,9 @@ class AttentionSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:
-        """Omit fields that were added later and have their defaults, so that hashes of specs stay the same."""
+        """Omit fields that were added later and have their defaults, so that hashes of specs stay
+        the same.
+        """
         return without_defaults(handler(self))
 
     def _kv_head(self) -> Node:
@@ -414,12 +462,20 @@ class AttentionSpec(SpecModel):
         h, hq, hkv = (Var(name, Type.INT) for name in ("h", "HQ", "HKV"))
         if self.gqa == 1:
             return h
-        group = Call("floordiv", (hq, hkv), Type.INT) if self.gqa == "any" else Const(self.gqa, Type.INT)
+        group = (
+            Call("floordiv", (hq, hkv), Type.INT)
+            if self.gqa == "any"
+            else Const(self.gqa, Type.INT)
+        )
         return Call("floordiv", (h, group), Type.INT)
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """Return by field: the text, the names that it may use, and the type that its value must have."""
-        scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
+        """Return by field: the text, the names that it may use, and the type that its value must
+        have.
+        """
+        scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {
+            n: p.scalar for n, p in self.params.items()
+        }
         buffers = {n: BufferType.of(b.element, b.shape, ANY) for n, b in self.buffers.items()}
         if self.per_batch:
             buffers[KV_LENS] = BufferType(Type.INT, 1, ("B",))
@@ -429,13 +485,17 @@ class AttentionSpec(SpecModel):
             constants=compiled_in(self.params),
             meanings={"h_kv": self._kv_head()},
         )
-        only_scores = {"score": "a mask depends on positions, not on scores: use `score` in `score_mod`"}
+        only_scores = {
+            "score": "a mask depends on positions, not on scores: use `score` in `score_mod`"
+        }
         mask = replace(score, variables=scalars, elsewhere=only_scores)
         texts = (
             ("score_mod", self.score_mod, score, Type.FLOAT),
             ("mask_mod", self.mask_mod, mask, Type.BOOL),
         )
-        return {f: (text.written, scope, result) for f, text, scope, result in texts if text is not None}
+        return {
+            f: (text.written, scope, result) for f, text, scope, result in texts if text is not None
+        }
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """Yield the errors that only the typed `trees` (by field) show."""
@@ -448,7 +508,11 @@ class AttentionSpec(SpecModel):
                 verb = "index" if buffer.shape else "use"
                 hint = f"{verb} it in `score_mod` or `mask_mod`, or remove it"
                 yield problem(
-                    "unused-buffer", f"no expression reads the buffer `{name}`", hint, at=at, key=True
+                    "unused-buffer",
+                    f"no expression reads the buffer `{name}`",
+                    hint,
+                    at=at,
+                    key=True,
                 )
             elif buffer.grad and name not in learned:
                 message = f"`score_mod` is not differentiable in `{name}`, so it has no gradient"
@@ -461,13 +525,19 @@ class AttentionSpec(SpecModel):
         if self._leaves_nothing(trees):
             field = "mask_mod" if "mask_mod" in trees else "score_mod"
             hint = "a condition in it is always false: check its numbers and params"
-            yield problem("empty-mask", f"`{field}` removes all pairs of positions", hint, at=(field,))
+            yield problem(
+                "empty-mask", f"`{field}` removes all pairs of positions", hint, at=(field,)
+            )
         yield from self._check_alignment(trees)
         for name in self.params:
             if name not in used:
                 hint = "use it in `score_mod` or `mask_mod`, or remove it"
                 yield problem(
-                    "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
+                    "unused-param",
+                    f"no expression uses `{name}`",
+                    hint,
+                    at=("params", name),
+                    key=True,
                 )
 
     def _leaves_nothing(self, trees: Mapping[str, Node]) -> bool:
@@ -477,16 +547,25 @@ class AttentionSpec(SpecModel):
             return False  # too large: planning reports it
 
     def _check_alignment(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
-        """Refuse `q_idx` as an index of SQ rows if queries are at the end: it is then a position among the keys."""
+        """Refuse `q_idx` as an index of SQ rows if queries are at the end: it is then a position
+        among the keys.
+        """
         if not self.aligned_to_end:
             return
         position = Var("q_idx", Type.INT)
         for read in (r for tree in trees.values() for r in reads(tree)):
             shape = self.buffers[read.buffer].shape if read.buffer in self.buffers else ()
-            wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i : i + 1] == ("SQ",)]
+            wrong = [
+                i
+                for i, at in enumerate(read.indices)
+                if at == position and shape[i : i + 1] == ("SQ",)
+            ]
             if wrong:
                 message = (
-                    f"`q_idx` is a position among the SK keys, but `{read.buffer}` has SQ elements there"
+                    f"`q_idx` is a position among the SK keys, but `{read.buffer}` has SQ "
+                    "elements there"
                 )
                 hint = "declare that dimension as SK, or write `align: start`"
-                yield problem("bad-shape", message, hint, at=("buffers", read.buffer, "shape", wrong[0]))
+                yield problem(
+                    "bad-shape", message, hint, at=("buffers", read.buffer, "shape", wrong[0])
+                )

@@ -1,4 +1,6 @@
-"""The family `chunk_output`: the output step of chunked linear attention, retention and gated delta rules."""
+"""The family `chunk_output`: the output step of chunked linear attention, retention and gated delta
+rules.
+"""
 
 from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 

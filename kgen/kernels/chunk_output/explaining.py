@@ -8,15 +8,34 @@ from typing import Any
 
 from kgen.expr.operations import READ, operations
 from kgen.expr.unparse import show
-from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, bytes_per_token, plan_chunk_output
+from kgen.kernels.chunk_output.plan.planning import (
+    ChunkOutputPlan,
+    bytes_per_token,
+    plan_chunk_output,
+)
 from kgen.kernels.chunk_output.plan.tiles import tile_tables
-from kgen.pages.model import Block, Code, Drawing, Line, Lines, Page, Prose, Section, Table, quoting, words
+from kgen.pages.model import (
+    Block,
+    Code,
+    Drawing,
+    Line,
+    Lines,
+    Page,
+    Prose,
+    Section,
+    Table,
+    quoting,
+    words,
+)
 from kgen.pages.tables import counts
 from kgen.spec.load import Loaded
 
 
 def explain_chunk_output(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
-    """Build the page: formula, decay, operations, memory traffic, gradients and tiles. It has no drawing."""
+    """Build the page: formula, decay, operations, memory traffic, gradients and tiles.
+
+    It has no drawing.
+    """
     plan = plan_chunk_output(loaded)
     sections = {
         "Formula": _formula(plan),
@@ -41,7 +60,8 @@ def _facts(plan: ChunkOutputPlan) -> dict[str, Any]:
     return {
         "decay": None
         if plan.decay is None
-        else {"base": plan.spec.gate_base} | {n: t if t is None else show(t) for n, t in shown.items()},
+        else {"base": plan.spec.gate_base}
+        | {n: t if t is None else show(t) for n, t in shown.items()},
         "gates": list(plan.gates),
         "tiles": [
             {"kernel": kernel, "chip": f"sm_{chip}" if chip else None}
@@ -80,7 +100,9 @@ def _decay(plan: ChunkOutputPlan) -> Iterator[Block]:
     if plan.natural:
         yield Prose(
             words(
-                "Kernels use 2^x in place of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e)."
+                "Kernels use 2^x in place of e^x: e^x is ",
+                Code("2^(LOG2E * x)"),
+                ", with LOG2E = log2(e).",
             )
         )
 
@@ -96,14 +118,19 @@ def _operations(plan: ChunkOutputPlan) -> Iterator[Block]:
         del found[READ]  # gates are loaded once, by whatever name
     yield counts(columns)
     natural = "a multiplication by LOG2E, " if plan.natural else ""
-    yield Prose(words(f"Each pair j <= i takes a subtraction, {natural}a power and a product on top."))
+    yield Prose(
+        words(f"Each pair j <= i takes a subtraction, {natural}a power and a product on top.")
+    )
 
 
 def _memory(plan: ChunkOutputPlan) -> Iterator[Block]:
     heads = plan.spec.heads
     h, hv = heads.qk or 1, heads.v or heads.ratio or 1
     yield Prose(
-        words(f"For each token with H={h} and HV={hv}, every input read once and every output written once:")
+        words(
+            f"For each token with H={h} and HV={hv}, every input read once and every output "
+            "written once:"
+        )
     )
     yield Prose(words(f"forward {bytes_per_token(plan, h, hv):,.0f} bytes"))
     if plan.backward:

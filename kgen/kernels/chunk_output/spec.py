@@ -30,7 +30,19 @@ GATES = {"g": "i", "g_gamma": "h"}
 """The tensors that `decay` may read, each with its only index."""
 RESERVED = frozenset(
     {
-        *(*SIZES, *INDICES, *GATES, "inf", "q", "k", "v", "o", "scale", "cu_seqlens", "chunk_indices"),
+        *(
+            *SIZES,
+            *INDICES,
+            *GATES,
+            "inf",
+            "q",
+            "k",
+            "v",
+            "o",
+            "scale",
+            "cu_seqlens",
+            "chunk_indices",
+        ),
         *("math", "torch", "triton", "tl"),
         # Files of the emitted package: importing one would hide a function of this name.
         *("cute_sm90", "cute_sm100"),
@@ -62,7 +74,9 @@ def _head_dim(value: Any) -> Any:
     if isinstance(value, dict | HeadDim):
         return value
     hint = "write `head_dim: 128` or `head_dim: {qk: 128, v: 256}`"
-    raise problem("wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint)
+    raise problem(
+        "wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint
+    )
 
 
 class Heads(SpecModel):
@@ -82,7 +96,9 @@ class Heads(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> Heads:
-        if (self.qk is None) != (self.v is None) or (self.qk is not None and self.group is not None):
+        if (self.qk is None) != (self.v is None) or (
+            self.qk is not None and self.group is not None
+        ):
             hint = "write `{qk: 16, v: 32}`, `{group: 2}` or `any`"
             raise problem("bad-value", "`heads` needs both `qk` and `v`, or only `group`", hint)
         if self.qk and self.v and self.v % self.qk:
@@ -115,7 +131,7 @@ class ChunkOutputSpec(SpecModel):
     A chunk has BT tokens. With c(i) the value of `decay` at position i and b the base of the gate:
 
         o[i] = scale * (b**c(i) * q[i] @ state  +  sum over j <= i of b**(c(i) - c(j)) * (q[i] . k[j]) * v[j])
-    """
+    """  # noqa: E501
 
     kernel: Literal["chunk_output"]
     """The family of kernels."""
@@ -128,7 +144,9 @@ class ChunkOutputSpec(SpecModel):
     dtype: Annotated[Literal["bf16", "fp16"], Field(examples=["bf16"])]
     """Dtype of q, k, v and the output. Sums are fp32."""
     state_dtype: Literal["bf16", "fp16", "fp32"] | None = None
-    """Dtype of the states; the default is the dtype of q. The kernels multiply in the dtype of q."""
+    """Dtype of the states; the default is the dtype of q. The kernels multiply in the dtype of
+    q.
+    """
     gate_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
     """Dtype of g and g_gamma."""
     head_dim: Annotated[
@@ -139,18 +157,26 @@ class ChunkOutputSpec(SpecModel):
     """Elements per head, 64, 128 or 256: one number, or {qk, v}."""
     chunk_size: Literal[16, 32, 64, 128] = 64
     """Tokens per chunk: BT."""
-    heads: Annotated[Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)] = Heads()
-    """Numbers of heads: {qk: 16, v: 32} compiles both in, {group: 2} only their ratio, `any` nothing."""
+    heads: Annotated[
+        Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)
+    ] = Heads()
+    """Numbers of heads: {qk: 16, v: 32} compiles both in, {group: 2} only their ratio, `any`
+    nothing.
+    """
     # The state decays by b**c(i), a pair of positions by b**(c(i) - c(j)). The difference alone
     # does not determine c(i), and a subtraction before the power cannot overflow.
     decay: Expression = None
-    """The exponent c(i) of the decay from the start of the chunk to position i. Without it, there is no decay."""
+    """The exponent c(i) of the decay from the start of the chunk to position i. Without it, there
+    is no decay.
+    """
     gate_base: Literal["e", 2] = "e"
     """The base of the decay: e, or 2."""
     state_layout: Literal["kv", "vk"] = "kv"
     """Order of the dimensions of a state in memory: [K, V] or [V, K]."""
     v_layout: Literal["token", "chunk_padded"] = "token"
-    """Shape of v: `token` is [B, T, HV, V]; `chunk_padded` is [B, NT * BT, HV, V], padded to whole chunks."""
+    """Shape of v: `token` is [B, T, HV, V]; `chunk_padded` is [B, NT * BT, HV, V], padded to whole
+    chunks.
+    """
     varlen: bool = False
     """True if sequences are packed end to end in one row; `cu_seqlens` holds their offsets."""
     passes: Annotated[
@@ -168,13 +194,20 @@ class ChunkOutputSpec(SpecModel):
         return self.state_dtype or self.dtype
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """Return by field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type that its value must
+        have.
+        """
         if self.decay is None:
             return {}
         scope = Scope(
             dict.fromkeys((*INDICES, *SIZES), Type.INT),
             {name: BufferType(Type.FLOAT, 1) for name in GATES},
-            {"j": "`decay` is the exponent c(i) at one position `i`; the kernel computes c(i) - c(j)"},
+            {
+                "j": (
+                    "`decay` is the exponent c(i) at one position `i`; the kernel computes "
+                    "c(i) - c(j)"
+                )
+            },
             {size: heads for size, heads in (("H", self.heads.qk), ("HV", self.heads.v)) if heads},
         )
         return {"decay": (self.decay.written, scope, Type.FLOAT)}
@@ -186,7 +219,9 @@ class ChunkOutputSpec(SpecModel):
             index = Var(GATES[one.buffer], Type.INT)
             if one != Read(one.buffer, (index,), Type.FLOAT):
                 message = f"`{one.buffer}` must be read at index `{index.name}`"
-                yield problem("bad-index", message, f"write `{one.buffer}[{index.name}]`", at=("decay",))
+                yield problem(
+                    "bad-index", message, f"write `{one.buffer}[{index.name}]`", at=("decay",)
+                )
         if "gate_dtype" in self.model_fields_set and not read:
             hint = "remove it, or read `g[i]` in `decay`"
             yield problem(
@@ -198,7 +233,9 @@ class ChunkOutputSpec(SpecModel):
             )
         if "gate_base" in self.model_fields_set and "decay" not in trees:
             hint = "remove it, or write `decay: g[i]`"
-            yield problem("unused-gate", "`gate_base` needs a `decay`", hint, at=("gate_base",), key=True)
+            yield problem(
+                "unused-gate", "`gate_base` needs a `decay`", hint, at=("gate_base",), key=True
+            )
         if self.targets.cute:
             yield from self._beyond_cute()
 
@@ -208,10 +245,12 @@ class ChunkOutputSpec(SpecModel):
         arch, widths = self.targets.cute.arch, " or ".join(map(str, CUTE_WIDTHS))
         needs = {
             "at least one architecture, each once": 0 < len(arch) == len(set(arch)),
-            f"`head_dim` of {widths}": self.head_dim.qk in CUTE_WIDTHS and self.head_dim.v in CUTE_WIDTHS,
+            f"`head_dim` of {widths}": self.head_dim.qk in CUTE_WIDTHS
+            and self.head_dim.v in CUTE_WIDTHS,
             f"`chunk_size: {CUTE_CHUNK}`": self.chunk_size == CUTE_CHUNK,
             "states in the dtype of q": self.state == self.dtype,
-            "the target `triton` for the backward pass": "backward" not in self.passes or self.targets.triton,
+            "the target `triton` for the backward pass": "backward" not in self.passes
+            or self.targets.triton,
         }
         if missing := [need for need, met in needs.items() if not met]:
             message = f"the target `cute` needs {', '.join(missing)}"

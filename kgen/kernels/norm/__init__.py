@@ -1,4 +1,6 @@
-"""The family `norm`: layer norm and RMS norm of rows, with expressions before and after the norm."""
+"""The family `norm`: layer norm and RMS norm of rows, with expressions before and after the
+norm.
+"""
 
 from kgen.family import Bench, Family, Lazy, Verification, dtype_of
 

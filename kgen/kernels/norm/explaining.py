@@ -14,11 +14,18 @@ from kgen.pages.tables import counts
 from kgen.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
 
-ALONG = {"element": "for every element", "row": "summed over each row", "column": "summed over the rows"}
+ALONG = {
+    "element": "for every element",
+    "row": "summed over each row",
+    "column": "summed over the rows",
+}
 
 
 def explain_norm(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
-    """Build the page: the values of each pass, the gradients and the counts of operations. It has no drawing."""
+    """Build the page: the values of each pass, the gradients and the counts of operations.
+
+    It has no drawing.
+    """
     plan = plan_norm(loaded)
     sections: dict[str, Iterable[Block]] = {"Forward, for each row": _forward(plan)}
     if plan.backward is not None:
@@ -39,10 +46,18 @@ def _facts(plan: NormPlan) -> dict[str, Any]:
     gradients = plan.backward.gradients if plan.backward is not None else ()
     return {
         "operands": [{"name": o.name, "dtype": o.dtype, "along": o.along} for o in plan.operands],
-        "forward": [{"name": v.name, "value": show(v.tree), "rounded_to": v.rounded} for v in values],
+        "forward": [
+            {"name": v.name, "value": show(v.tree), "rounded_to": v.rounded} for v in values
+        ],
         "saved": list(plan.saves),
         "gradients": [
-            {"of": g.of, "value": show(g.tree), "along": g.along, "dtype": g.dtype, "same_as": g.same_as}
+            {
+                "of": g.of,
+                "value": show(g.tree),
+                "along": g.along,
+                "dtype": g.dtype,
+                "same_as": g.same_as,
+            }
             for g in gradients
         ],
     }
@@ -84,7 +99,9 @@ def _values(values: Iterable[Value]) -> Iterator[Line]:
 
 def _gradient(gradient: Gradient) -> Block:
     if gradient.same_as is not None:
-        return Prose(words(Code(gradient.name), " is ", Code(f"d{gradient.same_as}"), ", stored once"))
+        return Prose(
+            words(Code(gradient.name), " is ", Code(f"d{gradient.same_as}"), ", stored once")
+        )
     note = f"{ALONG[gradient.along]}, in {gradient.dtype}"
     return Lines((Line(f"{gradient.name} = {show(gradient.tree)}", note),))
 
@@ -109,7 +126,8 @@ def _operations(plan: NormPlan, written: Mapping[str, Node]) -> Iterator[Block]:
     yield counts({name: operations(trees) for name, trees in columns.items()}, {"bytes": moved})
     yield Prose(
         words(
-            "Bytes are those of tensors with an element for each of x, read once and written once.\n"
+            "Bytes are those of tensors with an element for each of x, read once and written "
+            "once.\n"
             "Sums over the row come on top, and what is read once for each row or column."
         )
     )

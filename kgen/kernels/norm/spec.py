@@ -52,7 +52,18 @@ RESERVED = frozenset(
             "aligned",
             "label",
         ),
-        *("tensor", "dtype", "ctx", "outputs", "step", "shares", "save", "driver", "ctypes", "functools"),
+        *(
+            "tensor",
+            "dtype",
+            "ctx",
+            "outputs",
+            "step",
+            "shares",
+            "save",
+            "driver",
+            "ctypes",
+            "functools",
+        ),
         *("x", "residual", "weight", "bias", "scale", "eps", "out", "inf", "width", "heads"),
         *(
             "h",
@@ -115,7 +126,9 @@ def _dtypes(value: Any) -> Any:
         return {"input": value}
     hint = did_you_mean(value, ("fp32", "bf16", "fp16")) if isinstance(value, str) else None
     message = f"`dtype` must be one of fp32, bf16, fp16 or a mapping, not {shown(value)}"
-    raise problem("bad-value", message, hint or "write `dtype: bf16` or `dtype: {input: bf16, weight: fp32}`")
+    raise problem(
+        "bad-value", message, hint or "write `dtype: bf16` or `dtype: {input: bf16, weight: fp32}`"
+    )
 
 
 def _width(value: Any) -> Any:
@@ -129,14 +142,18 @@ def _width(value: Any) -> Any:
             return tuple(value)
         raise problem("bad-value", "`width` lists a number twice", "write each width once")
     hint = "write `width: 4096`, `width: [64, 128]` or `width: any`"
-    raise problem("bad-value", f"a width is a number from 1 to {MAX_WIDTH}, not {shown(value)}", hint)
+    raise problem(
+        "bad-value", f"a width is a number from 1 to {MAX_WIDTH}, not {shown(value)}", hint
+    )
 
 
 def _heads(value: Any) -> Any:
     if value is None or value == "any" or (is_integer(value) and 1 <= value < 2**16):
         return value
     hint = "write `heads: 32` or `heads: any`"
-    raise problem("bad-value", f"`heads` must be a number of at least 1, or `any`, not {shown(value)}", hint)
+    raise problem(
+        "bad-value", f"`heads` must be a number of at least 1, or `any`, not {shown(value)}", hint
+    )
 
 
 def _shape(value: Any) -> Any:
@@ -154,8 +171,12 @@ class Buffer(SpecModel):
         Field(strict=False, examples=[["ROWS", "WIDTH"]]),
         BeforeValidator(_shape),
     ]
-    """[ROWS, WIDTH]: the shape of x. [ROWS]: without its last dimension. [WIDTH], [H, WIDTH]: the shape of weight."""
-    dtype: Annotated[Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["bf16"])]
+    """[ROWS, WIDTH]: the shape of x. [ROWS]: without its last dimension. [WIDTH], [H, WIDTH]: the
+    shape of weight.
+    """
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["bf16"])
+    ]
     """Dtype of the elements in memory. Kernels compute in fp32 and int32."""
     grad: bool = False
     """True if the backward pass returns its gradient."""
@@ -187,9 +208,11 @@ class Quantize(SpecModel):
     dtype: Literal["fp8_e4m3"]
     """Dtype of the output. Its largest number is 448, to which kernels clamp larger values."""
     scale: Literal["per_tensor", "per_row"]
-    """Divisor of the output. `per_tensor`: the argument `scale`. `per_row`: the largest magnitude of the row / 448.
+    """Divisor of the output. `per_tensor`: the argument `scale`. `per_row`: the largest magnitude
+    of the row / 448.
 
-    The function returns the scales of `per_row`."""
+    The function returns the scales of `per_row`.
+    """
 
 
 if TYPE_CHECKING:
@@ -202,7 +225,9 @@ else:
 
 
 class NormSpec(SpecModel):
-    """One norm: output_mod(x_hat * (weight + weight_offset) + bias), x_hat the normed rows of input_mod(x)."""
+    """One norm: output_mod(x_hat * (weight + weight_offset) + bias), x_hat the normed rows of
+    input_mod(x).
+    """
 
     kernel: Literal["norm"]
     """The family of kernels."""
@@ -218,7 +243,9 @@ class NormSpec(SpecModel):
         int | tuple[int, ...] | Literal["any"],
         BeforeValidator(
             _width,
-            json_schema_input_type=Annotated[int, Field(ge=1, le=MAX_WIDTH)] | list[int] | Literal["any"],
+            json_schema_input_type=Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+            | list[int]
+            | Literal["any"],
         ),
         Field(examples=["any"]),
     ]
@@ -227,21 +254,31 @@ class NormSpec(SpecModel):
     """Number of rows; each call determines it."""
     heads: Annotated[
         int | Literal["any"] | None,
-        BeforeValidator(_heads, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
+        BeforeValidator(
+            _heads, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]
+        ),
     ] = None
-    """Number of heads H, or `any`. x is then [..., H, WIDTH], and weight and bias are [H, WIDTH]."""
+    """Number of heads H, or `any`. x is then [..., H, WIDTH], and weight and bias are [H,
+    WIDTH].
+    """
     dtype: Annotated[
-        Dtypes, BeforeValidator(_dtypes, json_schema_input_type=Real | Dtypes), Field(examples=["bf16"])
+        Dtypes,
+        BeforeValidator(_dtypes, json_schema_input_type=Real | Dtypes),
+        Field(examples=["bf16"]),
     ]
     """Dtype of all tensors, or {input, weight, output, residual}."""
     weight: bool = True
     """True if the function has the argument `weight`."""
     weight_offset: Annotated[int, Field(ge=0, le=1)] = 0
-    """A number that is added to the weight: 1 for weights that are stored around zero, as in Gemma."""
+    """A number that is added to the weight: 1 for weights that are stored around zero, as in
+    Gemma.
+    """
     bias: bool = False
     """True if the function has the argument `bias`."""
     eps: Annotated[float, Field(ge=0, le=1, strict=False)] = 1e-6
-    """The default of the argument `eps`, which is added to the variance (layer) or mean of squares (rms)."""
+    """The default of the argument `eps`, which is added to the variance (layer) or mean of squares
+    (rms).
+    """
     # The sum is rounded before the norm, so backward reads only the returned sum.
     residual: Literal["in", "in_out"] | None = None
     """`in`: the argument `residual` is added to x. `in_out`: the function also returns the sum.
@@ -254,9 +291,13 @@ class NormSpec(SpecModel):
     output_mod: Expression = None
     """The output, from `y`, params and buffers; the default is `y`."""
     round_x_hat: bool = False
-    """True to round x_hat to the dtype of the input before the weight multiplies it, as in Hugging Face's Llama."""
+    """True to round x_hat to the dtype of the input before the weight multiplies it, as in Hugging
+    Face's Llama.
+    """
     statistics: Literal["save", "recompute"] = "save"
-    """`save`: forward stores mean and rstd in fp32 for backward. `recompute`: backward computes them again."""
+    """`save`: forward stores mean and rstd in fp32 for backward. `recompute`: backward computes
+    them again.
+    """
     quantize: Quantize | None = None
     """Quantization of the output to eight bits, only without the backward pass."""
     buffers: dict[Name, Buffer] = Field(default_factory=dict)
@@ -295,7 +336,9 @@ class NormSpec(SpecModel):
         if not self.weight:
             for field in ("weight_offset", "heads", "round_x_hat"):
                 if field in self.model_fields_set and not (field == "heads" and self.bias):
-                    raise refused((field,), f"`{field}` needs a weight", "remove it, or `weight: false`")
+                    raise refused(
+                        (field,), f"`{field}` needs a weight", "remove it, or `weight: false`"
+                    )
             if self.dtype.weight and not self.bias:
                 raise refused(
                     ("dtype", "weight"),
@@ -307,7 +350,9 @@ class NormSpec(SpecModel):
             raise refused(("dtype", "residual"), "`dtype.residual` needs a residual", hint)
         if self.quantize and self.dtype.output:
             hint = "remove it: `quantize` determines the dtype of the output"
-            raise refused(("dtype", "output"), "`dtype.output` and `quantize.dtype` exclude each other", hint)
+            raise refused(
+                ("dtype", "output"), "`dtype.output` and `quantize.dtype` exclude each other", hint
+            )
         if self.quantize and "backward" in self.passes:
             message = "a quantized output has no gradient"
             raise refused(("quantize",), message, "add `passes: [forward]`")
@@ -315,36 +360,53 @@ class NormSpec(SpecModel):
             if ("H" in buffer.shape, buffer.along) == (self.heads is None, "column"):
                 fits = "[WIDTH]" if self.heads is None else "[H, WIDTH]"
                 message = f"a buffer along columns must have the shape of the weight, {fits}"
-                raise problem("bad-shape", message, f"write `shape: {fits}`", at=("buffers", name, "shape"))
+                raise problem(
+                    "bad-shape", message, f"write `shape: {fits}`", at=("buffers", name, "shape")
+                )
         taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
-        """Return by field: the text, the names that it may use, and the type that its value must have."""
+        """Return by field: the text, the names that it may use, and the type that its value must
+        have.
+        """
         shared = {n: b.element for n, b in self.buffers.items()}
         shared |= {n: p.scalar for n, p in self.params.items()}
         constants = compiled_in(self.params)
         inputs = {"x": Type.FLOAT} | ({"residual": Type.FLOAT} if self.residual else {})
-        early = dict.fromkeys(inputs, "`output_mod` reads the normalized value `y`: use `x` in `input_mod`")
+        early = dict.fromkeys(
+            inputs, "`output_mod` reads the normalized value `y`: use `x` in `input_mod`"
+        )
         late = {"y": "`input_mod` is computed before the norm: use `y` in `output_mod`"}
         if not self.residual:
             late["residual"] = early["residual"] = "there is no residual: add `residual: in_out`"
         texts = (
             ("input_mod", self.input_mod, Scope(inputs | shared, {}, late, constants)),
-            ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early, constants)),
+            (
+                "output_mod",
+                self.output_mod,
+                Scope({"y": Type.FLOAT} | shared, {}, early, constants),
+            ),
         )
-        return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
+        return {
+            f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None
+        }
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """Yield the errors that only the typed `trees` (by field) show."""
         used = {name for tree in trees.values() for name in variables(tree)}
         learned = {name for tree in trees.values() for name in differentiable(tree)}
-        needed = {"input_mod": ("x", *(["residual"] if self.residual else [])), "output_mod": ("y",)}
+        needed = {
+            "input_mod": ("x", *(["residual"] if self.residual else [])),
+            "output_mod": ("y",),
+        }
         for field, tree in trees.items():
             for name in needed[field]:
                 if name not in variables(tree):
                     hint = f"use `{name}`, or remove `{field}`"
-                    yield problem("unused-name", f"`{field}` does not use `{name}`", hint, at=(field,))
+                    yield problem(
+                        "unused-name", f"`{field}` does not use `{name}`", hint, at=(field,)
+                    )
         for name, buffer in self.buffers.items():
             at = ("buffers", name)
             if name not in used:
@@ -363,5 +425,9 @@ class NormSpec(SpecModel):
             if name not in used:
                 hint = "use it in `input_mod` or `output_mod`, or remove it"
                 yield problem(
-                    "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
+                    "unused-param",
+                    f"no expression uses `{name}`",
+                    hint,
+                    at=("params", name),
+                    key=True,
                 )

@@ -15,7 +15,10 @@ OF_FILE = ("bf16", "fp16", "fp8_e4m3")
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a kernel: a number, or a pointer to elements. `given` is the argument in Python."""
+    """A parameter of a kernel: a number, or a pointer to elements.
+
+    `given` is the argument in Python.
+    """
 
     type: str
     name: str

@@ -1,8 +1,9 @@
 """Print expressions of one element in CUDA C++: scalars of float, int and long long.
 
-The function table has the precedence of Python and puts operands in brackets where C++ differs. Conversions between
-integers and reals are explicit, because overloads (`min`) and division in C++ do not convert as Python does. Integer
-sums and products are computed in unsigned types, because signed overflow is undefined.
+The function table has the precedence of Python and puts operands in brackets where C++ differs.
+Conversions between integers and reals are explicit, because overloads (`min`) and division in C++
+do not convert as Python does. Integer sums and products are computed in unsigned types, because
+signed overflow is undefined.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ INFINITY = text("__int_as_float(0x7f800000)")
 
 @dataclass
 class Printer:
-    """Print trees over scalars. `names` renames variables; `helpers` collects texts of functions to define."""
+    """Print trees over scalars.
+
+    `names` renames variables; `helpers` collects texts of functions to define.
+    """
 
     names: Mapping[str, str] = field(default_factory=dict)
     accuracy: Accuracy = "usual"
@@ -69,7 +73,9 @@ class Printer:
         args = [self.value(a) for a in node.args]
         if node.type is Type.INT:
             return op("int({0})", row(node.fn, *(op("unsigned({0})", a) for a in args)))
-        return op("((long long)({0}))", row(node.fn, *(_cast("unsigned long long", a) for a in args)))
+        return op(
+            "((long long)({0}))", row(node.fn, *(_cast("unsigned long long", a) for a in args))
+        )
 
 
 def _cast(kind: str, value: Code) -> Code:
@@ -77,7 +83,10 @@ def _cast(kind: str, value: Code) -> Code:
 
 
 def literal(node: Const) -> Code:
-    """Print a number in C++, reals in single precision. A negative number binds like a unary minus."""
+    """Print a number in C++, reals in single precision.
+
+    A negative number binds like a unary minus.
+    """
     if isinstance(node.value, bool):
         return text(str(node.value).lower())
     if not node.type.integral and math.isinf(node.value):

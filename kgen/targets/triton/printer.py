@@ -1,7 +1,8 @@
 """Print expressions over a tile in Triton and Gluon.
 
-A value has tile axes. In an expression over two axes, a vector gets `[:, None]` or `[None, :]`. The choice depends on
-the axis that the kernel puts along its rows. All other spellings are rows of the function table.
+A value has tile axes. In an expression over two axes, a vector gets `[:, None]` or `[None, :]`. The
+choice depends on the axis that the kernel puts along its rows. All other spellings are rows of the
+function table.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var, measured
 from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, Accuracy
-from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number, op, row, text, total
+from kgen.targets.code import (
+    Code,
+    Name,
+    Op,
+    as_type,
+    conjunction,
+    load,
+    number,
+    op,
+    row,
+    text,
+    total,
+)
 
 SEARCH = dedent('''
     @triton.jit
@@ -36,7 +49,7 @@ SEARCH = dedent('''
             first_b += tl.sum((at_b < b).to(tl.int32)) * step
             step = tl.cdiv(step - 1, 256)
         return first_a, first_b
-''').strip()
+''').strip()  # noqa: E501
 """The text of the function that searches a sorted buffer in a kernel."""
 
 
@@ -48,7 +61,9 @@ KV_HEAD = Call(
     ),
     Type.INT,
 )
-"""The key-value head of query head `h`; kernels have the number of query heads per key-value head, GQA."""
+"""The key-value head of query head `h`; kernels have the number of query heads per key-value head,
+GQA.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,9 @@ class BufferLayout:
 class Printer:
     """Print the expressions of one program for a kernel.
 
-    `axes` are the axes of a tile, and `rows` is the axis along its rows. Names in `constants` are compile-time
-    parameters, printed in capitals. `helpers` collects the texts of functions that the file must define.
+    `axes` are the axes of a tile, and `rows` is the axis along its rows. Names in `constants` are
+    compile-time parameters, printed in capitals. `helpers` collects the texts of functions that the
+    file must define.
     """
 
     program: Program
@@ -77,7 +93,10 @@ class Printer:
     axes: tuple[str, str] = ("q", "kv")
 
     def tile(self, node: Node) -> Code:
-        """Print a value that is used over the whole tile. It may be a scalar or a vector, which broadcasts."""
+        """Print a value that is used over the whole tile.
+
+        It may be a scalar or a vector, which broadcasts.
+        """
         return self.over(node, self.axes)
 
     def own(self, node: Node) -> Code:
@@ -131,20 +150,26 @@ class Printer:
         return row(node.fn, *args, accuracy=self.accuracy)
 
     def _real(self, node: Node, axes: tuple[str, ...]) -> Code:
-        """Print an operand as an fp32 tensor: functions of reals accept neither integers nor Python numbers."""
+        """Print an operand as an fp32 tensor: functions of reals accept neither integers nor Python
+        numbers.
+        """
         own = self.over(node, axes)
         if self._is_number(node):
             return op("{tl}.full([], {0}, {tl}.float32)", own)
         return row("float", own) if node.type.integral else own
 
     def _is_number(self, node: Node) -> bool:
-        """Return True if the value is known at compile time, so that Triton computes it as a Python number."""
+        """Return True if the value is known at compile time, so that Triton computes it as a Python
+        number.
+        """
         if isinstance(node, Call):
             return not TABLE[node.fn].callable and all(map(self._is_number, node.args))
         return isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants)
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> Code | None:
-        """Print `// 2**n` and `% 2**n` as a shift and a mask, which round towards minus infinity as Python does."""
+        """Print `// 2**n` and `% 2**n` as a shift and a mask, which round towards minus infinity as
+        Python does.
+        """
         left, right = node.args
         if not (isinstance(right, Const) and isinstance(right.value, int) and right.value > 0):
             return None
@@ -156,17 +181,24 @@ class Printer:
             return op("{0} >> {1}", value, bits, fn="shift", binds=SHIFT, operand=SHIFT + 1)
         return op("{0} & {1}", value, right.value - 1, fn="bits", binds=BITAND, operand=BITAND)
 
-    # --- buffers -------------------------------------------------------------------------------------------------
+    # --- buffers ----------------------------------------------------------------------------------
 
     def address(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code:
-        """Return `ptr + i * stride + ...`. Strides are int64, so a buffer may have more than 2**31 elements."""
-        terms = [row("mul", self.over(i, axes), f"stride_{buffer}_{dim}") for dim, i in enumerate(indices)]
+        """Return `ptr + i * stride + ...`.
+
+        Strides are int64, so a buffer may have more than 2**31 elements.
+        """
+        terms = [
+            row("mul", self.over(i, axes), f"stride_{buffer}_{dim}")
+            for dim, i in enumerate(indices)
+        ]
         return total(Name(f"{buffer}_ptr"), *terms)
 
     def guard(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code | None:
         """Return the guard of an element, or None if the element is known to be in bounds.
 
-        Positions of the inner axis are in bounds only inside the loop: outside, that axis may be empty.
+        Positions of the inner axis are in bounds only inside the loop: outside, that axis may be
+        empty.
         """
         in_loop = any(self.program.place(index).in_loop for index in indices)
         ranges = replace(
@@ -204,7 +236,9 @@ class Printer:
         base = self.address(buffer, first.indices[:-1], ())
         stride = f"stride_{buffer}_{len(first.indices) - 1}"
         size = self.own(_length(self.buffers[buffer].shape[-1]))
-        return first_at_least(base, stride, size, *(self.over(n.indices[-1], ()) for n in (first, second)))
+        return first_at_least(
+            base, stride, size, *(self.over(n.indices[-1], ()) for n in (first, second))
+        )
 
 
 def size_name(buffer: str, axis: int) -> str:
@@ -214,7 +248,9 @@ def size_name(buffer: str, axis: int) -> str:
 
 def first_at_least(row: Code, stride: str, size: Code | int | str, a: Code, b: Code) -> Op:
     """Return the positions of the first elements >= a and >= b in a sorted row."""
-    return op("_first_at_least{end}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
+    return op(
+        "_first_at_least{end}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST
+    )
 
 
 def column(value: Code | str) -> Code:

@@ -11,7 +11,8 @@ TORCH_OF_OLDEST = "2.8"
 """The torch that depends on `OLDEST`."""
 
 GLUON = ((3, 6), (3, 7), (3, 8), (3, 9))
-"""The versions with which kernels in Gluon were verified on a GPU, as `generated/verified.json` records.
+"""The versions with which kernels in Gluon were verified on a GPU, as `generated/verified.json`
+records.
 
 A test compares the two, so that verification never changes an emitted file.
 """

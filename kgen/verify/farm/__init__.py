@@ -1,1 +1,3 @@
-"""Execution of tasks in processes of this machine (`tasks.Here`), or on a Ray cluster (`nodes.Farm`)."""
+"""Execution of tasks in processes of this machine (`tasks.Here`), or on a Ray cluster
+(`nodes.Farm`).
+"""

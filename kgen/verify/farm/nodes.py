@@ -1,11 +1,11 @@
 """Tasks on the nodes of a Ray cluster, each with a GPU or a core.
 
-Each node receives this kgen as a Ray module, which Ray names by its content, and the files of each task. A node reports
-the hash of its kgen, so all rows come from one version. A shared working directory would be overwritten under tasks of
-other nodes.
+Each node receives this kgen as a Ray module, which Ray names by its content, and the files of each
+task. A node reports the hash of its kgen, so all rows come from one version. A shared working
+directory would be overwritten under tasks of other nodes.
 
-A task whose node is lost restarts as a whole on another node: Ray returns its rows together. The task itself handles
-crashes of its workers, as on one machine.
+A task whose node is lost restarts as a whole on another node: Ray returns its rows together. The
+task itself handles crashes of its workers, as on one machine.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class Farm:
 
     def _begun(self, task: Task) -> Any:
         do = self._ray.remote(_do).options(
-            num_cpus=1, num_gpus=int(task.device == "cuda"), max_retries=LOST, name=" ".join(task.key)
+            num_cpus=1,
+            num_gpus=int(task.device == "cuda"),
+            max_retries=LOST,
+            name=" ".join(task.key),
         )
         return do.remote(pack(task, self._code))
 
@@ -128,7 +131,10 @@ class Farm:
             if isinstance(error.cause, ImportError | errors.RaySystemError):
                 last = str(error.cause).strip().rpartition("\n")[2]
                 message = f"a node of the Ray cluster cannot import a module of a task: {last}"
-                hint = "install the packages of this machine there: pip install 'kgen-kernels[verify,ray]'"
+                hint = (
+                    "install the packages of this machine there: pip install "
+                    "'kgen-kernels[verify,ray]'"
+                )
                 raise MissingError(Diagnostic("bad-node", message, hint=hint)) from None
             raise
         except errors.RayError as error:
@@ -163,7 +169,10 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
 
     NODE[:] = [node := str(ray.util.get_node_ip_address())]
     if packed.package != (own := package_digest()):
-        refused = f"another kgen runs there: expected {packed.package[:12]}, got {own[:12]} from {PACKAGE}"
+        refused = (
+            f"another kgen runs there: expected {packed.package[:12]}, got {own[:12]} from "
+            f"{PACKAGE}"
+        )
         return (), node, [], refused
     for name in packed.code:
         # For this process and its workers.
@@ -186,10 +195,14 @@ def _beside() -> Path:
 
 
 def _stage(folder: Path, code: Sequence[str]) -> list[str]:
-    """Stage the package with its templates, and `code` of the repository, as modules for every node."""
+    """Stage the package with its templates, and `code` of the repository, as modules for every
+    node.
+    """
 
     def copy(source: Path, to: Path) -> None:
-        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", ".*"), dirs_exist_ok=True)
+        shutil.copytree(
+            source, to, ignore=shutil.ignore_patterns("__pycache__", ".*"), dirs_exist_ok=True
+        )
 
     copy(PACKAGE, folder / PACKAGE.name)
     copy(template_root(), folder / PACKAGE.name / "_data/templates")
@@ -203,7 +216,8 @@ def _stage(folder: Path, code: Sequence[str]) -> list[str]:
 def _joined(address: str, modules: Sequence[str]) -> Any:
     import ray
 
-    # Not a working directory: nodes of one machine share it, and each node overwrites it when it starts.
+    # Not a working directory: nodes of one machine share it, and each node overwrites it when it
+    # starts.
     options: dict[str, Any] = {"runtime_env": {"py_modules": [*modules]}}
     options |= {"logging_level": "ERROR", "log_to_driver": False}
     try:
@@ -221,7 +235,10 @@ def _joined(address: str, modules: Sequence[str]) -> Any:
 
 
 def _ask(address: str) -> None:
-    """Raise `MissingError` if no Ray answers soon. Ray itself takes minutes, or ends the process."""
+    """Raise `MissingError` if no Ray answers soon.
+
+    Ray itself takes minutes, or ends the process.
+    """
     found = ADDRESS.fullmatch(address)
     assert found is not None
     client, host, port = found.groups()

@@ -10,7 +10,8 @@ from kgen.verify.farm.tasks import Hands, Here
 
 @contextlib.contextmanager
 def hands(jobs: int, ray: str | None, code: Sequence[str] = ()) -> Iterator[Hands]:
-    """Yield this machine with `jobs` processes, or the Ray cluster at the address `ray` (`auto`: the local one).
+    """Yield this machine with `jobs` processes, or the Ray cluster at the address `ray` (`auto`:
+    the local one).
 
     Tasks also import from the folders `code` next to the package. Raises errors as `nodes.farm`.
     """

@@ -21,8 +21,8 @@ PACKAGE = Path(kgen.__file__).resolve().parent
 class Packed:
     """A pickled task, and the files of its folders by relative name.
 
-    `digest` is the digest of all of it, `package` the digest of the kgen that packed it. `code` has folders next to
-    that package from which the task imports.
+    `digest` is the digest of all of it, `package` the digest of the kgen that packed it. `code` has
+    folders next to that package from which the task imports.
     """
 
     task: bytes
@@ -41,8 +41,12 @@ def pack(task: Task, code: Sequence[str] = ()) -> Packed:
     folders = tuple(folder.resolve() for folder in task.folders)
     out = io.BytesIO()
     _Pickler(out, folders).dump(task)
-    contents = tuple({name: path.read_bytes() for name, path in _files(folder)} for folder in folders)
-    return Packed(out.getvalue(), contents, _digest(out.getvalue(), contents), package_digest(), tuple(code))
+    contents = tuple(
+        {name: path.read_bytes() for name, path in _files(folder)} for folder in folders
+    )
+    return Packed(
+        out.getvalue(), contents, _digest(out.getvalue(), contents), package_digest(), tuple(code)
+    )
 
 
 def unpack(packed: Packed, place: Path) -> Task:

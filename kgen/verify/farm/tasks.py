@@ -1,7 +1,7 @@
 """Tasks of a command, and executors that run them on one or many machines and return their rows.
 
-A task runs on one machine, with its workers, so its measurements come from one device. Only the command writes
-ledgers, tables and reports.
+A task runs on one machine, with its workers, so its measurements come from one device. Only the
+command writes ledgers, tables and reports.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Messages = Callable[..., Iterator[Row]]
 class Task:
     """One unit of work.
 
-    `key` identifies it. `work` is a function of a module, or a `partial` of one, that yields the rows of a `job`. Its
-    second argument is a replacement of `messages`. The `job` is pickled. Paths in it that lie in one of the `folders`
-    are sent with all files there. `device` is `cuda` or `cpu`.
+    `key` identifies it. `work` is a function of a module, or a `partial` of one, that yields the
+    rows of a `job`. Its second argument is a replacement of `messages`. The `job` is pickled. Paths
+    in it that lie in one of the `folders` are sent with all files there. `device` is `cuda` or
+    `cpu`.
     """
 
     key: tuple[str, ...]
@@ -64,13 +65,16 @@ class Hands(Protocol):
     """Number of concurrent tasks of a machine."""
 
     def device(self, asked: str) -> str:
-        """Return `cuda` or `cpu` for `auto`, `cuda` or `cpu`. Raises `MissingError` without that device."""
+        """Return `cuda` or `cpu` for `auto`, `cuda` or `cpu`.
+
+        Raises `MissingError` without that device.
+        """
 
     def run(self, tasks: Sequence[Task], heard: Heard = nobody, alone: bool = False) -> list[Done]:
         """Run all tasks and return their results in the order of the tasks.
 
-        `heard` is called with each row, by one thread at a time. With `alone`, a device runs one task at a time. An
-        interrupt of the caller ends the tasks.
+        `heard` is called with each row, by one thread at a time. With `alone`, a device runs one
+        task at a time. An interrupt of the caller ends the tasks.
         """
 
 

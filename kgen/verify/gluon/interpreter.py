@@ -1,10 +1,11 @@
 """Gluon on the CPU, on torch tensors: the subset that emitted kernels use.
 
-`schedule` draws the order of partitions and asynchronous events from a seed. Barriers count arrivals and bytes as
-mbarriers do. TMA fills a slot with NaN at once, and with data at any time until its barrier completes. A product reads
-shared memory at any time between its start and its wait. A store by TMA reads until it is awaited. So a slot that is
-released early, read early or filled twice gives NaN in some orders. A load to registers completes when its values are
-used, or at a fence, so TMA may overwrite its source.
+`schedule` draws the order of partitions and asynchronous events from a seed. Barriers count
+arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once, and with data at any time
+until its barrier completes. A product reads shared memory at any time between its start and its
+wait. A store by TMA reads until it is awaited. So a slot that is released early, read early or
+filled twice gives NaN in some orders. A load to registers completes when its values are used, or at
+a fence, so TMA may overwrite its source.
 
 These are errors:
 
@@ -60,12 +61,18 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(
-            *args: Any, num_warps: int, enable_fp_fusion: bool, launch_pdl: bool = False, **options: Any
+            *args: Any,
+            num_warps: int,
+            enable_fp_fusion: bool,
+            launch_pdl: bool = False,
+            **options: Any,
         ) -> None:
             named = dict(zip(self.function.__code__.co_varnames, args, strict=False))
             counter = named.get("counter_ptr")
             # Forward overlaps the fill of its counter. Backward has two counters, filled earlier.
-            running.overlap.begin(launch_pdl, [counter] if counter is not None and len(counter) == 1 else [])
+            running.overlap.begin(
+                launch_pdl, [counter] if counter is not None and len(counter) == 1 else []
+            )
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             constants = ", ".join(f"{name}={value}" for name, value in options.items())
             for number in range(grid[0]):
@@ -86,7 +93,9 @@ class Kernel:
 def _following(launch: Callable[..., None], *args: Any, **meta: Any) -> None:
     """Call the emitted `_launch`, and record its writes."""
     tensors = [x.tensor if isinstance(x, Descriptor) else x for x in args]
-    running.overlap.following(lambda: launch(*args, **meta), [x for x in tensors if isinstance(x, Tensor)])
+    running.overlap.following(
+        lambda: launch(*args, **meta), [x for x in tensors if isinstance(x, Tensor)]
+    )
 
 
 def _jit(function: Any = None, **options: Any) -> Any:
@@ -127,7 +136,10 @@ def installed() -> Iterator[None]:
         modules[name] = ModuleType(name)
         vars(modules[name]).update(contents)
     ours = modules["triton.experimental.gluon"]
-    with mock.patch.dict(sys.modules, modules), mock.patch("triton.experimental.gluon", ours, create=True):
+    with (
+        mock.patch.dict(sys.modules, modules),
+        mock.patch("triton.experimental.gluon", ours, create=True),
+    ):
         yield
 
 
@@ -149,7 +161,9 @@ BOTH = {"_tile_and_head"} | {
 
 
 def prepare(module: Any, multiprocessors: int = 3) -> None:
-    """Make an emitted module's launcher use its Gluon kernels here, if TMA could load the operands."""
+    """Make an emitted module's launcher use its Gluon kernels here, if TMA could load the
+    operands.
+    """
     import triton.language as tl
 
     for chip in chips():
@@ -161,7 +175,9 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
     module._launch = functools.partial(_following, module._launch)
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
-            setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)
+            setattr(
+                module, name, _Whole(value.value) if isinstance(value.value, int) else value.value
+            )
         elif hasattr(value, "fn") and name in BOTH:
             setattr(module, name, _of_both(value, vars(module)))
 
@@ -170,7 +186,9 @@ def imported(path: Path, name: str) -> Any:
     """Import an emitted file as `import_file`, with Gluon kernels that run in this interpreter."""
     with installed():
         module: Any = import_file(path, name)
-        beside = [getattr(module, chip.module)() for chip in chips() if hasattr(module, chip.module)]
+        beside = [
+            getattr(module, chip.module)() for chip in chips() if hasattr(module, chip.module)
+        ]
     for one in filter(None, (module, *beside)):
         prepare(one)
     return module

@@ -53,8 +53,13 @@ _PTX: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any) -> Tensor:
-    """Run PTX on `pack` elements at a time, neighbors in a row if there are enough. Each thread votes alone."""
+def _assembly(
+    text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any
+) -> Tensor:
+    """Run PTX on `pack` elements at a time, neighbors in a row if there are enough.
+
+    Each thread votes alone.
+    """
     broadcast = torch.broadcast_tensors(*map(torch.as_tensor, args))
     missing = -broadcast[0].numel() % pack
     operands = [
@@ -81,7 +86,9 @@ def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int,
         op = _PTX[re.match(r"setp\.neu(\.or)?|\w+", words[0])[0]]  # type: ignore[index]
         values = [names[x] if x in names else _immediate(x, given[0]) for x in words[2:]]
         new, old = op(*values), names.get(words[1])
-        names[words[1]] = new if old is None or old.dtype != new.dtype else torch.where(running, new, old)
+        names[words[1]] = (
+            new if old is None or old.dtype != new.dtype else torch.where(running, new, old)
+        )
     found = torch.stack([names[f"${i}"] for i in range(pack)], 1).flatten()
     return found[: broadcast[0].numel()].reshape(broadcast[0].shape)
 

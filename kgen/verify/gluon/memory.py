@@ -16,7 +16,10 @@ from kgen.verify.gluon.schedule import InFlight
 
 
 class Loading(Tensor):  # type: ignore[misc]
-    """Values of a load from shared memory to registers. The load completes when they are used, or at a fence."""
+    """Values of a load from shared memory to registers.
+
+    The load completes when they are used, or at a fence.
+    """
 
     landing: InFlight
 
@@ -38,7 +41,9 @@ class Loading(Tensor):  # type: ignore[misc]
             return self.as_subclass(Tensor)
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         landed = tree_map(lambda x: x.land() if isinstance(x, Loading) else x, (args, kwargs or {}))
         return function(*landed[0], **landed[1])
 
@@ -156,16 +161,28 @@ class Barriers:
 class Descriptor:
     """A TMA descriptor: `tensor` in blocks of `block`, zeros outside.
 
-    Addresses are sums of indices times strides, modulo 2**64. The last index must be a multiple of 16 bytes; a GPU
-    stops at any other.
+    Addresses are sums of indices times strides, modulo 2**64. The last index must be a multiple of
+    16 bytes; a GPU stops at any other.
     """
 
     def __init__(
-        self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int], layout: Any
+        self,
+        tensor: Tensor,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        block: Sequence[int],
+        layout: Any,
     ) -> None:
-        self.tensor, self.shape, self.strides, self.block = tensor.detach(), shape, strides, list(block)
+        self.tensor, self.shape, self.strides, self.block = (
+            tensor.detach(),
+            shape,
+            strides,
+            list(block),
+        )
         self.dtype, self.layout = tensor.dtype, layout
-        self.block_type = SimpleNamespace(shape=self.block, nbytes=math.prod(block) * tensor.element_size())
+        self.block_type = SimpleNamespace(
+            shape=self.block, nbytes=math.prod(block) * tensor.element_size()
+        )
 
     def inside(self, at: Sequence[Any]) -> tuple[Tensor, tuple[slice, ...]]:
         """Return the part of a block inside the tensor, and its place in the block."""
@@ -173,7 +190,10 @@ class Descriptor:
         assert min(starts) >= 0
         assert max(starts) < 2**31
         assert starts[-1] * self.tensor.element_size() % 16 == 0, "an illegal instruction"
-        sizes = [max(0, min(n, size - i)) for i, n, size in zip(starts, self.block, self.shape, strict=True)]
+        sizes = [
+            max(0, min(n, size - i))
+            for i, n, size in zip(starts, self.block, self.shape, strict=True)
+        ]
         where = tuple(slice(0, n) for n in sizes)
         if 0 in sizes:
             return self.tensor.new_empty(sizes), where
@@ -202,7 +222,9 @@ def fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -
 def write(desc: Descriptor, at: Sequence[Any], slot: Memory) -> None:
     part, where = desc.inside(at)
     before = own.begun.stores[-1] if own.begun.stores else None
-    own.begun.stores.append(running.schedule.begin(lambda: part.copy_(slot.fenced()[where]), before))
+    own.begun.stores.append(
+        running.schedule.begin(lambda: part.copy_(slot.fenced()[where]), before)
+    )
     running.schedule.others()
 
 
@@ -230,7 +252,9 @@ class Pointer:
             (self.tensor.untyped_storage().nbytes() // self.tensor.element_size(),), (1,), 0
         )
         at = offset + self.tensor.storage_offset()
-        extent = sum((n - 1) * step for n, step in zip(self.tensor.shape, self.tensor.stride(), strict=True))
+        extent = sum(
+            (n - 1) * step for n, step in zip(self.tensor.shape, self.tensor.stride(), strict=True)
+        )
         inside = ~live | ((offset >= 0) & (offset <= extent) & bool(self.tensor.numel()))
         assert inside.all(), "an address outside of the tensor"
         return storage, torch.where(live, at, -1)

@@ -1,11 +1,12 @@
 """Programmatic dependent launches on the CPU, where kernels run one after the other.
 
-A dependent kernel starts as soon as all programs of the previous launch allow it (`gdc_launch_dependents`) or end.
-Before `gdc_wait`, a program may not read data of the previous launch. A program of that launch may allow the start
-before its own wait. Then data of the launch before it are forbidden, too.
+A dependent kernel starts as soon as all programs of the previous launch allow it
+(`gdc_launch_dependents`) or end. Before `gdc_wait`, a program may not read data of the previous
+launch. A program of that launch may allow the start before its own wait. Then data of the launch
+before it are forbidden, too.
 
-A wait guarantees that the previous launch has ended. Each kernel must therefore wait before it ends. Otherwise, the
-next kernel's wait would not cover the previous launch.
+A wait guarantees that the previous launch has ended. Each kernel must therefore wait before it
+ends. Otherwise, the next kernel's wait would not cover the previous launch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ class Overlap:
         self._written = _both(written, self._pending if self._early else {})
 
     def begin(self, beside: bool, filled: Iterable[Tensor] = ()) -> None:
-        """Start a kernel. It overlaps the previous launch if `beside`, or the fill of the tensors `filled`."""
+        """Start a kernel.
+
+        It overlaps the previous launch if `beside`, or the fill of the tensors `filled`.
+        """
         fills = {_storage(x): torch.ones_like(_bits(x), dtype=torch.bool) for x in filled}
         self._pending = (fills or self._written) if beside else {}
         self._waited.clear()

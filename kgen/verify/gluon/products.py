@@ -15,7 +15,9 @@ from kgen.verify.gluon.schedule import InFlight
 class Product:
     """A matrix product in flight. Products of a partition complete in order."""
 
-    def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None, before: Product | None) -> None:
+    def __init__(
+        self, a: Any, b: Memory, acc: Tensor | Product | None, before: Product | None
+    ) -> None:
         self.a, self.b, self.acc = a, b, acc
         self.value: Tensor | None = None
         follows = None if before is None else before.in_flight

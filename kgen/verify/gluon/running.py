@@ -23,7 +23,9 @@ class Running:
 
 running = Running()
 own = threading.local()
-"""State of the thread of a program or partition: its `place` in the grid, and its events in flight (`begun`)."""
+"""State of the thread of a program or partition: its `place` in the grid, and its events in flight
+(`begun`).
+"""
 
 
 def explore(seed: int) -> None:

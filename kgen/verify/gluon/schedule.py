@@ -1,10 +1,13 @@
-"""A random order of events by seed: steps of partitions, of which one runs at a time, and asynchronous events.
+"""A random order of events by seed: steps of partitions, of which one runs at a time, and
+asynchronous events.
 
-Each partition and event has a random priority. The runnable one with the highest priority runs. Sometimes a priority is
-drawn again. So a load may complete at once or as late as possible, and a warpgroup may run far ahead. Few seeds find
-errors that depend on the order of few events. The same seed gives the same order.
+Each partition and event has a random priority. The runnable one with the highest priority runs.
+Sometimes a priority is drawn again. So a load may complete at once or as late as possible, and a
+warpgroup may run far ahead. Few seeds find errors that depend on the order of few events. The same
+seed gives the same order.
 
-Method: Burckhardt et al., A randomized scheduler with probabilistic guarantees of finding bugs, ASPLOS 2010.
+Method: Burckhardt et al., A randomized scheduler with probabilistic guarantees of finding bugs,
+ASPLOS 2010.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class _Ended(BaseException):
 class InFlight:
     """An event that happens once, at any later time, after the event that it follows."""
 
-    def __init__(self, happen: Callable[[], None], follows: InFlight | None, priority: float) -> None:
+    def __init__(
+        self, happen: Callable[[], None], follows: InFlight | None, priority: float
+    ) -> None:
         self.happen, self.follows, self.priority = happen, follows, priority
         self.done = False
 
@@ -112,7 +117,10 @@ class Schedule:
             self._fail(error)
 
     def _next(self, me: _Partition | None) -> None:
-        """Resume the partition with the highest priority. Return when that is `me`; at once if `me` is None."""
+        """Resume the partition with the highest priority.
+
+        Return when that is `me`; at once if `me` is None.
+        """
         while True:
             if self._error is not None:
                 # Each partition ends at its next turn.

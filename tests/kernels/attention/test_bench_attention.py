@@ -130,10 +130,16 @@ def test_sdpa_only_where_it_applies():
 
 
 def test_reads_are_guarded_where_an_index_may_leave_the_buffer():
-    """FlexAttention gets the code that a user would write: no guard if there are as many queries as keys."""
-    problem = problem_of(load(Path(__file__).resolve().parents[3] / "specs" / "document_causal.yaml"))
+    """FlexAttention gets the code that a user would write: no guard if there are as many queries as
+    keys.
+    """
+    problem = problem_of(
+        load(Path(__file__).resolve().parents[3] / "specs" / "document_causal.yaml")
+    )
     same = draw_workload(problem, 1, 1, 64, "cpu")
-    assert python_source(problem.mask_mod, same) == "(doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx)"
+    assert (
+        python_source(problem.mask_mod, same) == "(doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx)"
+    )
     fewer = replace(same, buffers={"doc": same.buffers["doc"][:16]})
     assert python_source(problem.mask_mod, fewer).count("torch.clamp(") == 2
 
@@ -233,11 +239,16 @@ def test_ragged_lengths_add_up(tokens):
 
 
 def test_packed_sequences_are_documents_to_the_peers():
-    """Peers get one sequence with documents. Its results equal the packed sequences, one after the other."""
+    """Peers get one sequence with documents.
+
+    Its results equal the packed sequences, one after the other.
+    """
     mask = call("ge", call("sub", call("add", Q, Var("SK", INT)), Var("SQ", INT)), K)
     slopes = {"slopes": buffer(("HQ",), "fp32"), "lens": buffer(("B",), "int32")}
     shown = call("and", mask, call("ge", K, call("sub", Read("lens", (B,), INT), 60)))
-    problem = replace(problem_of(loaded("v", mask_mod=shown, score_mod=ALIBI, buffers=slopes)), varlen=True)
+    problem = replace(
+        problem_of(loaded("v", mask_mod=shown, score_mod=ALIBI, buffers=slopes)), varlen=True
+    )
     load = draw_workload(problem, 2, 4, 100, "cpu")
     load.buffers["lens"].copy_(torch.arange(len(load.buffers["lens"])) % 60)
     got = peers.prepare("eager", load, {})(load.q, load.k, load.v)

@@ -26,8 +26,12 @@ from kgen.spec.load import Loaded, load, loads
 from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
-LISTED = [ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")]
-LISTED += [ROOT / "tests/specs" / f"{name}.yaml" for name in ("clusters", "listed_anyway", "listed_heads")]
+LISTED = [
+    ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")
+]
+LISTED += [
+    ROOT / "tests/specs" / f"{name}.yaml" for name in ("clusters", "listed_anyway", "listed_heads")
+]
 
 HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 64\n"
 BUFFERS = """buffers:
@@ -73,7 +77,9 @@ def test_which_masks_get_one(mask: str, wanted: bool) -> None:
     assert plan.choice.listed == wanted
     assert (plan.block_mask is not None) == wanted
     assert plan.forward.listed == wanted
-    always, never = (plan_attention(sample(mask, f"block_mask: {asked}\n")) for asked in ("always", "never"))
+    always, never = (
+        plan_attention(sample(mask, f"block_mask: {asked}\n")) for asked in ("always", "never")
+    )
     assert always.block_mask is not None
     assert never.block_mask is None
 
@@ -209,4 +215,6 @@ def test_explained() -> None:
 
 def test_a_spec_without_the_field_is_hashed_as_before() -> None:
     assert "block_mask" not in sample("q_idx >= kv_idx").spec.model_dump()
-    assert sample("q_idx >= kv_idx", "block_mask: never\n").spec.model_dump()["block_mask"] == "never"
+    assert (
+        sample("q_idx >= kv_idx", "block_mask: never\n").spec.model_dump()["block_mask"] == "never"
+    )

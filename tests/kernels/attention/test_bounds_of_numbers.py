@@ -51,13 +51,19 @@ def test_a_call_checks_the_bound(within: str, most: int, spelled: str, tmp_path:
         path.write_text(text)
     wrong = [most + 1, -most - 1]
     said = interpreted(_messages, tmp_path / "near" / "triton.py", [most, -most, *wrong])
-    assert said == [None, None, *(f"near: reach must lie within {spelled} of zero, got {n}" for n in wrong)]
+    assert said == [
+        None,
+        None,
+        *(f"near: reach must lie within {spelled} of zero, got {n}" for n in wrong),
+    ]
 
 
 @pytest.mark.parametrize(("within", "most", "spelled"), BOUNDS)
 def test_c_checks_the_bound(within: str, most: int, spelled: str) -> None:
     program: Any = native(loads(SPEC.format(within=within), "near.yaml"), {}, [80]).program
     checks = [check for check in program.checks if "reach" in check.message]
-    power = f"INT64_C(1) << {most.bit_length() - 1}" if most.bit_count() == 1 else f"INT64_C({most})"
+    power = (
+        f"INT64_C(1) << {most.bit_length() - 1}" if most.bit_count() == 1 else f"INT64_C({most})"
+    )
     assert [check.wrong for check in checks] == [f"a->reach > {power} || a->reach < -({power})"]
     assert f"reach must lie within {spelled} of zero" in checks[0].message

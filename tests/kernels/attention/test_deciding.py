@@ -59,11 +59,15 @@ VACUOUS = {"ends_by_head": "b >= 0"}
 """Conditions that hold in every call. The specs contain them because kernels drop them."""
 
 
-@pytest.mark.parametrize("path", [*STOCK, *of_family("attention", CORNERS)], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [*STOCK, *of_family("attention", CORNERS)], ids=lambda path: path.stem
+)
 def test_quick_cases_decide_both_ways(path):
     loaded = load(path)
     found = {show(node) for node in undecided(problem_of(loaded))}
-    assert found == {VACUOUS[path.stem]} if path.stem in VACUOUS else not found, f"no case decides {found}"
+    assert found == {VACUOUS[path.stem]} if path.stem in VACUOUS else not found, (
+        f"no case decides {found}"
+    )
 
 
 def test_what_decides_nothing_is_named(tmp_path):
@@ -83,4 +87,6 @@ def test_lengths_follow_the_constants(tmp_path):
             f"mask_mod: q_idx >= kv_idx and q_idx - kv_idx < {window}\n"
         )
         shapes = shapes_that_decide(problem_of(load(path)))
-        assert not shapes if not queries else abs(shapes[0][0] - queries) <= 32 and shapes[0][1] > 128
+        assert (
+            not shapes if not queries else abs(shapes[0][0] - queries) <= 32 and shapes[0][1] > 128
+        )

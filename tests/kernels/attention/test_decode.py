@@ -71,7 +71,9 @@ def test_sequences_that_differ_share_programs(lines: str, balanced: bool) -> Non
 
 
 def test_a_condition_on_the_head_bounds_no_tile() -> None:
-    """The rows of a tile belong to several heads, so neither tiles nor loads may depend on the head."""
+    """The rows of a tile belong to several heads, so neither tiles nor loads may depend on the
+    head.
+    """
     mask = "buffers: {reach: {shape: [HQ], dtype: int32}}\nmask_mod: kv_idx < reach[h]\n"
     plan = plan_decode(spec(mask, "passes: [decode]\n")).attention
     (span,) = plan.forward.spans
@@ -132,7 +134,8 @@ random.seed(0)
 for _ in range(200):
     B = random.randint(1, 40)
     slots = B * random.randint(2, 9)
-    lens = torch.tensor([random.choice([0, 1, 64, 65, random.randint(0, 9000)]) for _ in range(B)], dtype=torch.int32)
+    lens = [random.choice([0, 1, 64, 65, random.randint(0, 9000)]) for _ in range(B)]
+    lens = torch.tensor(lens, dtype=torch.int32)
     out = torch.full((B,), -1, dtype=torch.int32)
     shares[(1,)](out, lens, B, slots, 9000, BATCHES=triton.next_power_of_2(B), BLOCK_N=64)
     tiles = (lens + 63) // 64
@@ -154,23 +157,35 @@ print("fine")
 
 
 def test_programs_are_shared_out(tmp_path: Path, verdict: Any) -> None:
-    """Every sequence gets a program, none gets more than it has work for, and the parts have similar sizes."""
+    """Every sequence gets a program, none gets more than it has work for, and the parts have
+    similar sizes.
+    """
     script = tmp_path / "shares.py"
     script.write_text(SHARES)
     path = ROOT / "generated" / "decode_gqa" / "triton.py"
     verdict(problem_of(load(ROOT / "specs/decode_gqa.yaml")), path)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(path)], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, str(script), str(path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     assert done.stdout.strip() == "fine", done.stderr[-2000:]
 
 
 EMPTY_RANGES = [
-    ("where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)", "end", 200),
+    (
+        "where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)",
+        "end",
+        200,
+    ),
     ("((q_idx < 32) != (kv_idx < 16)) and (kv_idx % 2 == 0 or q_idx >= kv_idx)", "start", 40),
 ]
-"""Masks of several ranges. For one query, an earlier range is empty. With this number of keys, a later one is not."""
+"""Masks of several ranges. For one query, an earlier range is empty. With this number of keys, a
+later one is not.
+"""
 
 
 @pytest.mark.parametrize(("mask", "align", "keys"), EMPTY_RANGES)

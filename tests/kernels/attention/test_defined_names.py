@@ -1,4 +1,6 @@
-"""Names in emitted files: each kernel defines the names that it uses, for all sizes and heads in a spec."""
+"""Names in emitted files: each kernel defines the names that it uses, for all sizes and heads in a
+spec.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ BUFFERS = {
 }
 EXPRESSIONS = (
     "score_mod: score * t[h_kv] / HKV + d[h_kv, q_idx - kv_idx] * (HQ - B)\n"
-    "mask_mod: kv_idx < u[b, h_kv] and q_idx + HKV >= kv_idx and (h_kv % 2 == 0 or kv_idx < SK - SQ)\n"
+    "mask_mod: kv_idx < u[b, h_kv] and q_idx + HKV >= kv_idx and (h_kv % 2 == 0 or kv_idx < SK - "
+    "SQ)\n"
 )
 
 
@@ -39,6 +42,8 @@ def test_every_size_is_defined(dtype: str, tmp_path: Path) -> None:
         learned = ", grad: true" * ("backward" in text)
         buffers = ", ".join(f"{n}: {{{b}{learned * (n != 'u')}}}" for n, b in BUFFERS.items())
         for gqa in ("1", "2"):
-            spec = HEAD.format(dtype=dtype, gqa=gqa) + text + f"buffers: {{{buffers}}}\n" + EXPRESSIONS
+            spec = (
+                HEAD.format(dtype=dtype, gqa=gqa) + text + f"buffers: {{{buffers}}}\n" + EXPRESSIONS
+            )
             (tmp_path / f"{calls} {gqa}.py").write_text(single(loads(spec, "named.yaml")))
     assert "F821" not in wrong_names([tmp_path])

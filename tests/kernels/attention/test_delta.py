@@ -1,4 +1,6 @@
-"""The CUDA kernel for delta: it compiles for all chips without spills, and backward accepts its result."""
+"""The CUDA kernel for delta: it compiles for all chips without spills, and backward accepts its
+result.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def emitted(spec: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 128), ("fp16", 80), ("fp32", 192), ("bf16", 1000)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"), [("bf16", 128), ("fp16", 80), ("fp32", 192), ("bf16", 1000)]
+)
 def test_delta_compiles_and_does_not_spill(tmp_path, dtype, head_dim, verdict):
     spec = attention(
         tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}", "targets: {cuda: {passes: [delta]}}"
@@ -68,7 +72,9 @@ def test_deltas_are_for_nvcc_too(tmp_path, verdict):
 
 def test_threads_share_wide_rows(tmp_path):
     def plan(dtype: str, head_dim: int):
-        return plan_delta(load(attention(tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}")).spec)
+        return plan_delta(
+            load(attention(tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}")).spec
+        )
 
     assert [plan("bf16", d).threads_per_row for d in (1, 64, 128, 192, 1024)] == [8, 8, 8, 16, 32]
     assert [plan("bf16", d).rows for d in (64, 128)] == [32, 16]
@@ -76,7 +82,9 @@ def test_threads_share_wide_rows(tmp_path):
 
 
 def test_backward_takes_delta_from_outside(tmp_path, verdict):
-    """In Triton's interpreter, gradients are the same with a passed delta and with the kernel's own."""
+    """In Triton's interpreter, gradients are the same with a passed delta and with the kernel's
+    own.
+    """
     spec = attention(
         tmp_path,
         "dtype: fp32",
@@ -129,5 +137,7 @@ for wrong, words in (
 """
     verdict(problem_of(load(spec)), path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,8 @@ from kgen.spec.load import load
 def canonical(value):
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
-        return f"{type(value).__name__}({', '.join(canonical(getattr(value, f.name)) for f in fields)})"
+        values = ", ".join(canonical(getattr(value, f.name)) for f in fields)
+        return f"{type(value).__name__}({values})"
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(canonical, value))})"
     if isinstance(value, dict):

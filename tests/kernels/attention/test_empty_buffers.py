@@ -1,6 +1,7 @@
 """Buffers without elements: every read is zero, and their gradients are empty.
 
-The cases: all ways to sum a gradient, indices that are read, block masks, decoding, packed sequences, Hopper kernels.
+The cases: all ways to sum a gradient, indices that are read, block masks, decoding, packed
+sequences, Hopper kernels.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ SPECS = {
         "gqa: 2\nbuffers: {t: {shape: [HQ, any], dtype: fp32, grad: true}}",
         "score_mod: score * (1 + t[h, -1])",
     ),
-    "packed": (f"varlen: true\n{LEARNED}", "score_mod: score + t[h] * q_idx + t[kv_idx] + t[q_idx - kv_idx]"),
+    "packed": (
+        f"varlen: true\n{LEARNED}",
+        "score_mod: score + t[h] * q_idx + t[kv_idx] + t[q_idx - kv_idx]",
+    ),
     "block mask": (
         f"block_mask: always\nbuffers: {{{AT}}}",
         "mask_mod: at[q_idx] == at[kv_idx] and at[-1] == 0 and kv_idx <= q_idx",
     ),
-    "decoding": (f"passes: [forward, backward, decode]\n{LEARNED}", "score_mod: score + t[kv_idx] + t[-1]"),
+    "decoding": (
+        f"passes: [forward, backward, decode]\n{LEARNED}",
+        "score_mod: score + t[kv_idx] + t[-1]",
+    ),
     "Hopper": (
         BOTH,
         "score_mod: score + t[-1] * (kv_idx - q_idx)",
@@ -54,7 +61,9 @@ def test_kernels_read_zeros(name: str, tmp_path: Path) -> None:
     assert interpreted(failures, text, emitted(text, tmp_path), ["no-elements"], hopper) == []
 
 
-@pytest.mark.parametrize(("mask", "drawn"), [("kv_idx < len(at)", True), ("kv_idx % len(at) < 3", False)])
+@pytest.mark.parametrize(
+    ("mask", "drawn"), [("kv_idx < len(at)", True), ("kv_idx % len(at) < 3", False)]
+)
 def test_verify_has_the_case_unless_a_length_is_a_divisor(mask: str, drawn: bool) -> None:
     text = f"{HEAD.format(head_dim=16)}buffers: {{{AT}}}\nmask_mod: {mask}\n"
     found = {case.name for case in cases(problem_of(loads(text, "spec.yaml")), quick=True)}

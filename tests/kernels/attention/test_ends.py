@@ -18,7 +18,9 @@ NAMES = ("lo", "hi", "full_lo", "full_hi")
 
 def text(mask: str, buffers: str = "", more: str = "") -> str:
     buffers = f"buffers: {{{buffers}}}\n" if buffers else ""
-    return f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: 128\n{buffers}mask_mod: {mask}\n{more}"
+    return (
+        f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: 128\n{buffers}mask_mod: {mask}\n{more}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,17 @@ def test_what_is_searched_for() -> None:
 
 def test_a_range_that_may_begin_at_the_end() -> None:
     mask = "(q_idx <= n[b] < kv_idx) or (q_idx // 33 == kv_idx // 33)"
-    plan = plan_attention(loads(text(mask, "n: {shape: [B], dtype: int32}", "varlen: true\n"), "x.yaml"))
+    plan = plan_attention(
+        loads(text(mask, "n: {shape: [B], dtype: int32}", "varlen: true\n"), "x.yaml")
+    )
     assert ends_of(plan.forward).lo.may_be_length
     causal = plan_attention(loads(text("q_idx >= kv_idx"), "x.yaml"))
     assert not ends_of(causal.forward).lo.may_be_length
 
 
-@pytest.mark.parametrize(("score", "shares"), [("30 * tanh(score / 30)", True), ("score * 2", False)])
+@pytest.mark.parametrize(
+    ("score", "shares"), [("30 * tanh(score / 30)", True), ("score * 2", False)]
+)
 def test_scores_of_hidden_keys(score: str, shares: bool) -> None:
     spec = text("kv_idx < n[b]", "n: {shape: [B], dtype: int32}", f"score_mod: {score}\n")
     plan = plan_hopper(plan_attention(loads(spec, "x.yaml")))
@@ -73,7 +79,9 @@ def test_what_a_mask_reads() -> None:
     (name,) = mask_reads(plan.forward)
     assert mask_reads(plan.forward)[name] == "m"
     assert mask_reads(plan_attention(loads(text("q_idx >= kv_idx"), "x.yaml")).forward) == {}
-    pairs = text("m[q_idx, kv_idx] > 0", "m: {shape: [SQ, SK], dtype: int32}", "block_mask: always\n")
+    pairs = text(
+        "m[q_idx, kv_idx] > 0", "m: {shape: [SQ, SK], dtype: int32}", "block_mask: always\n"
+    )
     assert mask_reads(plan_attention(loads(pairs, "x.yaml")).forward) == {}
 
 
@@ -85,8 +93,13 @@ def test_what_a_mask_reads() -> None:
         ("m[q_idx, kv_idx] > 0", "[SQ, SK]", "int32", None),
     ],
 )
-def test_what_a_mask_reads_has_one_type(mask: str, shape: str, dtype: str, zeros: str | None) -> None:
-    """In tiles without the mask, zeros replace the read value. Triton requires one shape and type per variable."""
+def test_what_a_mask_reads_has_one_type(
+    mask: str, shape: str, dtype: str, zeros: str | None
+) -> None:
+    """In tiles without the mask, zeros replace the read value.
+
+    Triton requires one shape and type per variable.
+    """
     more = "block_mask: always\n" if zeros is None else ""
     spec = loads(text(mask, f"m: {{shape: {shape}, dtype: {dtype}}}", more), "x.yaml")
     emitted = render_spec(spec)["hopper.py"]

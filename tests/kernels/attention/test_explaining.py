@@ -47,7 +47,10 @@ def test_every_attention_is_explained(path: Path) -> None:
     for gradient in plan.gradients:
         assert f"d {gradient.buffer}[" in text
     for tile in chain.from_iterable(plan.tiles.forward.values()):
-        assert f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages" in text
+        assert (
+            f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages"
+            in text
+        )
     assert all(line == line.rstrip() for line in text.split("\n"))
     assert "Call(" not in text
 

@@ -1,4 +1,6 @@
-"""PyTorch programs and caches that use operators of an emitted file or a package, in another folder and process."""
+"""PyTorch programs and caches that use operators of an emitted file or a package, in another folder
+and process.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def test_an_exported_program_runs_in_another_folder_and_process(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("c++"), reason="AOTInductor wants a C++ compiler on the CPU")
-def test_a_program_compiled_ahead_runs_in_another_folder_and_process(folders, tmp_path: Path) -> None:
+def test_a_program_compiled_ahead_runs_in_another_folder_and_process(
+    folders, tmp_path: Path
+) -> None:
     here, there = folders
     ran(COMPILES_AHEAD, here, tmp_path / "model.pt2")
     shutil.rmtree(here)

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[3]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = {"forward", "dq", "backward"}
 
-# Searched ranges, a window, a causal mask with grouped queries, and a bias of the keys. A mask in all tiles, no mask,
-# and scores that use a function: of two, one is kept in the factor of dP. Ranges of a few tiles, and a range that
-# depends on the tile of keys.
+# Searched ranges, a window, a causal mask with grouped queries, and a bias of the keys. A mask in
+# all tiles, no mask, and scores that use a function: of two, one is kept in the factor of dP.
+# Ranges of a few tiles, and a range that depends on the tile of keys.
 DENSE = [
     "document_causal",
     "batched_documents",
@@ -47,24 +47,43 @@ DENSE = [
 ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
 # Pages: two per tile, eight per tile, half a page per tile.
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
-# A causal mask. A bias, with ranges that begin past the keys of a sequence. A function of the score.
+# A causal mask. A bias, with ranges that begin past the keys of a sequence. A function of the
+# score.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
-# A bias per pair of positions. First without a mask, then in windows, per batch, in 16 bits. Then in frames of
-# several tiles: a half of the rows skips more tiles than the rings hold, at either end.
+# A bias per pair of positions. First without a mask, then in windows, per batch, in 16 bits. Then
+# in frames of several tiles: a half of the rows skips more tiles than the rings hold, at either
+# end.
 PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 # Blocks of a block mask: per batch, and per head with grouped queries.
 LISTED = ["causal_images", "block_sparse"]
-# Keys wider than values: a causal mask, packed sequences with a window and a bias, keys past an end.
+# Keys wider than values: a causal mask, packed sequences with a window and a bias, keys past an
+# end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
-# Heads of 256: bounded scores in a window with grouped queries, no mask, gradients of buffers, and packed sequences.
-# Also keys past an end, with grouped queries and with a function, and a block mask.
-BROAD = ["gemma2", "broad_full", "broad_learned", "broad", "broad_padded", "packed_broad", "broad_images"]
-# Heads with fewer columns than a tile: for two consumers, for three, and in the kernels for 256 columns.
+# Heads of 256: bounded scores in a window with grouped queries, no mask, gradients of buffers, and
+# packed sequences. Also keys past an end, with grouped queries and with a function, and a block
+# mask.
+BROAD = [
+    "gemma2",
+    "broad_full",
+    "broad_learned",
+    "broad",
+    "broad_padded",
+    "packed_broad",
+    "broad_images",
+]
+# Heads with fewer columns than a tile: for two consumers, for three, and in the kernels for 256
+# columns.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
 # Steps in a bias, a conditional derivative, promised lengths, open extents.
-ODD = {"key_tables": FUSED, "steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
-# Gradients of buffers: per head, of one number, per head and query. The last also has a mask that hides NaN. Then
-# packed sequences.
+ODD = {
+    "key_tables": FUSED,
+    "steps": ALL,
+    "leaky": FUSED,
+    "promised_window": FUSED,
+    "promised_full": FUSED,
+}
+# Gradients of buffers: per head, of one number, per head and query. The last also has a mask that
+# hides NaN. Then packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "learned_numbers", "packed_learned"]
 # 64-bit integers: searched, and as ends of the keys.
 WIDE = {"documents_of_64_bits": ALL, "lengths_of_64_bits": FUSED}
@@ -116,9 +135,15 @@ LEAKS = {
     "": ("", ""),
     "delta past the end": (
         "args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_idx < SQ",
-        "args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_begin + q_idx < problem.TQ",
+        (
+            "args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_begin + q_idx "
+            "< problem.TQ"
+        ),
     ),
-    "dP of rows without keys": ("gl.where(mask, ds, 0.0)", "gl.where(mask, p, 0.0) * (dp - delta[:, None])"),
+    "dP of rows without keys": (
+        "gl.where(mask, ds, 0.0)",
+        "gl.where(mask, p, 0.0) * (dp - delta[:, None])",
+    ),
     "keys past the end": (
         "k_desc, [FAR, kv_end, h_kv, FAR - SK + kv_start, 0]",
         "k_desc, [FAR, problem.TK, h_kv, FAR - problem.TK + kv_begin + kv_start, 0]",
@@ -137,10 +162,14 @@ LEAKS = {
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("leak", LEAKS)
 def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path, verdict: Any) -> None:
-    """Results of a sequence are bitwise the same if neighboring sequences and tokens contain NaN."""
+    """Results of a sequence are bitwise the same if neighboring sequences and tokens contain
+    NaN.
+    """
     right, wrong = LEAKS[leak]
     spec = (
-        (ROOT / "specs" / "varlen_causal.yaml").read_text().replace("head_dim: 128", f"head_dim: {head_dim}")
+        (ROOT / "specs" / "varlen_causal.yaml")
+        .read_text()
+        .replace("head_dim: 128", f"head_dim: {head_dim}")
     )
     text = single(loads(spec, "varlen_causal.yaml"))
     assert right in text
@@ -154,13 +183,18 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path, verdict: An
     ("right", "wrong"),
     [
         ("", ""),
-        ("gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + b), 0), total)", "gl.load(cu_seqlens_ptr + b)"),
+        (
+            "gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + b), 0), total)",
+            "gl.load(cu_seqlens_ptr + b)",
+        ),
         ("gl.minimum(gl.load(cu_others_ptr + after), others)", "gl.load(cu_others_ptr + after)"),
         ("gl.maximum(slot - begin // BLOCK - b, 0)", "slot - begin // BLOCK - b"),
     ],
     ids=["", "begin", "end of the others", "tile"],
 )
-def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: Path, verdict: Any) -> None:
+def test_wrong_offsets_stay_in_their_tensors(
+    right: str, wrong: str, tmp_path: Path, verdict: Any
+) -> None:
     path = tmp_path / "varlen_causal.py"
     path.write_text(single(_spec("varlen_causal")))
     assert right in path.read_text()
@@ -181,7 +215,8 @@ def _release(ring: str, indent: int = 8, i: str = "n_used") -> str:
 SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)\n"
 WAIT_FOR_KEYS = "        _consumer_wait(kv_ring, n_used)\n"
 WAIT_FOR_DELTA = (
-    "        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may"
+    "        gdc_wait()  # for delta; what comes after this kernel need not wait for it any "
+    "more, and may"
 )
 ACC = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
 DV_DK = "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])"
@@ -193,7 +228,9 @@ EARLY = {
         "    if PENDING == 0:\n"
         "        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed",
     ),
-    "keys and values freed before they are read": _swapped(ACC, _release("kv_ring"), "        acc = _res"),
+    "keys and values freed before they are read": _swapped(
+        ACC, _release("kv_ring"), "        acc = _res"
+    ),
     "keys and values read before they are there": (
         f"{WAIT_FOR_KEYS}{SCORES_OF_KEYS}        acc_async",
         f"{SCORES_OF_KEYS}        acc_async",
@@ -241,7 +278,9 @@ EARLY = {
         "    _consumer_release(ring",
     ),
     "queries freed before dk is there": _swapped(DV_DK, _release("q_ring")),
-    "keys freed before dq is there": _swapped(DQ, _release("kv_ring", i="n_used - 1"), "        n_used"),
+    "keys freed before dq is there": _swapped(
+        DQ, _release("kv_ring", i="n_used - 1"), "        n_used"
+    ),
     "dS stored before both consumers are done with the one before": (
         "    mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)",
         "    pass",
@@ -251,7 +290,10 @@ EARLY = {
     ),
     "broad: values freed before dP is there": (
         "        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
-        "        _consumer_release(v_ring, n_used)\n        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
+        (
+            "        _consumer_release(v_ring, n_used)\n        ds = _dq_hopper_gradient(\n"
+            "            qk_async, dp_async"
+        ),
     ),
     "broad: factors read before they are there": (
         "mbarrier.wait(factors.full.index(slot), n_used // SLOTS & 1)",
@@ -288,7 +330,10 @@ EARLY = {
         "count=1, pred=wanted ^ True",
         "count=2, pred=wanted ^ True",
     ),
-    "barriers that nobody uses": ("        ds_tiles = ()\n", "        ds_tiles = _barriers(2, 2)\n"),
+    "barriers that nobody uses": (
+        "        ds_tiles = ()\n",
+        "        ds_tiles = _barriers(2, 2)\n",
+    ),
     "dk stored where dv still leaves from": (
         "        tma.store_wait(0)\n        barrier()\n        _store_tile(args.dk_desc",
         "        barrier()\n        _store_tile(args.dk_desc",
@@ -331,7 +376,9 @@ def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path, ver
     assert {message.partition(":")[0] for message in wrong} >= {f"{last} ends", f"{last} short"}
 
 
-def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path, verdict: Any) -> None:
+def test_what_a_block_lists_past_the_end_is_added_nowhere_else(
+    tmp_path: Path, verdict: Any
+) -> None:
     text = single(_spec("causal_images"))
     right = "before = head + gl.minimum(q_start, fixed.SQ - 1) // BLOCK_M"
     assert text.count(right) == 1
@@ -403,16 +450,22 @@ def _found(name: str, path: Path, seed: int) -> list[str]:
     try:
         return interpreted(_verify, name, path, seed, 1)[1]
     except (RuntimeError, AssertionError) as error:
-        # A slot that is released twice or too early leaves its barrier incomplete, or with too many arrivals.
+        # A slot that is released twice or too early leaves its barrier incomplete, or with too many
+        # arrivals.
         return re.findall(
-            "a barrier that nobody completes|more arrivals than|the launch ahead is known|without a fence",
+            (
+                "a barrier that nobody completes|more arrivals than|the launch ahead is "
+                "known|without a fence"
+            ),
             str(error),
         )
 
 
 def _spec(name: str) -> Path:
     return next(
-        p for p in (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs")) if p.exists()
+        p
+        for p in (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs"))
+        if p.exists()
     )
 
 
@@ -437,7 +490,9 @@ def _module(path: Path) -> Any:
     return imported(path, "kgen_test_hopper")
 
 
-def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[dict[str, int], list[str]]:
+def _verify(
+    name: str, path: Path, seed: int = 0, enough: int = 2**31
+) -> tuple[dict[str, int], list[str]]:
     """Return the number of runs of each kernel, and the failures. Stop after `enough` failures."""
     from kgen.kernels.attention.verify import cases
     from kgen.verify.families import Subject
@@ -475,7 +530,9 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
             wrong += [f"{pass_} {case.name}: {c.message}" for c in checks if not c.ok]
             if len(wrong) >= enough:
                 return launched, wrong
-    return launched, wrong + [f"{name}: {x}" for name, kernel in kernels.items() for x in kernel.unused()]
+    return launched, wrong + [
+        f"{name}: {x}" for name, kernel in kernels.items() for x in kernel.unused()
+    ]
 
 
 def _launched(name: str, length: int) -> dict[str, int]:
@@ -490,8 +547,8 @@ def _launched(name: str, length: int) -> dict[str, int]:
 def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
     """Run backward for two gradients with equal values: a dense one, and one that TMA cannot load.
 
-    The second is the gradient of a sum (strides of 0), or its rows are not aligned. Return the number of runs of each
-    backward kernel, and the inputs whose gradients differ.
+    The second is the gradient of a sum (strides of 0), or its rows are not aligned. Return the
+    number of runs of each backward kernel, and the inputs whose gradients differ.
     """
     module = _module(_rendered("full_d64_fp16"))
     launched = _backward_counted(module)
@@ -500,8 +557,12 @@ def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
     dout = one.expand(2, 2, 50, 64) if of == "sum" else wide[..., 1:]
     assert not module._by_tma(dout)
     out = module.full_d64_fp16(*inputs)
-    got, want = (torch.autograd.grad(out, inputs, x, retain_graph=True) for x in (dout, dout.contiguous()))
-    return launched, [name for name, x, y in zip("qkv", got, want, strict=True) if not torch.equal(x, y)]
+    got, want = (
+        torch.autograd.grad(out, inputs, x, retain_graph=True) for x in (dout, dout.contiguous())
+    )
+    return launched, [
+        name for name, x, y in zip("qkv", got, want, strict=True) if not torch.equal(x, y)
+    ]
 
 
 def _backward_counted(module: Any) -> dict[str, int]:
@@ -516,14 +577,18 @@ def _backward_counted(module: Any) -> dict[str, int]:
 
 
 def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
-    """Return the results that change if the third sequence and the tokens after the last contain NaN."""
+    """Return the results that change if the third sequence and the tokens after the last contain
+    NaN.
+    """
     function = _module(path).varlen_causal
     cu_seqlens = torch.tensor([0, 90, 150, 230], dtype=torch.int32)
     third, after = slice(90, 150), slice(230, 250)
 
     def results(factor: float) -> dict[str, torch.Tensor]:
         random = torch.Generator().manual_seed(0)
-        q, k, v, dout = (torch.randn(250, 1, head_dim, generator=random).bfloat16() for _ in range(4))
+        q, k, v, dout = (
+            torch.randn(250, 1, head_dim, generator=random).bfloat16() for _ in range(4)
+        )
         for x in (q, k, v, dout):
             x[third] *= factor
             x[after] *= factor
@@ -606,7 +671,8 @@ def test_what_is_read_by_pair_comes_by_tma(more: str, by_tma: bool, tmp_path: Pa
     path = tmp_path / "pairs.yaml"
     buffers = "buffers:\n  bias: {shape: [SQ, SK], dtype: fp32}\n"
     head = (
-        "kernel: attention\nname: pairs\ndtype: bf16\nhead_dim: 128\nblock_mask: never\npasses: [forward]\n"
+        "kernel: attention\nname: pairs\ndtype: bf16\nhead_dim: 128\nblock_mask: never\n"
+        "passes: [forward]\n"
     )
     path.write_text(f"{head}{buffers}{more}\n")
     assert ("pair_desc" in single(path)) == by_tma
@@ -623,7 +689,9 @@ def test_what_is_read_by_pair_comes_by_tma(more: str, by_tma: bool, tmp_path: Pa
         ((" and q_idx >= kv_idx", ""), False),
     ],
 )
-def test_where_tiles_begin_with_a_document(change: tuple[str, str], begins: bool, tmp_path: Path) -> None:
+def test_where_tiles_begin_with_a_document(
+    change: tuple[str, str], begins: bool, tmp_path: Path
+) -> None:
     text = (ROOT / "specs" / "document_causal.yaml").read_text()
     assert change[0] in text
     path = tmp_path / "document_causal.yaml"
@@ -646,7 +714,9 @@ def test_where_tiles_begin_with_a_document(change: tuple[str, str], begins: bool
         (("cap * tanh(score / cap)", "cap * score"), False),
     ],
 )
-def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: bool, tmp_path: Path) -> None:
+def test_where_the_maximum_is_not_followed(
+    change: tuple[str, str], bounded: bool, tmp_path: Path
+) -> None:
     text = (ROOT / "specs" / "softcap_causal.yaml").read_text()
     assert change[0] in text
     path = tmp_path / "softcap_causal.yaml"
@@ -661,17 +731,32 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
     [
         ("{qk: 192, v: 128}", "mask_mod: q_idx >= kv_idx and kv_idx < lens[b]", True),
         # K has two tiles, and both contain hidden keys.
-        ("{qk: 192, v: 128}", "mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)", False),
+        (
+            "{qk: 192, v: 128}",
+            "mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)",
+            False,
+        ),
         ("{qk: 256, v: 128}", "mask_mod: kv_idx < lens[b]", False),
-        ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: never", False),
+        (
+            "128",
+            "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: never",
+            False,
+        ),
         ("128", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", True),
         # In a list, the last key and the keys that it hides can be in any block.
-        ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
+        (
+            "128",
+            "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: always",
+            False,
+        ),
         ("64", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
     ],
 )
 def test_what_forward_is_made_for(head_dim: str, more: str, there: bool) -> None:
-    text = f"kernel: attention\nname: n\ndtype: bf16\nhead_dim: {head_dim}\npasses: [forward]\n{more}\n"
+    text = (
+        f"kernel: attention\nname: n\ndtype: bf16\nhead_dim: {head_dim}\npasses: [forward]\n"
+        f"{more}\n"
+    )
     spec = loads(text + "buffers: {lens: {shape: [B], dtype: int32}}\n", "n.yaml")
     assert ("_forward_hopper_kernel" in single(spec)) == there
 
@@ -696,7 +781,13 @@ LENGTHS = [
     "{q: {multiple_of: 128}, kv: any}",
     "{q: {multiple_of: 128}, kv: {multiple_of: 128}}",
 ]
-SHAPES = {"lens": "[B]", "ends": "[B, HQ]", "image": "[B, SQ]", "table": "[HQ, 64]", "bias": "[HQ, SQ, SK]"}
+SHAPES = {
+    "lens": "[B]",
+    "ends": "[B, HQ]",
+    "image": "[B, SQ]",
+    "table": "[HQ, 64]",
+    "bias": "[HQ, SQ, SK]",
+}
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -720,7 +811,9 @@ def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
 def test_ends_of_heads_that_share_keys_are_not_cleared() -> None:
     text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\nmask_mod: kv_idx < ends[b, h]\n"
     text += "buffers: {ends: {shape: [B, HQ], dtype: int32}}\n"
-    alone, shared = (plan_hopper(plan_attention(loads(f"{text}gqa: {gqa}\n", "n.yaml"))) for gqa in (1, 2))
+    alone, shared = (
+        plan_hopper(plan_attention(loads(f"{text}gqa: {gqa}\n", "n.yaml"))) for gqa in (1, 2)
+    )
     assert alone is not None
     assert shared is not None
     assert alone.fused is not None

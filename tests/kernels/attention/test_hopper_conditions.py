@@ -25,7 +25,11 @@ LATENT = "head_dim: {qk: 192, v: 128}\n"
 REFUSED = [
     (f"dtype: fp32\n{BOTH}", "forward", "the dtype is fp32, and Hopper kernels need bf16 or fp16"),
     ("head_dim: 20\n", "forward", "no Hopper tile fits keys of 20 and values of 20 columns"),
-    ("head_dim: {qk: 256, v: 128}\n", "forward", "no Hopper tile fits keys of 256 and values of 128 columns"),
+    (
+        "head_dim: {qk: 256, v: 128}\n",
+        "forward",
+        "no Hopper tile fits keys of 256 and values of 128 columns",
+    ),
     ("mask_mod: q_idx > 5\n", "forward", "the mask removes queries by their position alone"),
     ("mask_mod: kv_idx > 5\n", "forward", "the mask removes keys by their position alone"),
     ("mask_mod: abs(q_idx - kv_idx) < 64 or kv_idx < 64\n", "forward", "several ranges of keys"),
@@ -97,7 +101,8 @@ REFUSED = [
         "query heads share keys, and each has its own end",
     ),
     (
-        "buffers: {x: {shape: [SK], dtype: fp32, grad: true}}\nscore_mod: score + x[kv_idx]\n" + BOTH,
+        "buffers: {x: {shape: [SK], dtype: fp32, grad: true}}\nscore_mod: score + x[kv_idx]\n"
+        + BOTH,
         "backward",
         "the gradient of a buffer is not a sum over keys alone",
     ),
@@ -133,7 +138,9 @@ def test_each_condition_is_told_apart() -> None:
     assert len(set(words)) == len(words)
 
 
-@pytest.mark.parametrize("more", [BOTH, f"mask_mod: q_idx >= kv_idx\n{BOTH}", f"head_dim: 64\n{BOTH}"])
+@pytest.mark.parametrize(
+    "more", [BOTH, f"mask_mod: q_idx >= kv_idx\n{BOTH}", f"head_dim: 64\n{BOTH}"]
+)
 def test_where_there_are_some(more: str) -> None:
     assert without_kernels(plan_attention(spec(more))) == {}
     assert "No kernels for Hopper" not in explain(spec(more))
@@ -147,11 +154,13 @@ DOCS = "buffers: {doc: {shape: [SK], dtype: int32, sorted: true}}\n"
     ("more", "bias", "documents"),
     [
         (f"{ALIBI}score_mod: score + s[h] * (kv_idx - q_idx)\n", True, False),
-        # The product cannot start from the bias if a soft cap follows, or if the bias has a second term.
+        # The product cannot start from the bias if a soft cap follows, or if the bias has a second
+        # term.
         (f"{ALIBI}score_mod: 30 * tanh(score / 30) + s[h] * kv_idx\n", False, False),
         (f"{ALIBI}score_mod: score + s[h] * kv_idx + exp2(kv_idx * 0.01)\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx\n", False, True),
-        # No condition is dropped if the mask compares more, or if it can hide a query from its own key.
+        # No condition is dropped if the mask compares more, or if it can hide a query from its own
+        # key.
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] + 1 and q_idx >= kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx > kv_idx\n", False, False),
         (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx]\n", False, False),
@@ -163,4 +172,7 @@ def test_what_is_better_done_otherwise(more: str, bias: bool, documents: bool) -
     found = hopper.idioms["forward"]
     assert (found.bias is not None, found.documents is not None) == (bias, documents)
     text = explain(spec(more))
-    assert ("The bias is linear in the key" in text, "Documents are sorted" in text) == (bias, documents)
+    assert ("The bias is linear in the key" in text, "Documents are sorted" in text) == (
+        bias,
+        documents,
+    )

@@ -17,11 +17,15 @@ LATE = {
     "a buffer": "head_dim: 128\nbuffers: {n: {shape: [SQ], dtype: int32, sorted: true}}\n"
     f"mask_mod: {WINDOW} and kv_idx < n[q_idx]",
 }
-"""Masks with a window. The range of keys ends at the length, or at a value that each query reads."""
+"""Masks with a window. The range of keys ends at the length, or at a value that each query
+reads.
+"""
 
 
 @pytest.mark.parametrize("end", LATE)
-def test_the_last_tiles_are_masked_behind_a_start_that_a_consumer_raises(end: str, tmp_path: Path) -> None:
+def test_the_last_tiles_are_masked_behind_a_start_that_a_consumer_raises(
+    end: str, tmp_path: Path
+) -> None:
     path = emitted(HEAD + LATE[end], tmp_path)
     assert "own_full_lo" in path.read_text()
     assert interpreted(_furthest, path, end) < 0.02
@@ -44,7 +48,11 @@ def _furthest(path: Path, end: str) -> float:
     q, k = (x + torch.randn(1, 1, n, dim, generator=random) for x, n in ((far, sq), (-far, sk)))
     v, dout = (torch.randn(1, 1, n, dim, generator=random) for n in (sk, sq))
     q, k, v, dout = (x.bfloat16() for x in (q, k, v, dout))
-    n = torch.where(torch.arange(sq) < 310, 191, sk).int() if end == "a buffer" else torch.tensor([sk] * sq)
+    n = (
+        torch.where(torch.arange(sq) < 310, 191, sk).int()
+        if end == "a buffer"
+        else torch.tensor([sk] * sq)
+    )
     out = function(q.requires_grad_(), k, v, **({"n": n} if end == "a buffer" else {}))
     exact = q.detach().double().requires_grad_()
     queries, keys = torch.arange(sq)[:, None], torch.arange(sk)

@@ -4,7 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.specs.hand_built import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
+from support.specs.hand_built import (
+    CAUSAL,
+    INT,
+    PADDING,
+    B,
+    K,
+    Q,
+    buffer,
+    call,
+    causal_alibi,
+    loaded,
+    plain,
+)
 
 from kgen.expr.nodes import Read, Var
 from kgen.kernels.attention.verify.inputs import Case, cases, draw
@@ -18,7 +30,9 @@ DOCUMENTS = call("eq", Read("doc", (B, Q), INT), Read("doc", (B, K), INT))
 
 def documents(sorted=True):
     return problem_of(
-        loaded("docs", buffers={"doc": buffer(("B", "SQ"), "int32", sorted=sorted)}, mask_mod=DOCUMENTS)
+        loaded(
+            "docs", buffers={"doc": buffer(("B", "SQ"), "int32", sorted=sorted)}, mask_mod=DOCUMENTS
+        )
     )
 
 
@@ -61,7 +75,11 @@ def test_the_number_of_keys_is_whole_pages_where_the_spec_uses_it():
 def test_a_key_in_the_page_that_sequences_share_is_hidden_from_all_or_none():
     after = call("ge", K, Read("lens", (B,), INT))
     inputs = draw(paged(after), Case("first", 8, 100, batch=2, hidden=True), "cpu")
-    table, lens, first = inputs.cache["block_table"], inputs.cache["kv_lens"], inputs.buffers["lens"]
+    table, lens, first = (
+        inputs.cache["block_table"],
+        inputs.cache["kv_lens"],
+        inputs.buffers["lens"],
+    )
     assert table[0, 0] == table[1, 0]
     assert first.tolist() == [51, 0]
     for b, (start, end) in enumerate(zip(first.tolist(), lens.tolist(), strict=True)):
@@ -150,20 +168,32 @@ def test_runtime_params_meet_their_edges():
 def test_operands_have_strides_and_places_of_their_own():
     problem = problem_of(loaded("full"))
     for layout in ("bshd", "guarded", "padded", "spaced", "stepped"):
-        inputs = draw(problem, Case("x", 20, 20, 2, 2, layout=layout, dout="strided", lse=True), "cpu")
+        inputs = draw(
+            problem, Case("x", 20, 20, 2, 2, layout=layout, dout="strided", lse=True), "cpu"
+        )
         operands = (inputs.q, inputs.k, inputs.v)
         assert len({t.stride() for t in operands}) == 3, layout
-        assert len({t.stride()[-2:] if layout != "bshd" else t.stride(2) for t in operands}) == 3, layout
+        assert len({t.stride()[-2:] if layout != "bshd" else t.stride(2) for t in operands}) == 3, (
+            layout
+        )
         assert inputs.dout.stride() not in {t.stride() for t in operands}
         assert not inputs.dlse.is_contiguous()
-    starts = [arrange(torch.zeros(2, 3, 4, 5), "offset", place).storage_offset() for place in range(4)]
+    starts = [
+        arrange(torch.zeros(2, 3, 4, 5), "offset", place).storage_offset() for place in range(4)
+    ]
     assert len(set(starts)) == 4
 
 
 def test_what_no_visible_pair_reads_is_anything():
-    lines = "kernel: attention\nname: x\ndtype: fp32\nhead_dim: 16\nbuffers: {a: {shape: [HQ], dtype: fp32}, "
+    lines = (
+        "kernel: attention\nname: x\ndtype: fp32\nhead_dim: 16\n"
+        "buffers: {a: {shape: [HQ], dtype: fp32}, "
+    )
     lines += "c: {shape: [B, SK], dtype: fp32}, on: {shape: [HQ], dtype: bool}}\n"
-    lines += "score_mod: score * a[h] + c[b, kv_idx]\nmask_mod: on[h] and kv_idx < 60 and q_idx >= kv_idx\n"
+    lines += (
+        "score_mod: score * a[h] + c[b, kv_idx]\n"
+        "mask_mod: on[h] and kv_idx < 60 and q_idx >= kv_idx\n"
+    )
     problem = problem_of(loads(lines, "x.yaml"))
     case = next(case for case in cases(problem, True) if case.unread)
     buffers = draw(problem, case, "cpu").buffers

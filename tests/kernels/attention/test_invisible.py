@@ -1,4 +1,6 @@
-"""Rows, heads and sequences that see no key: zeros, a log-sum-exp of -inf, and no gradient, whatever their factors."""
+"""Rows, heads and sequences that see no key: zeros, a log-sum-exp of -inf, and no gradient,
+whatever their factors.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ SPECS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("tile",),
     ),
-    "lengths": ((BACKWARD, "score_mod: score / SQ * log(float(SK)) + 1 / SK"), ("no-keys", "no-queries")),
+    "lengths": (
+        (BACKWARD, "score_mod: score / SQ * log(float(SK)) + 1 / SK"),
+        ("no-keys", "no-queries"),
+    ),
     "cache": (
         (
             "passes: [forward, backward, decode]\nlengths: {kv: {per_batch: true}}",
@@ -72,7 +77,11 @@ SPECS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("off-tile",),
     ),
     "row with a sink": (
-        (BACKWARD + "sinks: true", "score_mod: score - log(float(q_idx))", "mask_mod: q_idx > kv_idx"),
+        (
+            BACKWARD + "sinks: true",
+            "score_mod: score - log(float(q_idx))",
+            "mask_mod: q_idx > kv_idx",
+        ),
         ("off-tile",),
     ),
     "row of few": (
@@ -132,7 +141,10 @@ ON_HOPPER = {
     "batch": (BATCH, Case("batch", 130, 200, batch=2, lse=True)),
     "row with a sink": (SPECS["row with a sink"][0], Case("row", 130, 130, lse=True)),
     "head": (SPECS["head"][0], Case("head", 130, 130, heads_kv=2, lse=True, unread=True)),
-    "packed": (SPECS["packed"][0], Case("none", 130, 70, packed=((0, 20), (130, 70), (40, 0)), lse=True)),
+    "packed": (
+        SPECS["packed"][0],
+        Case("none", 130, 70, packed=((0, 20), (130, 70), (40, 0)), lse=True),
+    ),
 }
 
 

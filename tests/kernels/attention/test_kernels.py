@@ -1,8 +1,8 @@
 """Emitted attention against float64 in Triton's interpreter: stock specs, and corner specs.
 
-The corner specs in `tests/specs` have features that no stock spec has. Examples are scattered gradients, repeated
-reads of one buffer, guarded indices, and head dims that are not powers of two. Others are promised lengths, run-time
-parameters, fp32 without tensor cores, and 64-bit integers.
+The corner specs in `tests/specs` have features that no stock spec has. Examples are scattered
+gradients, repeated reads of one buffer, guarded indices, and head dims that are not powers of two.
+Others are promised lengths, run-time parameters, fp32 without tensor cores, and 64-bit integers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 STOCK = [
     ROOT / "specs" / f"{name}.yaml"
-    for name in ("causal_alibi", "document_causal", "longformer", "pair_bias", "decode_gqa", "decode_paged")
+    for name in (
+        "causal_alibi",
+        "document_causal",
+        "longformer",
+        "pair_bias",
+        "decode_gqa",
+        "decode_paged",
+    )
 ]
 SLOW = {
     **dict.fromkeys(("packed_narrow", "packed_learned"), 9),
@@ -50,7 +57,10 @@ def test_verified_in_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -
 
 @pytest.mark.parametrize("head_dim", [1, 16, 24, 40, 64, 72, 80, 96, 120, 192, 200, 256, 576])
 def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
-    """Every column is in one block. Blocks have different sizes, because Triton 3.6 confuses loads of equal blocks."""
+    """Every column is in one block.
+
+    Blocks have different sizes, because Triton 3.6 confuses loads of equal blocks.
+    """
     path = tmp_path / "x.yaml"
     path.write_text(f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: {head_dim}\n")
     chunks = plan_attention(load(path)).qk_chunks
@@ -67,8 +77,8 @@ def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
 def test_no_remainder_by_zero(path: Path) -> None:
     """A pipelined loop computes addresses before its first iteration, even if it has no iterations.
 
-    A remainder by the number of tiles would then be a remainder by zero. The compiler would conclude that there are
-    tiles, and kernels have hung for this reason.
+    A remainder by the number of tiles would then be a remainder by zero. The compiler would
+    conclude that there are tiles, and kernels have hung for this reason.
     """
     text = path.read_text()
     assert text.count("% wrap *") == text.count("wrap = tl.maximum(n_tiles, 1)")

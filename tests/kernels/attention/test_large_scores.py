@@ -1,4 +1,7 @@
-"""Scores so large that float32 has no digits left for a log-sum-exp. In fp32, backward recomputes P to the last bit."""
+"""Scores so large that float32 has no digits left for a log-sum-exp.
+
+In fp32, backward recomputes P to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,13 @@ MAGNITUDES = (1.0, 2.0**8, 2.0**15)
 def test_gradients_do_not_depend_on_the_size_of_scores(name: str, tmp_path: Path) -> None:
     path = tmp_path / "single.py"
     path.write_text(
-        next(iter(render_spec(loads(SPEC.format(more=FIELDS[name]), "single.yaml"), single=True).values()))
+        next(
+            iter(
+                render_spec(
+                    loads(SPEC.format(more=FIELDS[name]), "single.yaml"), single=True
+                ).values()
+            )
+        )
     )
     assert not interpreted(_off, path, name)
 
@@ -56,10 +65,14 @@ def _off(path: Path, name: str) -> list[str]:
     found = []
     for magnitude in MAGNITUDES:
         random = torch.Generator().manual_seed(0)
-        # Integers make scores exact. Every key occurs three times, so that no row attends to a single key.
-        q, k = (torch.randn(*rows, 16, generator=random).round().clamp(-2, 2) * magnitude for _ in "qk")
+        # Integers make scores exact. Every key occurs three times, so that no row attends to a
+        # single key.
+        q, k = (
+            torch.randn(*rows, 16, generator=random).round().clamp(-2, 2) * magnitude for _ in "qk"
+        )
         k = k.index_select(
-            k.dim() - 2 if name != "packed" else 0, torch.arange(rows[0 if name == "packed" else 2]) // 3
+            k.dim() - 2 if name != "packed" else 0,
+            torch.arange(rows[0 if name == "packed" else 2]) // 3,
         )
         v, dout = (torch.randn(*rows, 16, generator=random) for _ in "vd")
         given: dict[str, Any] = {"sinks": torch.tensor([1.5, -2.0])} if name == "sinks" else {}
@@ -76,7 +89,12 @@ def _off(path: Path, name: str) -> list[str]:
 
 
 def _in_float64(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, name: str, given: dict[str, Any]
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    name: str,
+    given: dict[str, Any],
 ) -> list[torch.Tensor]:
     q, k, v, dout = (x.double() for x in (q, k, v, dout))
     if name == "packed":
@@ -118,7 +136,9 @@ def _merged(path: Path) -> float:
     module = import_file(path, "single")
     module._splits = lambda programs, most, at_once: 5
     random = torch.Generator().manual_seed(1)
-    k = (torch.randn(1, 2, 12, 16, generator=random).round() * 2.0**12).repeat(1, 1, 28, 1)[:, :, :330]
+    k = (torch.randn(1, 2, 12, 16, generator=random).round() * 2.0**12).repeat(1, 1, 28, 1)[
+        :, :, :330
+    ]
     q, v = k[:, :, :3], torch.randn(1, 2, 330, 16, generator=random)
     want = (q.double() @ k.double().mT / 4).softmax(3) @ v.double()
     return float((module.single(q, k, v).double() - want).norm() / want.norm())

@@ -1,4 +1,6 @@
-"""The launch cache of emitted attention: layouts with the same properties reuse a compiled kernel."""
+"""The launch cache of emitted attention: layouts with the same properties reuse a compiled
+kernel.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def emitted() -> Any:
 
 
 def _launch(emitted: Any, kernel: _Kernel, x: torch.Tensor, BLOCK: int = 64) -> None:
-    emitted._launch(kernel, 3, emitted._layouts(x, None), x, x.stride(0), len(x), BLOCK=BLOCK, num_warps=4)
+    emitted._launch(
+        kernel, 3, emitted._layouts(x, None), x, x.stride(0), len(x), BLOCK=BLOCK, num_warps=4
+    )
 
 
 def test_a_kernel_is_asked_once_for_the_same_layouts(emitted):
@@ -95,7 +99,9 @@ def test_a_kernel_is_asked_again_for_other_constants(emitted):
 
 
 def test_a_cache_that_grows_finds_its_kernels(emitted):
-    """If keys are concatenated token by token, strides change in each step, but Triton's kernel stays the same."""
+    """If keys are concatenated token by token, strides change in each step, but Triton's kernel
+    stays the same.
+    """
     kernel = _Kernel()
     for length in range(2, 40):
         _launch(emitted, kernel, torch.zeros(4, length, 16).transpose(0, 1))
@@ -105,11 +111,14 @@ def test_a_cache_that_grows_finds_its_kernels(emitted):
 STRIDES = [0, 1, 2, 15, 16, 17, 32, 4096, 2**31 - 1, 2**31, 2**31 + 1, 2**40, 2**40 + 1]
 
 
-@pytest.mark.skipif(not hasattr(libtriton, "native_specialize_impl"), reason="Triton has it since 3.5")
+@pytest.mark.skipif(
+    not hasattr(libtriton, "native_specialize_impl"), reason="Triton has it since 3.5"
+)
 def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
     kinds = {stride: sys.modules["kgen_test_launches._launch"]._kinds(stride) for stride in STRIDES}
     compiled = {
-        stride: libtriton.native_specialize_impl(CUDABackend, stride, False, True, True) for stride in STRIDES
+        stride: libtriton.native_specialize_impl(CUDABackend, stride, False, True, True)
+        for stride in STRIDES
     }
     for a in STRIDES:
         for b in STRIDES:
@@ -176,10 +185,14 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
 def test_kernels_are_compiled_for_nothing_else(path):
-    """Triton specializes only on strides and constants, because a launch key contains no other numbers."""
+    """Triton specializes only on strides and constants, because a launch key contains no other
+    numbers.
+    """
     module = import_file(path, f"kgen_test_launches_{path.parent.name}")
     launcher = path.read_text().split("# --- launch")[1]
-    kernels = {name: kernel for name, kernel in vars(module).items() if isinstance(kernel, JITFunction)}
+    kernels = {
+        name: kernel for name, kernel in vars(module).items() if isinstance(kernel, JITFunction)
+    }
     launched = [kernel for name, kernel in kernels.items() if f" {name}, " in launcher]
     assert launched
     for kernel in launched:

@@ -1,7 +1,8 @@
-"""Kernels that use lengths of buffers: right in the interpreter, proved, and the same for all spellings.
+"""Kernels that use lengths of buffers: right in the interpreter, proved, and the same for all
+spellings.
 
-The cases: portable kernels with a gradient through a length, block masks, decoding, pages, packed sequences, and both
-Hopper kernels.
+The cases: portable kernels with a gradient through a length, block masks, decoding, pages, packed
+sequences, and both Hopper kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CU = "cu: {shape: [any], dtype: int32}"
 SPECS = {
     "plain": (
         f"gqa: 2\nbuffers: {{{CU}, t: {{shape: [HQ, any], dtype: fp32, grad: true}}}}",
-        "score_mod: score + t[h, -1] * t[h, min(q_idx, t.shape[1] - 1)] / t.size(-1) + 0.1 * len(cu) "
+        "score_mod: score + t[h, -1] * t[h, min(q_idx, t.shape[1] - 1)] / t.size(-1) + 0.1 * "
+        "len(cu) "
         "+ t[h, (q_idx - kv_idx) % t.size(1)]",
         "mask_mod: q_idx < cu[-1] and kv_idx < cu[len(cu) - 2] + 9 and kv_idx >= q_idx - len(cu)",
     ),
@@ -39,7 +41,10 @@ SPECS = {
         "mask_mod: kv_idx % len(cu) < 3 and kv_idx < len(u) or q_idx == cu[-1]",
     ),
     "decoding": (
-        "gqa: any\npasses: [forward, backward, decode]\nbuffers: {cu: {shape: [any], dtype: int64}}",
+        (
+            "gqa: any\npasses: [forward, backward, decode]\n"
+            "buffers: {cu: {shape: [any], dtype: int64}}"
+        ),
         "mask_mod: kv_idx <= q_idx and kv_idx >= cu[-1] - len(cu)",
     ),
     "pages": (
@@ -71,11 +76,14 @@ def text_of(name: str) -> str:
 
 
 def own(mask: str, buffers: str = CU, more: str = "") -> str:
-    return f"{HEAD.format(dtype='bf16', head_dim=64)}buffers: {{{buffers}}}\nmask_mod: {mask}\n{more}"
+    return (
+        f"{HEAD.format(dtype='bf16', head_dim=64)}buffers: {{{buffers}}}\nmask_mod: {mask}\n{more}"
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "plain" else pytest.param(name, marks=pytest.mark.thorough) for name in SPECS]
+    "name",
+    [name if name == "plain" else pytest.param(name, marks=pytest.mark.thorough) for name in SPECS],
 )
 def test_kernels_are_right(name: str, tmp_path: Path) -> None:
     text = text_of(name)
@@ -125,7 +133,9 @@ def test_a_call_is_refused_where_a_length_is_no_divisor_or_too_large() -> None:
 
 
 def test_a_buffer_may_be_used_for_its_length_alone() -> None:
-    text = single(loads(own("q_idx - kv_idx < len(u)", "u: {shape: [any], dtype: fp32}"), "spec.yaml"))
+    text = single(
+        loads(own("q_idx - kv_idx < len(u)", "u: {shape: [any], dtype: fp32}"), "spec.yaml")
+    )
     assert "size_u_0" in text
     assert ".load(u_ptr" not in text
 

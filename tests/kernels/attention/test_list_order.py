@@ -20,7 +20,8 @@ LINES = {
         "place = tl.where(kind == 1, ones - 1, tl.where(kind == 2, n_partial + twos - 1, absent))",
     ),
     "triton/_tiles.j2": (
-        "_start = i + (tl.load({{ inner.name }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * BLOCK_SIZE",
+        "_start = i + (tl.load({{ inner.name }}_blocks + i // BLOCK_SIZE) - i // BLOCK_SIZE) * "
+        "BLOCK_SIZE",
     ),
     "hopper/_shared.j2": (
         "return gl.load(blocks + i * BLOCK // BLOCK_SIZE) * BLOCK_SIZE + i * BLOCK % BLOCK_SIZE",
@@ -30,7 +31,9 @@ LINES = {
 
 @pytest.fixture(autouse=True)
 def _stated_anew() -> Iterator[None]:
-    """Clear cached claims about tiles before and after a test, because the test plants errors in them."""
+    """Clear cached claims about tiles before and after a test, because the test plants errors in
+    them.
+    """
     list_order._visits.cache_clear()
     yield
     list_order._visits.cache_clear()

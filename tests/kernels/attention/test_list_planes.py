@@ -38,7 +38,8 @@ def listed(shape: str) -> Loaded:
     at = ", ".join(names[size] for size in shape.strip("[]").split(", "))
     fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\ngqa: 2\nblock_mask: always\n"
     return loads(
-        f"{fields}buffers: {{seen: {{shape: {shape}, dtype: bool}}}}\nmask_mod: 'seen[{at}]'\n", "x.yaml"
+        f"{fields}buffers: {{seen: {{shape: {shape}, dtype: bool}}}}\nmask_mod: 'seen[{at}]'\n",
+        "x.yaml",
     )
 
 
@@ -71,7 +72,9 @@ def test_lists_that_are_made_for_another_head_are_refuted(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(list_planes, "plane_lines", swapped)
     found = decisions("[B, HQ, SQ, SK]")
-    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(found, Verdict.REFUTED)
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        found, Verdict.REFUTED
+    )
 
 
 def test_a_list_of_another_sequence_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,9 @@ def test_a_list_of_another_sequence_is_refuted(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(list_planes, "listed_loops", wrong)
     found = decisions("[B, SQ, SK]")
-    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(found, Verdict.REFUTED)
+    assert {name: one.verdict for name, one in found.items()} == dict.fromkeys(
+        found, Verdict.REFUTED
+    )
     assert {one.why for one in found.values()} & {"b", "a list of the mask"}
 
 

@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def emitted(name: str, folder: Path) -> Path:
-    """Write a stock spec with tiles that use TMA for all tensors that allow it. Return the output folder."""
+    """Write a stock spec with tiles that use TMA for all tensors that allow it.
+
+    Return the output folder.
+    """
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     (folder / name).mkdir(parents=True)
     for file, text in render_spec(loaded).items():
@@ -31,15 +34,18 @@ def emitted(name: str, folder: Path) -> Path:
     return folder
 
 
-# In order: a mask with a bias, searched ranges, keys with NaN that only the mask hides. Then grouped queries, a head
-# dim in two blocks, and packed sequences.
+# In order: a mask with a bias, searched ranges, keys with NaN that only the mask hides. Then
+# grouped queries, a head dim in two blocks, and packed sequences.
 STOCK = ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill", "varlen_causal"]
 
 
 @pytest.mark.parametrize("name", STOCK)
 def test_verified(name: str, tmp_path: Path, verdict: Any) -> None:
     folder = emitted(name, tmp_path)
-    assert len(re.findall(r"\(\(\), dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
+    assert (
+        len(re.findall(r"\(\(\), dict\(.*TMA=True\)", (folder / name / "triton.py").read_text()))
+        == 3
+    )
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     # Half of the cases is enough, because all of them also run with loads by pointers.
     cases = case_names(problem_of(loaded), "forward", "cpu", True)[::2]
@@ -104,12 +110,14 @@ def _neighbours(path: Path) -> None:
 @pytest.mark.parametrize(
     "x",
     [
-        torch.zeros(1, 2, 9, 129, dtype=torch.bfloat16)[..., :128],  # rows begin at odd multiples of 2 bytes
+        # rows begin at odd multiples of 2 bytes
+        torch.zeros(1, 2, 9, 129, dtype=torch.bfloat16)[..., :128],
         torch.zeros(1, 2, 9, 136, dtype=torch.bfloat16)[
             ..., 1:129
         ],  # the first row begins at an odd multiple of 2 bytes
         torch.zeros(1, 2, 128, 9, dtype=torch.bfloat16).mT,  # elements of a row are not adjacent
-        torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),  # all rows share memory
+        # all rows share memory
+        torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),
         torch.zeros(1, 2, 0, 128, dtype=torch.bfloat16),  # nothing to load
     ],
     ids=["rows", "start", "elements", "broadcast", "empty"],
@@ -123,7 +131,9 @@ def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
 
 
 def test_searches_of_sorted_buffers(tmp_path: Path, verdict: Any) -> None:
-    """Compare with `torch.searchsorted`: lengths around powers of 256, runs, and values beyond both ends."""
+    """Compare with `torch.searchsorted`: lengths around powers of 256, runs, and values beyond both
+    ends.
+    """
     folder = emitted("document_causal", tmp_path) / "document_causal"
     path = folder / "searching.py"
     path.write_text(
@@ -161,7 +171,10 @@ def _search(path: Path) -> None:
 def test_narrow_values_are_copied_where_they_are_not_aligned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Values of 32 columns with keys of 64 are copied. With 32 columns for both, nothing is copied."""
+    """Values of 32 columns with keys of 64 are copied.
+
+    With 32 columns for both, nothing is copied.
+    """
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     interpreter.mend()
     texts = {
@@ -174,7 +187,10 @@ def test_narrow_values_are_copied_where_they_are_not_aligned(
     module: Any = import_file(path, "kgen_test_narrow")
     good = torch.randn(2, 3, 9, 32)
     assert module._aligned(good) is good
-    rows, start = torch.zeros(2, 3, 9, 40)[..., :32], torch.zeros(2 * 3 * 9 * 32 + 1)[1:].view(2, 3, 9, 32)
+    rows, start = (
+        torch.zeros(2, 3, 9, 40)[..., :32],
+        torch.zeros(2 * 3 * 9 * 32 + 1)[1:].view(2, 3, 9, 32),
+    )
     for x in (rows, start):
         copy = module._aligned(x.copy_(good))
         assert copy.data_ptr() != x.data_ptr()
@@ -187,7 +203,9 @@ def test_narrow_values_are_copied_where_they_are_not_aligned(
 def test_calls_to_compile_have_all_that_tma_loads_and_what_it_does_not(tmp_path: Path) -> None:
     """Portable kernels run on Hopper too, with TMA tiles and a bias whose rows TMA cannot load."""
     loaded = load(ROOT / "specs/pair_bias.yaml")
-    module: Any = import_file(emitted("pair_bias", tmp_path) / "pair_bias/triton.py", "kgen_test_bias")
+    module: Any = import_file(
+        emitted("pair_bias", tmp_path) / "pair_bias/triton.py", "kgen_test_bias"
+    )
     problem = problem_of(loaded)
     found = set()
 

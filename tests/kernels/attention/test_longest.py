@@ -19,6 +19,8 @@ LONG = (
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("path", [path for path in CORNERS if path.stem in LONG], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in CORNERS if path.stem in LONG], ids=lambda p: p.stem
+)
 def test_verdicts_of_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
     assert_right(path, tmp_path, verdict)

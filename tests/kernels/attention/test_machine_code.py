@@ -61,7 +61,9 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 
 
 @pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64", "gpt_oss"])
-def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[[str], Path]) -> None:
+def test_what_is_stored_is_not_where_a_barrier_is(
+    name: str, compiled: Callable[[str], Path]
+) -> None:
     """Triton reuses the memory of unused barriers for other data.
 
     The GPU lost this data when it switched between processes.
@@ -69,7 +71,9 @@ def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[
     kernels = list(compiled(name).rglob("*_hopper_kernel.cubin"))
     assert kernels
     for path in kernels:
-        code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+        code = subprocess.run(
+            [NVDISASM, "-c", path], capture_output=True, text=True, check=True
+        ).stdout
         barriers, stored = _places(code)
         assert len(barriers) > 8
         assert stored
@@ -78,7 +82,8 @@ def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[
 
 def test_a_place_of_two_is_found() -> None:
     code = (
-        "SYNCS.EXCH.64 URZ, [UR5+0x30400], UR16 ;\n@P0 STS [UR14+0x30400], R4 ;\nSTS.64 [UR4+0x30480], R2 ;\n"
+        "SYNCS.EXCH.64 URZ, [UR5+0x30400], UR16 ;\n@P0 STS [UR14+0x30400], R4 ;\n"
+        "STS.64 [UR4+0x30480], R2 ;\n"
     )
     barriers, stored = _places(code)
     assert barriers & stored == {0x30400}
@@ -91,15 +96,20 @@ def _places(code: str) -> tuple[set[int], set[int]]:
     return barriers | {at + 4 for at in barriers}, stored
 
 
-# Operands in registers: Q of a half or a third of a tile, or in two parts. Also K, whole or in two parts, and K and V.
+# Operands in registers: Q of a half or a third of a tile, or in two parts. Also K, whole or in two
+# parts, and K and V.
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [("sliding_window", 1), ("packed_latent", 2), ("causal_d64", 2), ("gpt_oss", 1)],
 )
-def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
+def test_operands_in_registers_stay(
+    name: str, kernels: int, compiled: Callable[[str], Path]
+) -> None:
     held = set()
     for path in compiled(name).rglob("*_hopper_kernel.cubin"):
-        code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+        code = subprocess.run(
+            [NVDISASM, "-c", path], capture_output=True, text=True, check=True
+        ).stdout
         found = _held(code)
         assert not any(overwritten for _, overwritten in found), path.name
         held |= {path.name for outside, _ in found if outside}
@@ -129,7 +139,9 @@ def test_a_slot_is_freed_after_its_loads(name: str, compiled: Callable[[str], Pa
 
 
 def test_a_slot_that_is_freed_too_early_is_found() -> None:
-    code = "ldmatrix.sync {%r1}, [%r9];\nbar.sync 0, 128;\nmbarrier.arrive.shared::cta.b64 _, [%r2];\n"
+    code = (
+        "ldmatrix.sync {%r1}, [%r9];\nbar.sync 0, 128;\nmbarrier.arrive.shared::cta.b64 _, [%r2];\n"
+    )
     assert not _all_fenced(code)
     assert _all_fenced(code.replace("bar", "fence.proxy.async.shared::cta;\nbar", 1))
 
@@ -137,18 +149,20 @@ def test_a_slot_that_is_freed_too_early_is_found() -> None:
 def _all_fenced(code: str) -> bool:
     """True if a fence is between `ldmatrix` and the next arrival at a barrier.
 
-    Without a fence, ptxas allows loads to be in flight when the thread arrives. TMA uses another proxy and would
-    overwrite their source.
+    Without a fence, ptxas allows loads to be in flight when the thread arrives. TMA uses another
+    proxy and would overwrite their source.
     """
     before = code.split("mbarrier.arrive.shared::cta.b64")[:-1]
-    return all("fence.proxy.async" in x.rpartition("ldmatrix")[2] for x in before if "ldmatrix" in x)
+    return all(
+        "fence.proxy.async" in x.rpartition("ldmatrix")[2] for x in before if "ldmatrix" in x
+    )
 
 
 def _held(code: str) -> list[tuple[set[int], set[int]]]:
     """Return two sets of registers for each innermost loop with products.
 
-    The first set has left operands from outside the loop or from the previous iteration. The second set has the
-    registers that later hold another left operand.
+    The first set has left operands from outside the loop or from the previous iteration. The second
+    set has the registers that later hold another left operand.
     """
     labels: dict[str, int] = {}
     lines: list[str] = []
@@ -158,7 +172,9 @@ def _held(code: str) -> list[tuple[set[int], set[int]]]:
         elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", line):
             lines.append(instruction[1])
     jumps = [
-        (labels.get(m[1], i), i) for i, x in enumerate(lines) if (m := re.search(r"BRA.*`\((\.\w+)\)", x))
+        (labels.get(m[1], i), i)
+        for i, x in enumerate(lines)
+        if (m := re.search(r"BRA.*`\((\.\w+)\)", x))
     ]
     loops = [(a, b) for a, b in jumps if a < b and any("HGMMA" in x for x in lines[a:b])]
     inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
@@ -176,7 +192,8 @@ def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
             inside |= left & written
         elif result := re.match(r"(?!HGMMA|ST|RED|BAR|SYNCS)(\S+) R(\d+)", line):
             four, two = (
-                any(x in result[1] for x in sizes) for sizes in (("M88.4", ".128"), (".64", "CS2R", "WIDE"))
+                any(x in result[1] for x in sizes)
+                for sizes in (("M88.4", ".128"), (".64", "CS2R", "WIDE"))
             )
             written |= set(range(int(result[2]), int(result[2]) + (4 if four else 2 if two else 1)))
     return outside, outside & inside
@@ -186,7 +203,8 @@ def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
 def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:
-    """Portable kernels copy 16 bytes at a time in tiles without a mask, if rows are aligned to 16 bytes.
+    """Portable kernels copy 16 bytes at a time in tiles without a mask, if rows are aligned to 16
+    bytes.
 
     A guard that differs between keys would force copies of 4 bytes.
     """
@@ -205,6 +223,9 @@ def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     assert not any(row["error"] for row in compile_specs([spec], tmp_path, options))
     ptx = [path.read_text() for path in (tmp_path / "cache").rglob("_forward_kernel.ptx")]
     by_tma = [text for text in ptx if "cp.async.bulk.tensor" in text]  # K and V
-    wide = [re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, %r\d+;", text) is not None for text in by_tma]
+    wide = [
+        re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, %r\d+;", text) is not None
+        for text in by_tma
+    ]
     # Aligned rows and other rows, each with and without the log-sum-exp.
     assert sorted(wide) == [False, False, True, True]

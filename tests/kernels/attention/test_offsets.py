@@ -1,4 +1,6 @@
-"""Wrong offsets of packed sequences: results are arbitrary, but no kernel accesses memory outside its tensors."""
+"""Wrong offsets of packed sequences: results are arbitrary, but no kernel accesses memory outside
+its tensors.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_attention_to_many_sequences_stays_in_its_tensors(tmp_path: Path, verdic
         ("tl.maximum({}, 0)", "slot - begin // BLOCK - b"),
     ],
 )
-def test_each_bound_of_attention_is_needed(bounded: str, value: str, tmp_path: Path, verdict: Any) -> None:
+def test_each_bound_of_attention_is_needed(
+    bounded: str, value: str, tmp_path: Path, verdict: Any
+) -> None:
     path = _emitted("varlen_causal", tmp_path)
     text = path.read_text()
     assert bounded.format(value) in text
@@ -64,7 +68,9 @@ def _problem(name: str) -> Any:
 
 
 def _spec(name: str) -> Path:
-    return next(p for p in (ROOT / f / f"{name}.yaml" for f in ("specs", "tests/specs")) if p.exists())
+    return next(
+        p for p in (ROOT / f / f"{name}.yaml" for f in ("specs", "tests/specs")) if p.exists()
+    )
 
 
 def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: bool = True) -> Any:
@@ -79,12 +85,17 @@ def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: boo
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     for what, numbers in offsets.items():
         drawn = inputs.draw(
-            problem, inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)), "cpu"
+            problem,
+            inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)),
+            "cpu",
         )
         wrong = torch.tensor(numbers, dtype=torch.int32)
         plain = torch.linspace(0, TOKENS, len(numbers)).int()
         for sides in ((wrong, wrong), (wrong, plain), (plain, wrong)):
-            buffers = {n: _repeated(b, t, len(numbers) - 1, problem) for n, (b, t) in _named(problem, drawn)}
+            buffers = {
+                n: _repeated(b, t, len(numbers) - 1, problem)
+                for n, (b, t) in _named(problem, drawn)
+            }
             operands = [x.detach().requires_grad_(backward) for x in (drawn.q, drawn.k, drawn.v)]
             with watched() as outside:
                 out = function(*operands, *sides, **buffers, **drawn.runtime)

@@ -24,7 +24,8 @@ SPECS = sorted((Path(__file__).resolve().parents[3] / "specs").glob("*.yaml"))
 MASKED_SPECS = [
     path
     for path in SPECS
-    if (text := path.read_text(encoding="utf-8")).startswith("kernel: attention") and "\nmask_mod:" in text
+    if (text := path.read_text(encoding="utf-8")).startswith("kernel: attention")
+    and "\nmask_mod:" in text
 ]
 
 
@@ -36,9 +37,13 @@ def test_against_the_mask(path: Path, length: int) -> None:
     scalars, rows, _ = usual(plan, Run(length))
     # The picture does not depend on leading indices.
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length}
-    shapes = {n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()}
+    shapes = {
+        n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()
+    }
     buffers = {n: torch.tensor(row).expand(*shapes[n], -1) for n, row in rows.items()}
-    buffers = {n: b.bool() if loaded.spec.buffers[n].dtype == "bool" else b for n, b in buffers.items()}
+    buffers = {
+        n: b.bool() if loaded.spec.buffers[n].dtype == "bool" else b for n, b in buffers.items()
+    }
     index = torch.arange(length)
     env = {**scalars, **buffers, "q_idx": index[:, None], "kv_idx": index}
     for name, buffer in loaded.spec.buffers.items():
@@ -79,7 +84,8 @@ def test_it_is_part_of_the_explanation() -> None:
 def test_scalars_are_python_numbers() -> None:
     head = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nscore_mod: "
     tree = loads(
-        head + "score + where(q_idx % 3 == 1 and not q_idx > 8, q_idx // -2, max(q_idx, 5, 2))\n", "n"
+        head + "score + where(q_idx % 3 == 1 and not q_idx > 8, q_idx // -2, max(q_idx, 5, 2))\n",
+        "n",
     )
     score = tree.trees["score_mod"]
     assert value(score, {"score": 0.5, "q_idx": 7}, {}) == 0.5 - 4
@@ -94,7 +100,9 @@ def masked(mask: str, more: str = "") -> Loaded:
 
 
 def by_hand(allowed: Callable[[int, int], bool], drawn: Grid) -> None:
-    """Check every tile by all its pairs: skipped if none is allowed, full if all are, masked otherwise."""
+    """Check every tile by all its pairs: skipped if none is allowed, full if all are, masked
+    otherwise.
+    """
     height, width = drawn.tile
     for i, row in enumerate(drawn.rows):
         for j, kind in enumerate(row):
@@ -108,7 +116,8 @@ def by_hand(allowed: Callable[[int, int], bool], drawn: Grid) -> None:
 
 def test_a_window_that_is_given() -> None:
     loaded = masked(
-        "q_idx >= kv_idx and q_idx - kv_idx < window", "params: {window: {type: int, runtime: true}}\n"
+        "q_idx >= kv_idx and q_idx - kv_idx < window",
+        "params: {window: {type: int, runtime: true}}\n",
     )
     plan = plan_attention(loaded)
     for window in (64, 200, 300):
@@ -120,7 +129,9 @@ def test_a_window_that_is_given() -> None:
 
 def test_what_makes_no_difference_is_said() -> None:
     params = "score_mod: score * t\nparams: {t: {type: float, runtime: true}}\n"
-    whose, _ = grids(plan_attention(masked("q_idx >= kv_idx", params)), Drawing(512, given={"t": "2"}))
+    whose, _ = grids(
+        plan_attention(masked("q_idx >= kv_idx", params)), Drawing(512, given={"t": "2"})
+    )
     assert whose == "All batches and heads have these tiles. The tiles do not depend on `t`."
 
 
@@ -167,7 +178,9 @@ def test_the_length_shows_the_mask() -> None:
     ],
 )
 def test_what_cannot_be_given(given: dict[str, str], said: str) -> None:
-    params = "params: {size: {type: int, runtime: true}, x: {type: float, runtime: true}, fixed: 4}\n"
+    params = (
+        "params: {size: {type: int, runtime: true}, x: {type: float, runtime: true}, fixed: 4}\n"
+    )
     plan = plan_attention(masked("q_idx // size == kv_idx // size and q_idx * x > fixed", params))
     with pytest.raises(KgenError, match=re.escape(said)):
         grids(plan, Drawing(512, given=given))

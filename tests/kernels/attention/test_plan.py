@@ -47,7 +47,9 @@ def test_a_derivative_has_a_name_of_its_own() -> None:
 
 
 def test_promises_are_taken_back() -> None:
-    promised = loads(f"{HEAD}lengths: {{q: {{multiple_of: 128}}, kv: {{multiple_of: 256}}}}\n", "n.yaml")
+    promised = loads(
+        f"{HEAD}lengths: {{q: {{multiple_of: 128}}, kv: {{multiple_of: 256}}}}\n", "n.yaml"
+    )
     free = without_promises(promised)
     assert plan_attention(promised).forward.masked is False
     assert plan_attention(free).forward.masked is True

@@ -93,7 +93,8 @@ def test_stock_specs_are_proved_but_for_a_twentieth() -> None:
 
 @pytest.mark.parametrize("name", ["sliding_window", "longformer", "varlen_alibi"])
 def test_facts_can_be_true(name: str) -> None:
-    """Contradicting facts would prove everything. A loop without the mask is skipped, because it may have no tiles.
+    """Contradicting facts would prove everything. A loop without the mask is skipped, because it
+    may have no tiles.
 
     For example, the first keys of longformer are fewer than a tile.
     """
@@ -120,7 +121,9 @@ CACHES = (
 @pytest.mark.parametrize("mask", RANGES)
 def test_ranges_of_which_an_earlier_one_is_empty(mask: str, cache: str) -> None:
     """Kernels visit every allowed tile of keys, also in decoding."""
-    text = f"kernel: attention\nname: ranges\ndtype: bf16\nhead_dim: 64\nmask_mod: {mask}\n{cache}\n"
+    text = (
+        f"kernel: attention\nname: ranges\ndtype: bf16\nhead_dim: 64\nmask_mod: {mask}\n{cache}\n"
+    )
     loaded = loads(text, "ranges.yaml")
     plan = plan_decode(loaded)
     assert len(plan.attention.forward.spans) > 1
@@ -139,12 +142,16 @@ ELEMENTS = (
         2,
     ),
 )
-"""Specs that read elements before the loop along an axis that may be empty, and the number of portable kernels."""
+"""Specs that read elements before the loop along an axis that may be empty, and the number of
+portable kernels.
+"""
 
 
 @pytest.mark.parametrize(("more", "kernels"), ELEMENTS)
 def test_elements_that_an_empty_axis_has_not_are_guarded(more: str, kernels: int) -> None:
-    loaded = loads(f"kernel: attention\nname: elements\ndtype: fp32\nhead_dim: 64\n{more}\n", "elements.yaml")
+    loaded = loads(
+        f"kernel: attention\nname: elements\ndtype: fp32\nhead_dim: 64\n{more}\n", "elements.yaml"
+    )
     found = [decide(o, TIMEOUT) for o in obligations(loaded, ONE_SHAPE) if o.what == LOADS]
     assert [one.verdict for one in found] == [Verdict.PROVED] * kernels
 
@@ -193,17 +200,27 @@ def refuted(
     of: str = "forward",
     plan: Callable[[AttentionPlan], AttentionPlan] = lambda plan: plan,
 ) -> Decision:
-    """Check that the obligation is proved for the kernel, and refuted with the planted error. Return the decision."""
+    """Check that the obligation is proved for the kernel, and refuted with the planted error.
+
+    Return the decision.
+    """
     loaded = stock(name)
     right = plan_attention(loaded)
     planted = plan(right)
     whole = getattr(planted, of)
     changed = loop(whole)
     planted = replace(planted, **{of: changed})
-    for each, each_loop, change in ((right, getattr(right, of), lambda k: k), (planted, changed, kernel)):
+    for each, each_loop, change in (
+        (right, getattr(right, of), lambda k: k),
+        (planted, changed, kernel),
+    ):
         made = loop_kernel(Lowering(each), each_loop, accumulators(each_loop))
         setting = Setting(loaded, each, each_loop.outer, BLOCKS)
-        stated = [o for o in kernel_of(of, setting, each_loop, change(made)).obligations() if o.what == what]
+        stated = [
+            o
+            for o in kernel_of(of, setting, each_loop, change(made)).obligations()
+            if o.what == what
+        ]
         assert stated
         found = [decide(obligation, TIMEOUT) for obligation in stated]
         if each is right:
@@ -288,14 +305,18 @@ def with_spans(kernel: LoopKernel, *spans: SpanLoops) -> LoopKernel:
 
 
 def test_bounds_for_tiles_of_another_size() -> None:
-    """The bounds belong to tiles of another size, so unmasked tiles begin and end at wrong positions."""
+    """The bounds belong to tiles of another size, so unmasked tiles begin and end at wrong
+    positions.
+    """
 
     def other(kernel: LoopKernel) -> LoopKernel:
         return with_spans(kernel, *(with_blocks(span) for span in kernel.ranges.spans))
 
     def with_blocks(span: SpanLoops) -> SpanLoops:
         names = {"BLOCK_N": Name("48")}
-        return replace(span, bounds=[line.map(lambda code: renamed(code, names)) for line in span.bounds])
+        return replace(
+            span, bounds=[line.map(lambda code: renamed(code, names)) for line in span.bounds]
+        )
 
     refuted("sliding_window", ONCE, kernel=other)
 
@@ -407,7 +428,9 @@ def minus(code: Any, number: str) -> Any:
     return row("sub", code, number)
 
 
-def changed_line(lines: Iterable[Statement], name: str, change: Callable[[Any], Any]) -> list[Statement]:
+def changed_line(
+    lines: Iterable[Statement], name: str, change: Callable[[Any], Any]
+) -> list[Statement]:
     """Change the value of one name in some lines. Return all lines."""
     found = [line.map(change) if line.defines == {name} else line for line in lines]
     assert any(line.defines == {name} for line in found)
@@ -424,14 +447,18 @@ HOPPER = [
     ("bounds", "kv_hi", "1", "causal", "forward", SKIPPED),
     ("bounds", "q_lo", "-64", "causal", "dkdv", SKIPPED),
     ("bounds", "q_full_hi", "-64", "sliding_window", "dkdv", WHOLE),
-    pytest.param("own_bounds", "own_full_hi", "-1", "document_causal", "forward", WHOLE, marks=LONG),
+    pytest.param(
+        "own_bounds", "own_full_hi", "-1", "document_causal", "forward", WHOLE, marks=LONG
+    ),
     pytest.param("bounds", "kv_lo", "-1", "document_causal", "forward", SKIPPED, marks=LONG),
 ]
 
 
 def test_a_bias_by_distance_beside_rope_dims() -> None:
     """The product of the rope columns is added to a product that starts from the bias."""
-    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: {qk: 192, v: 128}\npasses: [forward]\n"
+    fields = (
+        "kernel: attention\nname: x\ndtype: bf16\nhead_dim: {qk: 192, v: 128}\npasses: [forward]\n"
+    )
     loaded = loads(f"{fields}score_mod: score + float(h) * (kv_idx - 1)\n", "x.yaml")
     (score,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == SCORE)
     assert decide(score, TIMEOUT).verdict is not Verdict.REFUTED
@@ -445,7 +472,8 @@ EMPTY_HALVES = (
 
 @pytest.mark.parametrize("mask", EMPTY_HALVES)
 def test_a_half_that_begins_before_the_whole(mask: str) -> None:
-    """If the range of the whole tile begins past the last key, the empty range of a half begins earlier.
+    """If the range of the whole tile begins past the last key, the empty range of a half begins
+    earlier.
 
     The half must not wait for tiles that the producer does not load.
     """
@@ -458,13 +486,21 @@ def test_a_half_that_begins_before_the_whole(mask: str) -> None:
 
 @pytest.mark.parametrize(("where", "line", "less", "name", "kernel", "what"), HOPPER)
 def test_a_planted_error_for_hopper(
-    monkeypatch: pytest.MonkeyPatch, where: str, line: str, less: str, name: str, kernel: str, what: str
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    line: str,
+    less: str,
+    name: str,
+    kernel: str,
+    what: str,
 ) -> None:
     loaded = stock(name)
     plan = plan_attention(loaded)
 
     def of_kernel() -> list[Verdict]:
-        stated = [o for o in of_hopper(loaded, plan) if o.kernel.startswith(kernel) and o.what == what]
+        stated = [
+            o for o in of_hopper(loaded, plan) if o.kernel.startswith(kernel) and o.what == what
+        ]
         assert stated
         return [decide(o, TIMEOUT).verdict for o in stated]
 
@@ -475,7 +511,11 @@ def test_a_planted_error_for_hopper(
         of = getattr(loops, kernel)
         owner = of.range if where == "bounds" else of
         lines = {where: changed_line(getattr(owner, where), line, lambda code: minus(code, less))}
-        changed = replace(of, range=replace(of.range, **lines)) if where == "bounds" else replace(of, **lines)
+        changed = (
+            replace(of, range=replace(of.range, **lines))
+            if where == "bounds"
+            else replace(of, **lines)
+        )
         return replace(loops, **{kernel: changed})
 
     monkeypatch.setattr(hopper, "hopper_loops", planted)
@@ -511,7 +551,9 @@ def test_a_share_that_begins_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("field", "what"), [("possible", SKIPPED), ("certain", WHOLE)])
-def test_a_block_that_is_in_the_wrong_list(monkeypatch: pytest.MonkeyPatch, field: str, what: str) -> None:
+def test_a_block_that_is_in_the_wrong_list(
+    monkeypatch: pytest.MonkeyPatch, field: str, what: str
+) -> None:
     """The minimum and the maximum of a side are exchanged."""
     loaded = stock("block_sparse")
     plan = plan_attention(loaded)

@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_a_record_is_made_of_the_values_of_its_fields() -> None:
     made = record("Problem", "problem", ["B", "scale"], {"scale": "factor"})
     assert made.made.lines(COLUMNS) == ["problem = Problem(B, factor)"]
-    assert made.defined.lines(COLUMNS) == ['Problem = collections.namedtuple("Problem", ["B", "scale"])']
+    assert made.defined.lines(COLUMNS) == [
+        'Problem = collections.namedtuple("Problem", ["B", "scale"])'
+    ]
     assert made.reach == {"B": "problem.B", "scale": "problem.scale"}
 
 
@@ -39,10 +41,22 @@ def test_names_are_reached_where_they_are_used() -> None:
     assert lines_of(found) == ["SQ = problem.SQ + SK"]
 
 
-HANDED_ON = {"args", "operands", "problem", "fixed", "slots", "q_descs", "factors", "ds_ring", "ds_tiles"}
+HANDED_ON = {
+    "args",
+    "operands",
+    "problem",
+    "fixed",
+    "slots",
+    "q_descs",
+    "factors",
+    "ds_ring",
+    "ds_tiles",
+}
 
 
-@pytest.mark.parametrize("name", ["causal", "gemma2", "varlen_causal", "decode_paged", "mla_prefill"])
+@pytest.mark.parametrize(
+    "name", ["causal", "gemma2", "varlen_causal", "decode_paged", "mla_prefill"]
+)
 def test_what_functions_are_given_is_not_unpacked_by_position(name: str) -> None:
     tree = ast.parse(single(load(ROOT / "specs" / f"{name}.yaml")))
     unpacked = [
@@ -55,7 +69,9 @@ def test_what_functions_are_given_is_not_unpacked_by_position(name: str) -> None
     assert not unpacked
 
 
-@pytest.mark.parametrize("name", ["causal", "gemma2", "varlen_causal", "decode_paged", "mla_prefill"])
+@pytest.mark.parametrize(
+    "name", ["causal", "gemma2", "varlen_causal", "decode_paged", "mla_prefill"]
+)
 def test_lines_of_kernels_fit(name: str) -> None:
     text = single(load(ROOT / "specs" / f"{name}.yaml"))
     kernels = text.partition("# --- on Hopper")[2].partition("# --- launch on Hopper")[0]

@@ -4,7 +4,20 @@ import math
 
 import pytest
 import torch
-from support.specs.hand_built import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
+from support.specs.hand_built import (
+    ALIBI,
+    CAUSAL,
+    FLOAT,
+    INT,
+    PADDING,
+    SCORE,
+    B,
+    H,
+    K,
+    Q,
+    call,
+    number,
+)
 
 from kgen.expr.nodes import Read, Var
 from kgen.kernels.attention.verify.reference import Call, attention, eager, to_tf32
@@ -43,7 +56,9 @@ def test_evaluate_gives_python_numbers(node, expected):
 
 def test_variables_broadcast():
     env = {"q_idx": torch.arange(3)[:, None], "kv_idx": torch.arange(4)[None, :]}
-    assert evaluate(call("sub", K, Q), env, torch).tolist() == [[j - i for j in range(4)] for i in range(3)]
+    assert evaluate(call("sub", K, Q), env, torch).tolist() == [
+        [j - i for j in range(4)] for i in range(3)
+    ]
 
 
 def test_reads_out_of_range_are_zero_and_do_not_wrap():
@@ -63,7 +78,9 @@ def test_reads_of_empty_and_zero_dimensional_buffers():
 def test_reads_are_differentiable():
     table = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     read = Read("t", (Q,), FLOAT)
-    value = evaluate(call("mul", read, read), {"t": table, "q_idx": torch.tensor([0, 1, 1, 5])}, torch)
+    value = evaluate(
+        call("mul", read, read), {"t": table, "q_idx": torch.tensor([0, 1, 1, 5])}, torch
+    )
     assert torch.autograd.grad(value.sum(), table)[0].tolist() == [2.0, 8.0]
 
 
@@ -75,7 +92,9 @@ def test_unknown_name():
 def test_attention_is_sdpa():
     q, k, v = operands(sq=6, sk=6)
     got = attention(q, k, v, Call(mask_mod=CAUSAL))
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
     torch.testing.assert_close(got.out, want)
 
 
@@ -138,7 +157,10 @@ def test_gradients_are_finite_differences(mask):
     q, k, v = operands(b=1, hq=2, hkv=1, sq=3, sk=4)
     slopes = torch.randn(2, dtype=torch.float64)
     lens = torch.tensor([3], dtype=torch.int32)
-    dout, dlse = torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randn(1, 2, 3, dtype=torch.float64)
+    dout, dlse = (
+        torch.randn(1, 2, 3, 3, dtype=torch.float64),
+        torch.randn(1, 2, 3, dtype=torch.float64),
+    )
     leaves = {"q": q, "k": k, "v": v, "slopes": slopes}
 
     def run(**more):
@@ -146,7 +168,12 @@ def test_gradients_are_finite_differences(mask):
             leaves["q"],
             leaves["k"],
             leaves["v"],
-            Call(score_mod=ALIBI, mask_mod=mask, buffers={"slopes": leaves["slopes"], "lens": lens}, **more),
+            Call(
+                score_mod=ALIBI,
+                mask_mod=mask,
+                buffers={"slopes": leaves["slopes"], "lens": lens},
+                **more,
+            ),
         )
 
     def value():
@@ -162,7 +189,9 @@ def test_gradients_are_finite_differences(mask):
             flat[i] = kept - 1e-6
             below = value()
             flat[i] = kept
-            assert float(grads[name].view(-1)[i]) == pytest.approx((above - below) / 2e-6, rel=1e-5, abs=1e-7)
+            assert float(grads[name].view(-1)[i]) == pytest.approx(
+                (above - below) / 2e-6, rel=1e-5, abs=1e-7
+            )
 
 
 def test_eager_is_close_and_rounded():
@@ -183,7 +212,9 @@ def test_sizes_and_batch_index_are_there():
 
 def test_tf32_is_rounded_to_nearest():
     step = 2.0**-10
-    x = torch.tensor([1 + step / 2, 1 + step / 2 - 2e-7, -(1 + step / 2), 3e38, 0.0, torch.inf, torch.nan])
+    x = torch.tensor(
+        [1 + step / 2, 1 + step / 2 - 2e-7, -(1 + step / 2), 3e38, 0.0, torch.inf, torch.nan]
+    )
     got = to_tf32(x)
     assert got[:3].tolist() == [1 + step, 1.0, -(1 + step)]
     assert got[3] == pytest.approx(3e38, rel=step)

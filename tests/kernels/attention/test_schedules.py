@@ -1,4 +1,6 @@
-"""Schedules of attention: each implements the interface, and a call uses the first schedule that fits."""
+"""Schedules of attention: each implements the interface, and a call uses the first schedule that
+fits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from kgen.kernels.attention.targets.triton.choice import (
     workspace_lines,
 )
 from kgen.kernels.attention.targets.triton.launches import Launch
-from kgen.kernels.attention.targets.triton.made import BackwardBranch, Branch, Made, Planned, follower_of
+from kgen.kernels.attention.targets.triton.made import (
+    BackwardBranch,
+    Branch,
+    Made,
+    Planned,
+    follower_of,
+)
 from kgen.kernels.attention.targets.triton.native_calls import Calls, Prepared
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
@@ -37,7 +45,9 @@ TYPES = {
 
 
 def test_every_folder_is_listed() -> None:
-    folders = {path.parent.name for path in ROOT.glob("kgen/kernels/attention/schedules/*/__init__.py")}
+    folders = {
+        path.parent.name for path in ROOT.glob("kgen/kernels/attention/schedules/*/__init__.py")
+    }
     assert folders == {*NAMES}
     assert [schedule.name for schedule in SCHEDULES] == [*NAMES]
     assert all(any(ROOT.glob(f"templates/attention/{name}/*.j2")) for name in NAMES)
@@ -56,7 +66,9 @@ FEW, CHIP = Branch("_few", "SQ <= 64"), Branch("on_chip", "_on_chip(q)", laid_ou
 
 def test_a_branch_that_takes_layouts_is_asked_behind_them() -> None:
     ways = ways_of([(FEW, ""), (CHIP, "_chip().")], "_layouts(q, out)")
-    assert [(way.when, way.function, way.layouts) for way in ways.first] == [("SQ <= 64", "_few", [])]
+    assert [(way.when, way.function, way.layouts) for way in ways.first] == [
+        ("SQ <= 64", "_few", [])
+    ]
     assert [(way.when, way.function, way.layouts) for way in ways.laid_out] == [
         ("_on_chip(q)", "_chip().on_chip", ["layouts"])
     ]
@@ -138,5 +150,7 @@ def test_the_kernel_of_delta_starts_the_next_kernel_for_branches_that_overlap() 
 def test_a_branch_names_the_module_of_its_functions() -> None:
     inside = RECENT.inside("_recent_module().")
     functions = ("on_recent", "sums_for_dq", "dq_of_sums")
-    assert (inside.function, inside.sums, inside.ends) == tuple(f"_recent_module().{x}" for x in functions)
+    assert (inside.function, inside.sums, inside.ends) == tuple(
+        f"_recent_module().{x}" for x in functions
+    )
     assert (PLAIN.inside("_module().").sums, PLAIN.inside("").function) == ("", "plain")

@@ -28,8 +28,13 @@ FUSED = {"forward", "dq", "backward"}
         ("mla_prefill", ALL, {"dkdv"}),
     ],
 )
-def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path, verdict: Any) -> None:
-    """The limit is in bytes per thread, over all partitions. Spills are outside the innermost loops, or small."""
+def test_little_spills(
+    name: str, kernels: set[str], without: set[str], tmp_path: Path, verdict: Any
+) -> None:
+    """The limit is in bytes per thread, over all partitions.
+
+    Spills are outside the innermost loops, or small.
+    """
     folders = (ROOT / "specs", ROOT / "tests/specs")
     loaded = load(next(path for folder in folders if (path := folder / f"{name}.yaml").exists()))
     (tmp_path / name).mkdir()

@@ -13,7 +13,10 @@ from kgen.spec.load import Loaded, loads
 
 
 def planned(score_mod: str) -> Loaded:
-    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nbuffers:\n  table: {shape: [HQ, 16], dtype: fp32}\n"
+    text = (
+        "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nbuffers:\n"
+        "  table: {shape: [HQ, 16], dtype: fp32}\n"
+    )
     text += "  kind: {shape: [SK], dtype: int32}\n" * ("kind" in score_mod)
     return loads(f"{text}score_mod: {score_mod}\n", "n.yaml")
 
@@ -44,5 +47,9 @@ def test_plans(score_mod: str, once: bool, ahead: bool) -> None:
 
 def test_where_the_repository_has_tiles_of_one_element() -> None:
     root = Path(__file__).resolve().parents[3]
-    found = {p.parent.name for p in root.glob("generated/*/triton.py") if "read one element" in p.read_text()}
+    found = {
+        p.parent.name
+        for p in root.glob("generated/*/triton.py")
+        if "read one element" in p.read_text()
+    }
     assert found == {"relative_bias"}

@@ -46,7 +46,11 @@ def timer(cost: Callable[[str, Tile], float]) -> Callable[[TuneJob], Iterator[di
     def tried(job: TuneJob) -> Iterator[dict[str, Any]]:
         for number, (_, tile) in enumerate(job.trials):
             yield {"start": number}
-            found = {"shared": 1000} if job.capability else {"milliseconds": cost(job.problem.name, tile)}
+            found = (
+                {"shared": 1000}
+                if job.capability
+                else {"milliseconds": cost(job.problem.name, tile)}
+            )
             yield {"trial": number, "error": None, **found}
 
     return tried
@@ -61,7 +65,9 @@ def tune(
 
 def winners(table: Path) -> dict[Class, Tile]:
     """Return the rows of the table for tiles with any kind of loads."""
-    return {known_as: tile for known_as, tile in tuned.read(table).items() if known_as.loads == "any"}
+    return {
+        known_as: tile for known_as, tile in tuned.read(table).items() if known_as.loads == "any"
+    }
 
 
 def test_the_fastest_enters_the_table(tmp_path: Path) -> None:
@@ -135,7 +141,9 @@ def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
         raise WorkerError("exit status 1")
         yield {}
 
-    rows = tune_specs([spec("one", tmp_path)], tmp_path / "generated", TuneOptions(write=False), tried=tried)
+    rows = tune_specs(
+        [spec("one", tmp_path)], tmp_path / "generated", TuneOptions(write=False), tried=tried
+    )
     assert all("exit status 1" in row["error"] for row in rows)
     assert len(begun) == 1
 
@@ -177,9 +185,11 @@ def test_nearest() -> None:
 
     table = {of("all", "plain"): BIG, of("triangle", "bias"): SMALL}
     assert tuned.nearest(of("triangle", "bias"), table) == SMALL
-    assert tuned.nearest(of("triangle", "plain"), table) == BIG  # the score counts more than the mask
+    # the score counts more than the mask
+    assert tuned.nearest(of("triangle", "plain"), table) == BIG
     assert tuned.nearest(of("band", "bias"), table) == SMALL
-    assert tuned.nearest(of("all", "reads"), table) == SMALL  # `reads` is closer to `bias` than to `plain`
+    # `reads` is closer to `bias` than to `plain`
+    assert tuned.nearest(of("all", "reads"), table) == SMALL
     assert tuned.nearest(of("all", "plain", "dq"), table) is None
 
 
@@ -229,7 +239,9 @@ def test_packed_sequences_have_tiles_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse", "relative_bias"])
 def test_the_worker_compiles(name: str) -> None:
-    """Compile for packed sequences with offsets, and for block masks and learned buffers with additional kernels."""
+    """Compile for packed sequences with offsets, and for block masks and learned buffers with
+    additional kernels.
+    """
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     trials = tuple(
         (kernel, Tile(64, 32, 4, 2, tma)) for kernel in ("forward", "dkdv") for tma in (True, False)
@@ -238,8 +250,12 @@ def test_the_worker_compiles(name: str) -> None:
     job = TuneJob(problem_of(loaded), path, Shape(1, 2, 256), trials, 90)
     found = [
         line
-        for line in messages("kgen.kernels.attention.tune.worker", job, 120.0, {"TRITON_INTERPRET": None})
+        for line in messages(
+            "kgen.kernels.attention.tune.worker", job, 120.0, {"TRITON_INTERPRET": None}
+        )
         if "trial" in line
     ]
-    assert [(line["trial"], line["error"]) for line in found] == [(i, None) for i in range(len(trials))]
+    assert [(line["trial"], line["error"]) for line in found] == [
+        (i, None) for i in range(len(trials))
+    ]
     assert all(line["registers"] and line["shared"] for line in found)

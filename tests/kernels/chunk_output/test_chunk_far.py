@@ -1,4 +1,6 @@
-"""Rows that are too far apart for narrow offsets: the check finds a kernel that computes narrow offsets."""
+"""Rows that are too far apart for narrow offsets: the check finds a kernel that computes narrow
+offsets.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def test_chunk_output_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None
         ("tl.minimum({}, T)", "tl.load(cu_seqlens_ptr + seq + 1)"),
     ],
 )
-def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path: Path, verdict: Any) -> None:
+def test_each_bound_of_chunk_output_is_needed(
+    bounded: str, value: str, tmp_path: Path, verdict: Any
+) -> None:
     loaded = loads(CHUNKED, "chunked.yaml")
     text = next(iter(render_spec(loaded, single=True).values()))
     assert bounded.format(value) in text
@@ -68,7 +70,10 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
     }
     exec(compile(ast.Module(functions, []), "chunks", "exec"), names)
     for offsets in OFFSETS.values():
-        for indices in ([(s, c) for s in range(len(offsets) - 1) for c in range(3)], *INDICES.values()):
+        for indices in (
+            [(s, c) for s in range(len(offsets) - 1) for c in range(3)],
+            *INDICES.values(),
+        ):
             places = {(n, i): pair[i] for n, pair in enumerate(indices) for i in (0, 1)}
             for n in range(len(indices)):
                 _, _, start, rows = names["_chunk"](TOKENS, offsets, places, n)
@@ -78,10 +83,14 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
 
 @pytest.mark.parametrize("end", [-7, 0, 5, TOKENS, TOKENS + 9])
 def test_tokens_after_the_last_sequence_are_cleared(end: int) -> None:
-    """The threads of all CTAs together write each element of these tokens once, and nothing else."""
+    """The threads of all CTAs together write each element of these tokens once, and nothing
+    else.
+    """
     text = render_spec(loads(CHUNKED, "chunked.yaml"))["cute_sm90.py"]
     functions = [
-        f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_clear_after_sequences")
+        f
+        for f in ast.parse(text).body
+        if getattr(f, "name", "") in ("_within", "_clear_after_sequences")
     ]
     written: list[tuple[int, int, int]] = []
     cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
@@ -103,7 +112,9 @@ def test_tokens_after_the_last_sequence_are_cleared(end: int) -> None:
     for first in range(threads):
         names["_clear_after_sequences"](places, TOKENS, [0, end], first, threads, heads)
     rest = range(min(max(end, 0), TOKENS), TOKENS)
-    assert sorted(written) == [(t, h, part) for t in rest for h in range(heads) for part in range(8)]
+    assert sorted(written) == [
+        (t, h, part) for t in rest for h in range(heads) for part in range(8)
+    ]
 
 
 def _written(text: str, folder: Path) -> Path:

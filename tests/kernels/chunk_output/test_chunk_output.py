@@ -21,7 +21,12 @@ from kgen.kernels.chunk_output.plan.planning import bytes_per_token, plan_chunk_
 from kgen.kernels.chunk_output.verify.cases import reference
 from kgen.kernels.chunk_output.verify.inputs import cases, draw
 from kgen.kernels.chunk_output.verify.problem import problem_of
-from kgen.kernels.chunk_output.verify.reference import Call, chunk_indices_of, chunk_output, chunks_of
+from kgen.kernels.chunk_output.verify.reference import (
+    Call,
+    chunk_indices_of,
+    chunk_output,
+    chunks_of,
+)
 from kgen.pages.text import text as printed
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
@@ -47,7 +52,10 @@ def drawn(lengths: list[int], batch: int) -> dict[str, torch.Tensor]:
 
 
 def by_token(t, lengths, scale, base, exponent):
-    """Return the output by its definition. `exponent(b, t, i, h)` is c at token t, which has index i in its chunk."""
+    """Return the output by its definition.
+
+    `exponent(b, t, i, h)` is c at token t, which has index i in its chunk.
+    """
     o = torch.zeros_like(t["v"])
     starts = [0, *accumulate(lengths)]
     for b in range(o.shape[0]):
@@ -69,7 +77,9 @@ def by_token(t, lengths, scale, base, exponent):
 def test_reference_is_the_sum_over_tokens(lengths, batch, base):
     t = drawn(lengths, batch)
     decay = spec("decay: g[i] + (i + 1) * g_gamma[h] + h / HV\n").trees["decay"]
-    got = chunk_output(t, chunks_of(lengths, BT, batch), Call(decay=decay, gate_base=base, scale=0.3))
+    got = chunk_output(
+        t, chunks_of(lengths, BT, batch), Call(decay=decay, gate_base=base, scale=0.3)
+    )
     want = by_token(
         t,
         lengths,
@@ -145,7 +155,9 @@ def test_bytes_of_the_shape_that_is_measured():
 
 
 CHUNKED = [
-    path for path in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: chunk_output" in path.read_text()
+    path
+    for path in sorted((ROOT / "specs").glob("*.yaml"))
+    if "kernel: chunk_output" in path.read_text()
 ]
 
 
@@ -173,13 +185,21 @@ def test_what_is_expected_can_be_stored(path, verdict):
 def test_every_spec_is_explained(path):
     loaded = load(path)
     text = printed(explain_chunk_output(loaded))
-    assert f"c(i) = {loaded.spec.decay.written}" in text if loaded.spec.decay else "None: a pair" in text
-    assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
+    assert (
+        f"c(i) = {loaded.spec.decay.written}" in text
+        if loaded.spec.decay
+        else "None: a pair" in text
+    )
+    assert ("41,088 bytes" in text) == (
+        path.stem in ("gated_delta_output", "gated_delta_output_varlen")
+    )
     assert "Call(" not in text
 
 
 def test_chunk_indices_of_the_launcher(verdict):
-    """Includes more sequences than a program sums at once, spare chunks without tokens, and both integer types."""
+    """Includes more sequences than a program sums at once, spare chunks without tokens, and both
+    integer types.
+    """
     emitted = ROOT / "generated/gated_delta_output_fla/triton.py"
     verdict(problem_of(load(ROOT / "specs/gated_delta_output_fla.yaml")), emitted)
     lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
@@ -190,15 +210,20 @@ def test_chunk_indices_of_the_launcher(verdict):
 
 
 def _chunk_indices(lengths: list[int], chunks: int) -> list[list[list[int]]]:
-    module = import_file(ROOT / "generated/gated_delta_output_fla/triton.py", "emitted_for_its_indices")
+    module = import_file(
+        ROOT / "generated/gated_delta_output_fla/triton.py", "emitted_for_its_indices"
+    )
     cu_seqlens = torch.tensor([0, *accumulate(lengths)])
     return [
-        module._chunk_indices(cu_seqlens.to(bits), chunks).tolist() for bits in (torch.int32, torch.int64)
+        module._chunk_indices(cu_seqlens.to(bits), chunks).tolist()
+        for bits in (torch.int32, torch.int64)
     ]
 
 
 def test_benchmarks_run_dry(tmp_path):
-    """Run one sequence and ragged ones, against eager and a copy. fla is skipped for a decay that it lacks."""
+    """Run one sequence and ragged ones, against eager and a copy. fla is skipped for a decay that
+    it lacks.
+    """
     spec_file = tmp_path / "small.yaml"
     decay = "decay: g[i] / 2 + g[i] / 2\n"
     text = HEAD.replace("128", "64").replace("sample", "small") + decay
@@ -210,7 +235,9 @@ def test_benchmarks_run_dry(tmp_path):
     out = tmp_path / "benchmarks"
     options = BenchOptions(("fla", "eager"), "1x40x1x2", out, device="cpu")
     rows = bench_specs([load(spec_file)], tmp_path / "generated", options)
-    passes = [f"{pass_} 40{packed}" for packed in ("", " in 2") for pass_ in ("forward", "backward")]
+    passes = [
+        f"{pass_} 40{packed}" for packed in ("", " in 2") for pass_ in ("forward", "backward")
+    ]
     found = [(row["pass"], row["peer"], row["error"]) for row in rows]
     assert [(pass_, peer) for pass_, peer, error in found if error is None] == [
         (pass_, peer) for pass_ in passes for peer in ("kgen", "eager", "copy")
@@ -230,10 +257,16 @@ def test_sizes_of_benchmarks():
 def test_tokens_too_far_apart_are_refused(tmp_path):
     """Offsets within a chunk have 32 bits. Tensors without memory are enough to test the check."""
     source = next(
-        iter(render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"], single=True).values())
+        iter(
+            render_spec(
+                load(ROOT / "specs/linear_attention_output.yaml"), ["triton"], single=True
+            ).values()
+        )
     )
     (tmp_path / "emitted.py").write_text(source)
-    function = import_file(tmp_path / "emitted.py", "emitted_for_its_strides").linear_attention_output
+    function = import_file(
+        tmp_path / "emitted.py", "emitted_for_its_strides"
+    ).linear_attention_output
 
     def tensor(*shape, stride=None):
         strides = torch.empty(shape, device="meta").stride()
@@ -249,12 +282,19 @@ def test_tokens_too_far_apart_are_refused(tmp_path):
 def test_packing_that_is_no_tensor_of_integers_there_is_refused(tmp_path):
     source = next(
         iter(
-            render_spec(load(ROOT / "specs/gated_delta_output_varlen.yaml"), ["triton"], single=True).values()
+            render_spec(
+                load(ROOT / "specs/gated_delta_output_varlen.yaml"), ["triton"], single=True
+            ).values()
         )
     )
     (tmp_path / "emitted.py").write_text(source)
-    function = import_file(tmp_path / "emitted.py", "emitted_for_its_packing").gated_delta_output_varlen
-    q, v, h = (torch.zeros(s).bfloat16() for s in ((1, 70, 16, 128), (1, 128, 32, 128), (1, 2, 32, 128, 128)))
+    function = import_file(
+        tmp_path / "emitted.py", "emitted_for_its_packing"
+    ).gated_delta_output_varlen
+    q, v, h = (
+        torch.zeros(s).bfloat16()
+        for s in ((1, 70, 16, 128), (1, 128, 32, 128), (1, 2, 32, 128, 128))
+    )
     g, ends, chunks = torch.zeros(1, 70, 32), torch.tensor([0, 70]), torch.tensor([[0, 0], [0, 1]])
 
     def refused(error, words, cu_seqlens=ends, chunk_indices=chunks):

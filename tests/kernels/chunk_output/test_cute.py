@@ -23,7 +23,8 @@ from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 
 HEAD = (
-    "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\npasses: [forward]\ntargets: {cute: {}}\n"
+    "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\npasses: [forward]\n"
+    "targets: {cute: {}}\n"
 )
 SPECS = {
     "gated": "heads: {qk: 16, v: 32}\ndecay: g[i]\nstate_layout: vk\n",
@@ -32,7 +33,9 @@ SPECS = {
     "plain": "varlen: true\n",
 }
 HAS_DSL = importlib.util.find_spec("cutlass") is not None
-needs_dsl = pytest.mark.skipif(not HAS_DSL, reason="nvidia-cutlass-dsl is not installed (the extra `cute`)")
+needs_dsl = pytest.mark.skipif(
+    not HAS_DSL, reason="nvidia-cutlass-dsl is not installed (the extra `cute`)"
+)
 
 
 def spec(name: str) -> Loaded:
@@ -54,8 +57,14 @@ def test_each_architecture_has_a_file(name):
     assert "triton" not in files.pop("__init__.py")
     for text in files.values():
         tree = ast.parse(text)
-        roots = {node.names[0].name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)}
-        roots |= {str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        roots = {
+            node.names[0].name.split(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+        }
+        roots |= {
+            str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)
+        }
         assert roots <= {
             "array",
             "cuda",
@@ -79,7 +88,11 @@ def test_each_architecture_has_a_file(name):
 
 def test_one_architecture_alone():
     text = (HEAD + SPECS["gated"]).replace("cute: {}", "cute: {arch: [sm_90a]}")
-    assert set(render_spec(loads(text, "sample.yaml"))) == {"__init__.py", "_launch.py", "cute_sm90.py"}
+    assert set(render_spec(loads(text, "sample.yaml"))) == {
+        "__init__.py",
+        "_launch.py",
+        "cute_sm90.py",
+    }
 
 
 def test_a_gate_that_nobody_reads_is_not_loaded():
@@ -114,14 +127,18 @@ def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
 
 
 def _records(folder: Path):
-    return [record for entry in ledger.read(folder).values() for record in entry["records"].values()]
+    return [
+        record for entry in ledger.read(folder).values() for record in entry["records"].values()
+    ]
 
 
 @needs_dsl
 def test_a_kernel_without_tensor_cores_is_refused(tmp_path, verdict):
     one = render("plain", tmp_path)
     path = tmp_path / "sample" / "cute_sm100.py"
-    gone = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith("_gemm("))
+    gone = "\n".join(
+        line for line in path.read_text().splitlines() if not line.strip().startswith("_gemm(")
+    )
     path.write_text(gone + "\n")
     verdict(problem_of(one), tmp_path)
     found = compile_specs([one], tmp_path, CompileOptions(["sm_100a"]))
@@ -135,7 +152,11 @@ def test_a_kernel_without_tensor_cores_is_refused(tmp_path, verdict):
 def test_the_launcher_says_what_does_not_fit(tmp_path, stem):
     render("packed", tmp_path)
     module = toolchain.import_file(tmp_path / "sample" / f"{stem}.py", f"sample_{stem}")
-    q, v, h = (torch.zeros(1, 70, 2, 128), torch.zeros(1, 128, 4, 128), torch.zeros(1, 2, 4, 128, 128))
+    q, v, h = (
+        torch.zeros(1, 70, 2, 128),
+        torch.zeros(1, 128, 4, 128),
+        torch.zeros(1, 2, 4, 128, 128),
+    )
     q, v, h = (x.bfloat16() for x in (q, v, h))
     g, cu = torch.zeros(1, 70, 4), torch.tensor([0, 70])
     with pytest.raises(ValueError, match="got tensors on cpu"):
@@ -167,16 +188,22 @@ def test_addresses_and_strides_are_where_the_kernel_looks(tmp_path):
     for call, x in zip(calls, tensors, strict=True):
         at, behind = ast.literal_eval(call.args[1]), ast.literal_eval(call.args[5])
         assert numbers[at] == x.data_ptr()
-        # Every stride of a tensor is used once. The last dim, and dims without a stride, have adjacent elements.
+        # Every stride of a tensor is used once. The last dim, and dims without a stride, have
+        # adjacent elements.
         assert sorted(numbers[at + b] for b in behind if b) == sorted(x.stride()[: max(behind)])
-    assert f"numbers = cute.make_tensor(numbers, cute.make_layout({len(numbers)}))" in path.read_text()
+    assert (
+        f"numbers = cute.make_tensor(numbers, cute.make_layout({len(numbers)}))" in path.read_text()
+    )
 
 
 def test_an_architecture_that_no_file_is_for(tmp_path):
     one = render("plain", tmp_path)
     with pytest.raises(KgenError, match="no file has these targets") as caught:
         compile_specs([one], tmp_path, CompileOptions(["sm_80"]))
-    assert caught.value.diagnostics[0].hint == "`cute_sm90.py` is for sm_90a, `cute_sm100.py` is for sm_100a"
+    assert (
+        caught.value.diagnostics[0].hint
+        == "`cute_sm90.py` is for sm_90a, `cute_sm100.py` is for sm_100a"
+    )
     with pytest.raises(KgenError, match="no file has these targets"):
         compile_specs([one], tmp_path, CompileOptions(targets=["triton"]))
 
@@ -198,7 +225,10 @@ def test_where_a_file_can_run(tmp_path, monkeypatch):
     assert [file.unable("cpu") for file in files] == ["needs a GPU", "needs a GPU"]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (9, 0))
     monkeypatch.setattr(emitted.Emitted, "missing_package", lambda self: None)
-    assert [file.unable("cuda") for file in files] == [None, "is for sm_100a, and this device is sm_90a"]
+    assert [file.unable("cuda") for file in files] == [
+        None,
+        "is for sm_100a, and this device is sm_90a",
+    ]
 
 
 def test_rendering_needs_no_dsl():
@@ -208,7 +238,9 @@ def test_rendering_needs_no_dsl():
         f"print(*render_spec(loads({HEAD!r}, 'sample.yaml')))"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert run.stdout.split() == ["cute_sm90.py", "cute_sm100.py", "_launch.py", "__init__.py"], run.stderr
+    assert run.stdout.split() == ["cute_sm90.py", "cute_sm100.py", "_launch.py", "__init__.py"], (
+        run.stderr
+    )
 
 
 def test_workers_know_the_instructions_of_their_architectures():

@@ -55,7 +55,8 @@ def test_quick_cases_decide_both_ways(path: Path) -> None:
 def of_decay(tmp_path: Path, decay: str) -> Problem:
     path = tmp_path / "x.yaml"
     path.write_text(
-        f"kernel: chunk_output\nname: x\ndtype: bf16\nhead_dim: 64\nchunk_size: 64\ndecay: {decay}\n"
+        "kernel: chunk_output\nname: x\ndtype: bf16\nhead_dim: 64\nchunk_size: 64\n"
+        f"decay: {decay}\n"
     )
     return problem_of(load(path))
 

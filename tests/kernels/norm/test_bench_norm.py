@@ -35,7 +35,11 @@ def test_workers_side_by_side(tmp_path: Path) -> None:
     ]
     assert all(r["error"] is None and r["tbps"] is not None and r["width"] == 64 for r in rows)
     folder = tmp_path / "interpreter"
-    assert sorted(p.name for p in folder.glob("*.json")) == ["layer_norm.json", "norm.json", "rms_norm.json"]
+    assert sorted(p.name for p in folder.glob("*.json")) == [
+        "layer_norm.json",
+        "norm.json",
+        "rms_norm.json",
+    ]
     assert (folder / "norm.png").exists()
     assert json.loads((folder / "rms_norm.json").read_text())["workload"]["sizes"] == [[6, 64]]
 

@@ -64,7 +64,8 @@ NORMS = {
         "output_mod: y * silu(z) * two + min(cap, n % 3)",
     ),
 }
-"""RMS and layer norms, heads, and all features of expressions. `t`, `n` and `stage` are names that the kernels use.
+"""RMS and layer norms, heads, and all features of expressions. `t`, `n` and `stage` are names that
+the kernels use.
 """
 
 
@@ -87,10 +88,12 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
         held = tuple(s for s in shapes if s.elements)
         assert [s.width for s in held] == sorted(s.width for s in held)
         assert held == shapes[: len(held)]
-        # One shape per way to share rows: several rows per block, one per block, one per cluster. Also shapes that
-        # load single elements.
+        # One shape per way to share rows: several rows per block, one per block, one per cluster.
+        # Also shapes that load single elements.
         for single in (False, True):
-            those = [s for s in held if (s.vector == 1) == single and (not single or s.cluster == 1)]
+            those = [
+                s for s in held if (s.vector == 1) == single and (not single or s.cluster == 1)
+            ]
             for s in (those[0], those[-1], shapes[-1]):
                 names[module._name(kernel, s)] = 90 if s.cluster > 1 else first
     for name, least in names.items():
@@ -125,7 +128,9 @@ def test_chips_without_clusters_compile_none(tmp_path, verdict):
 
 
 def test_hinted_copies_are_instructions(tmp_path, verdict):
-    """If ptxas splits the address of a copy with a cache hint, it uses registers that it never sets."""
+    """If ptxas splits the address of a copy with a cache hint, it uses registers that it never
+    sets.
+    """
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not disassembler.exists():
         pytest.skip("this Triton has no disassembler")
@@ -157,7 +162,9 @@ def module_of_layer_norm(tmp_path_factory):
 
 
 def test_which_rows_are_whole_accesses(module_of_layer_norm):
-    """Rows are loaded 16 bytes at a time if all are aligned to 16 bytes, else element by element."""
+    """Rows are loaded 16 bytes at a time if all are aligned to 16 bytes, else element by
+    element.
+    """
     vector = module_of_layer_norm._vector
     x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
     assert vector((x,), (w,)) == 8
@@ -182,7 +189,9 @@ def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypa
     assert stored == [[True, False, False], [True, True, True], [True, False, False]]
 
 
-@pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])
+@pytest.mark.parametrize(
+    "width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143]
+)
 def test_shapes_are_wide_enough(module_of_layer_norm, width):
     plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
     for kernel, vector in product(("forward", "backward"), (8, 1)):
@@ -199,8 +208,12 @@ def test_rows_of_a_thread_are_of_one_head(tmp_path):
     module = import_file(path, "emitted_heads_apart")
     # The C side also refuses widths that no shape supports.
     widest = {s[-1].width for s in module._SHAPES.values()}
-    assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
-    for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
+    assert (
+        set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
+    )
+    for rows, shape_rows, resident, turns in product(
+        (1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)
+    ):
         s = module._SHAPES["backward"][0]._replace(rows=shape_rows, turns=turns)
         for multiple in (1, 8, 24):
             n = module._groups(rows, s, resident, multiple)
@@ -232,11 +245,19 @@ def test_a_file_has_the_shapes_of_its_plan(tmp_path):
 
 @pytest.mark.parametrize(
     ("width", "clusters", "any_width"),
-    [("[64, 128]", False, False), ("4096", False, False), ("65536", True, True), ("any", True, True)],
+    [
+        ("[64, 128]", False, False),
+        ("4096", False, False),
+        ("65536", True, True),
+        ("any", True, True),
+    ],
 )
 def test_a_file_has_what_its_widths_need(tmp_path, width, clusters, any_width):
     """The file omits kernels that no chip uses for these widths, and their helpers."""
-    path = emitted(norm(tmp_path, "norm: rms", f"width: {width}", "dtype: bf16"), tmp_path / "out") / "sample"
+    path = (
+        emitted(norm(tmp_path, "norm: rms", f"width: {width}", "dtype: bf16"), tmp_path / "out")
+        / "sample"
+    )
     text = (path / "cuda.cu").read_text()
     shapes = import_file(path / "cuda.py", f"emitted_needed_{len(text)}")._SHAPES
     every = [s for of_kernel in shapes.values() for s in of_kernel]
@@ -246,7 +267,11 @@ def test_a_file_has_what_its_widths_need(tmp_path, width, clusters, any_width):
     widest = 65536 if width == "65536" else 4096 if width == "4096" else 128
     limit = min(SHARED_LIMITS.values()) - 8192
     for of_kernel in shapes.values():
-        fits = {s.vector for s in of_kernel if s.width >= widest and s.cluster == 1 and s.shared <= limit}
+        fits = {
+            s.vector
+            for s in of_kernel
+            if s.width >= widest and s.cluster == 1 and s.shared <= limit
+        }
         assert fits == {1, 8}
 
 
@@ -294,20 +319,28 @@ def test_norms_run_from_c(tmp_path, width):
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     size, stride = (long(rows), long(width)), long(width)
     outputs = at(weight, bias, out, mean, rstd)
-    assert library.sample_forward(*at(x), stride, *outputs, *size, ctypes.c_float(1e-5), stream) == 0
+    assert (
+        library.sample_forward(*at(x), stride, *outputs, *size, ctypes.c_float(1e-5), stream) == 0
+    )
     saved = at(weight, mean, rstd, dx)
     assert (
-        library.sample_backward(*at(dout), stride, *at(x), stride, *saved, *size, *at(dweight, dbias), stream)
+        library.sample_backward(
+            *at(dout), stride, *at(x), stride, *saved, *size, *at(dweight, dbias), stream
+        )
         == 0
     )
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
     want = torch.nn.functional.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-5)
     for got, right in zip(
-        (out, dx, dweight, dbias), (want, *torch.autograd.grad(want, leaves, dout.double())), strict=True
+        (out, dx, dweight, dbias),
+        (want, *torch.autograd.grad(want, leaves, dout.double())),
+        strict=True,
     ):
         assert float((got.double() - right).norm() / right.norm()) < 4e-3
     assert (
-        library.sample_forward(*at(x), stride, *outputs, long(-1), long(width), ctypes.c_float(1e-5), stream)
+        library.sample_forward(
+            *at(x), stride, *outputs, long(-1), long(width), ctypes.c_float(1e-5), stream
+        )
         != 0
     )
 
@@ -324,18 +357,24 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     defined = {n: max(1, len(re.findall(rf"^#define {n}\b", text, re.MULTILINE))) for n in names}
     assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) <= defined[n]} == set()
     for name in ("forward", "backward", "columns", "finalize"):
-        for params, body in re.findall(rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL):
+        for params, body in re.findall(
+            rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL
+        ):
             given = re.findall(r"(\w+)(?:,|$)", params)
             assert len(given) > 3
             assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
     # An RMS norm does not subtract the mean.
-    assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))
+    assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (
+        which not in ("rms", "heads", "bare")
+    )
 
 
 def test_a_device_that_holds_no_shape_is_named(monkeypatch):
     module = import_file(GENERATED / "rms_norm" / "cuda.py", "kgen_test_no_shape")
     monkeypatch.setattr(module, "_arch", lambda device: "sm_90")
     monkeypatch.setattr(module, "_shared_limit", lambda device: -1)
-    words = "rms_norm: no launch shape of the forward kernel for rows of 1024 elements fits on cuda:0"
+    words = (
+        "rms_norm: no launch shape of the forward kernel for rows of 1024 elements fits on cuda:0"
+    )
     with pytest.raises(RuntimeError, match=words):
         module._plan("forward", torch.device("cuda", 0), 1024, 8)

@@ -1,4 +1,7 @@
-"""Names of a spec do not collide with names in the CUDA file. The test checks definitions in the C++ text."""
+"""Names of a spec do not collide with names in the CUDA file.
+
+The test checks definitions in the C++ text.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,15 @@ def definitions(text: str) -> Iterator[set[str]]:
 
 def samples() -> list[Loaded]:
     found = [loaded for path in SPECS if (loaded := load(path)).spec.kernel == "norm"]
-    for norm, bias, heads in (("rms", "", ""), ("layer", "bias: true", ""), ("rms", "", "heads: any")):
+    for norm, bias, heads in (
+        ("rms", "", ""),
+        ("layer", "bias: true", ""),
+        ("rms", "", "heads: any"),
+    ):
         text = SAMPLE.replace("NORM", norm).replace("BIAS", bias).replace("HEADS", heads)
-        found.append(loads(text.replace("COLUMNS", "H, WIDTH" if heads else "WIDTH"), "sample.yaml"))
+        found.append(
+            loads(text.replace("COLUMNS", "H, WIDTH" if heads else "WIDTH"), "sample.yaml")
+        )
     return [loaded for loaded in found if loaded.spec.targets.cuda is not None]
 
 
@@ -75,7 +84,9 @@ def in_the_way(loaded: Loaded) -> set[str]:
             if name in word:
                 before, after = word.split(name)
                 alike = (w for w in own if w.startswith(before) and w.endswith(after))
-                found |= {core for w in alike if legal(core := w[len(before) : len(w) - len(after)])}
+                found |= {
+                    core for w in alike if legal(core := w[len(before) : len(w) - len(after)])
+                }
     return {name for name in found if given_way([name], spelled.taken()) == {name: name}}
 
 

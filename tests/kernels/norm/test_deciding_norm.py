@@ -33,9 +33,13 @@ def undecided(problem: Problem) -> dict[Node, set[int]]:
     rows = {o.name for o in problem.operands if o.along == "row"}
     for case in cases(problem, True) if left else ():
         inputs = draw(problem, case, "cpu")
-        env: dict[str, Any] = {n: t[..., None] if n in rows else t for n, t in inputs.operands.items()}
+        env: dict[str, Any] = {
+            n: t[..., None] if n in rows else t for n, t in inputs.operands.items()
+        }
         env |= {**inputs.params, "inf": torch.inf}
-        env["y"] = exact(plain, inputs.operands, eps=inputs.eps, params=inputs.params).outputs["out"]
+        env["y"] = exact(plain, inputs.operands, eps=inputs.eps, params=inputs.params).outputs[
+            "out"
+        ]
         shape = inputs.operands["x"].shape
         for tree in trees:
             for node in decisions(tree):
@@ -57,7 +61,8 @@ def of_kinds(tmp_path: Path, condition: str) -> Problem:
     }
     path.write_text(
         "kernel: norm\nname: kinds\nnorm: rms\nwidth: any\ndtype: bf16\n"
-        f"output_mod: where({condition}, -y, y)\n" + "".join(declared[n] for n in declared if n in condition)
+        f"output_mod: where({condition}, -y, y)\n"
+        + "".join(declared[n] for n in declared if n in condition)
     )
     return problem_of(load(path))
 

@@ -1,4 +1,7 @@
-"""No norm kernel in CUDA spills. The verdicts are on record, because compiling all shapes takes minutes."""
+"""No norm kernel in CUDA spills.
+
+The verdicts are on record, because compiling all shapes takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ NORMS = {"rms": "norm: rms\ndtype: bf16\n", "layer": "norm: layer\nbias: true\nd
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("which", NORMS)
 def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) -> None:
-    """Includes every kernel that the launcher may choose on a chip. Chips from sm_90 on have clusters."""
+    """Includes every kernel that the launcher may choose on a chip.
+
+    Chips from sm_90 on have clusters.
+    """
     loaded = loads(HEAD + NORMS[which], "sample.yaml")
     for name, text in render_spec(loaded).items():
         (tmp_path / name).write_text(text)
@@ -35,7 +41,9 @@ def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) ->
     assert len(names) > 60
 
     # Compile all kernels at once, so that the source is parsed once.
-    program = Program((tmp_path / "cuda.cu").read_text(), "c++", ProgramOptions(arch=arch, std="c++17"))
+    program = Program(
+        (tmp_path / "cuda.cu").read_text(), "c++", ProgramOptions(arch=arch, std="c++17")
+    )
     found = usages(bytes(program.compile("cubin", name_expressions=tuple(names)).code))
     assert len(found) == len(names)
     assert {name: local for name, (_, local, _) in found.items() if local} == {}

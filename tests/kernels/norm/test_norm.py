@@ -1,4 +1,6 @@
-"""Norms: the plan has the derivatives of the reference, and features that no stock spec has are right."""
+"""Norms: the plan has the derivatives of the reference, and features that no stock spec has are
+right.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,14 @@ def test_plan_is_the_derivative(path: Path) -> None:
     width = problem.widths[-1] if problem.widths else 24
     case = Case("plan", min(width, 24), (5,), heads=3 if problem.heads else 0)
     inputs = draw(problem, case, "cpu")
-    want = exact(problem, inputs.operands, eps=inputs.eps, params=inputs.params, cotangents=inputs.cotangents)
+    want = exact(
+        problem, inputs.operands, eps=inputs.eps, params=inputs.params, cotangents=inputs.cotangents
+    )
     assert plan.backward is not None
     rows = {o.name for o in problem.operands if o.along == "row"}
-    env = {n: (t[..., None] if n in rows else t) for n, t in inputs.operands.items()} | inputs.params
+    env = {
+        n: (t[..., None] if n in rows else t) for n, t in inputs.operands.items()
+    } | inputs.params
     env = {
         n: t.double() if hasattr(t, "is_floating_point") and t.is_floating_point() else t
         for n, t in env.items()
@@ -106,11 +112,15 @@ def test_pipelines_fit_in_shared_memory(dtype: str) -> None:
 
 
 def test_programs_that_share_a_row_can_all_run() -> None:
-    """Every supported chip has at least 32 multiprocessors, which is enough programs for the widest row."""
+    """Every supported chip has at least 32 multiprocessors, which is enough programs for the widest
+    row.
+    """
     for path in STOCK:
         _, plan = planned(path)
         tiles = norm_tiles(plan.spec, "forward", plan.forward.loads)
-        assert all(max(1, t[-1].programs) * 32 >= t[-1].width // t[-1].elements for t in tiles.values())
+        assert all(
+            max(1, t[-1].programs) * 32 >= t[-1].width // t[-1].elements for t in tiles.values()
+        )
 
 
 def test_eight_bits_with_a_given_scale(tmp_path: Path, verdict: Any) -> None:
@@ -147,8 +157,18 @@ def test_one_width_has_every_hard_case(width: str, heads: str) -> None:
     problem = problem_of(loads(HEAD.replace("any", width) + heads, "sample.yaml"))
     quick = {case.name: case for case in cases(problem, quick=True)}
     assert {case.width for case in quick.values()} <= set(problem.widths)
-    # Other cases may coincide in a spec with heads, because only the width differs. These cases differ in more.
-    for name in ("plain", "no-rows", "odd", "padded", "constant", "zero-weight", "huge", "tiny-without-eps"):
+    # Other cases may coincide in a spec with heads, because only the width differs. These cases
+    # differ in more.
+    for name in (
+        "plain",
+        "no-rows",
+        "odd",
+        "padded",
+        "constant",
+        "zero-weight",
+        "huge",
+        "tiny-without-eps",
+    ):
         assert name in quick
     assert sized(problem, "small", "cpu").operands["x"].shape[-1] in problem.widths
     assert {name for name, _ in compile_calls(problem)} >= {f"width-{w}" for w in problem.widths}

@@ -1,4 +1,6 @@
-"""CUDA norms of rows that are not multiples of 16 bytes: the emitted source on a CPU with guarded memory."""
+"""CUDA norms of rows that are not multiples of 16 bytes: the emitted source on a CPU with guarded
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 INSTRUCTIONS = {
-    r'asm\("cvt\.rn\.bf16x2\.f32 [^"]*"[^;]*;': "for (int j : {i, i + 1}) y.at[j].bits = to_bf16(x[j]);",
+    r'asm\("cvt\.rn\.bf16x2\.f32 [^"]*"[^;]*;': (
+        "for (int j : {i, i + 1}) y.at[j].bits = to_bf16(x[j]);"
+    ),
     r'asm\("cvt\.rn\.bf16\.f32 %0, %1;"[^;]*;': "y.at[i].bits = to_bf16(x[i]);",
-    r'asm\("cvt\.rn\.satfinite[^"]*"[^;]*;': "two = to_eight_bits(x[next]) << 8 | to_eight_bits(x[i]);",
+    r'asm\("cvt\.rn\.satfinite[^"]*"[^;]*;': (
+        "two = to_eight_bits(x[next]) << 8 | to_eight_bits(x[i]);"
+    ),
     r"const unsigned int address = .*\n    if constexpr \(KEEP\)(?:.|\n)*?(?=\n}\n)": (
         "copy_later(to, from, 16, live);"
     ),
@@ -40,13 +46,17 @@ def test_rows_of_any_beginning_and_stride(tmp_path, verdict):
     headers = [ROOT / "tests/support/packages/fibers.h"]
     for name in ("rms_norm", "rms_norm_fp8"):
         text = (ROOT / "generated" / name / "cuda.cu").read_text()
-        text = text[text.index(f"namespace {name}_kernels {{") : text.index("#ifndef __CUDACC_RTC__")]
+        text = text[
+            text.index(f"namespace {name}_kernels {{") : text.index("#ifndef __CUDACC_RTC__")
+        ]
         for pattern, ours in INSTRUCTIONS.items():
             text = re.sub(pattern, ours, text)
         assert "asm" not in text
         headers.append(tmp_path / f"{name}.h")
         headers[-1].write_text(text)
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    version = subprocess.run(
+        [compiler, "--version"], check=True, capture_output=True, text=True
+    ).stdout
     verdict(None, version, program, *headers)
     options = [
         "-std=c++20",

@@ -1,4 +1,6 @@
-"""Tables of the documentation: the results of random specs, mutants and sanitizers, from checked-in reports."""
+"""Tables of the documentation: the results of random specs, mutants and sanitizers, from checked-in
+reports.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,10 @@ def _random_specs() -> Iterator[tuple[str, str]]:
     )
     yield "references compared with FlexAttention", f"{seeds['flexed']} agree"
     cuda = _read("tests/fuzzing/seeds_cuda.json")
-    yield f"{cuda['tried']:,} random specs on a GPU", f"{_counted(cuda['outcomes'])}. All errors are fixed."
+    yield (
+        f"{cuda['tried']:,} random specs on a GPU",
+        f"{_counted(cuda['outcomes'])}. All errors are fixed.",
+    )
     expressions = _read("tests/fuzzing/expressions.json")
     yield f"{expressions['tried']:,} random expressions", _counted(expressions["outcomes"])
 

@@ -21,7 +21,8 @@ MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 def _svg(width: int, height: int, title: str, parts: Iterable[str]) -> str:
     """Return an SVG on white, which is also readable on dark pages."""
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="{SANS}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'font-family="{SANS}"'
         f' font-size="12" fill="{INK}">',
         f"<title>{escape(title)}</title>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
@@ -53,13 +54,21 @@ def flow() -> str:
     own = [line for line in spec if line.startswith(SHOWN_KEYS)]
     emitted = (ROOT / "generated/causal_alibi/triton.py").read_text(encoding="utf-8").splitlines()
     loop = emitted[emitted.index("def _forward_tiles(") :]
-    kernel = [next(line.strip() for line in loop if line.strip().startswith(start)) for start in SHOWN_LINES]
+    kernel = [
+        next(line.strip() for line in loop if line.strip().startswith(start))
+        for start in SHOWN_LINES
+    ]
     cards = (
         ("A spec", "causal_alibi.yaml", own, "your score_mod and mask_mod"),
         (
             "Source of its kernels",
             "causal_alibi/triton.py, hopper.py",
-            ["@triton.jit", "def _forward_tiles(...):", "    ...", *(f"    {line}" for line in kernel)],
+            [
+                "@triton.jit",
+                "def _forward_tiles(...):",
+                "    ...",
+                *(f"    {line}" for line in kernel),
+            ],
             "kgen verify: as right as eager PyTorch",
         ),
         (
@@ -93,13 +102,23 @@ def flow() -> str:
         if does:
             parts += _arrow(left + 8, left + gap - 8, top + height / 2, does)
             left += gap
-    return _svg(left + 16, top + height + 16, "A spec becomes source, which lies in your repository", parts)
+    return _svg(
+        left + 16, top + height + 16, "A spec becomes source, which lies in your repository", parts
+    )
 
 
 def _arrow(start: float, end: float, y: float, does: str) -> list[str]:
     middle = (start + end) / 2
     return [
-        _text(middle, y - 10, does, font_family=MONO, font_size="10", text_anchor="middle", fill=ACCENT),
+        _text(
+            middle,
+            y - 10,
+            does,
+            font_family=MONO,
+            font_size="10",
+            text_anchor="middle",
+            fill=ACCENT,
+        ),
         f'<path d="M{start:g} {y:g}H{end - 6:g}" stroke="{ACCENT}" stroke-width="2"/>',
         f'<path d="M{end:g} {y:g}l-9 -5v10z" fill="{ACCENT}"/>',
     ]
@@ -130,17 +149,24 @@ def speed() -> str:
         for tick in range(0, most + 1, 200):
             x = start + panel * tick / most
             parts.append(_box(x, top, 1, height - top - 36, LINE))
-            parts.append(_text(x, height - 22, str(tick), fill=FAINT, font_size="10", text_anchor="middle"))
+            parts.append(
+                _text(x, height - 22, str(tick), fill=FAINT, font_size="10", text_anchor="middle")
+            )
         for place, (_, by_pass) in enumerate(reports):
             parts += _bars(by_pass[pass_], start, top + row * place + 4, panel / most)
     for place, (spec, _) in enumerate(reports):
-        parts.append(_text(left - 8, top + row * place + 16, spec, text_anchor="end", font_size="11"))
+        parts.append(
+            _text(left - 8, top + row * place + 16, spec, text_anchor="end", font_size="11")
+        )
     said = (
-        "B {B}, HQ {HQ}, S {SQ}, packed sequences {tokens} tokens; medians of interleaved rounds, torch {torch}, "
+        "B {B}, HQ {HQ}, S {SQ}, packed sequences {tokens} tokens; medians of interleaved rounds, "
+        "torch {torch}, "
         "triton {triton}"
     )
     parts.append(_text(16, height - 4, said.format(**condition), fill=FAINT, font_size="10"))
-    return _svg(left + 2 * panel + 58 + 60, height + 8, "TFLOP/s of emitted kernels and their peers", parts)
+    return _svg(
+        left + 2 * panel + 58 + 60, height + 8, "TFLOP/s of emitted kernels and their peers", parts
+    )
 
 
 def _legend(x: float, y: float) -> list[str]:
@@ -152,7 +178,10 @@ def _legend(x: float, y: float) -> list[str]:
 
 
 def _bars(rows: speed_tables.Peers, x: float, y: float, unit: float) -> Sequence[str]:
-    """Draw the bars of one spec and pass, one below the other. After the first, print its lead over the second."""
+    """Draw the bars of one spec and pass, one below the other.
+
+    After the first, print its lead over the second.
+    """
     ratio, end = rows["flex"]["ratio"], x + rows["kgen"]["tflops"] * unit
     lead = f"{ratio:.2f}x" if ratio < 100 else f"{ratio:.0f}x"
     parts = [_text(round(end + 5, 1), y + 8, lead, font_size="10", fill=ACCENT)]

@@ -1,6 +1,7 @@
 """Checks of the rules of "How we write" in CONTRIBUTING.md.
 
-`violations` checks one Markdown page, Python file, template, C header or shell script. It reads only the text.
+`violations` checks one Markdown page, Python file, template, C header or shell script. It reads
+only the text.
 """
 
 from __future__ import annotations
@@ -43,16 +44,20 @@ TERMS = {
 }
 """Forbidden terms as patterns of whole words.
 
-Allowed senses: `given` before or after an article, `meet` before a condition, `what` in a question and in "what to".
+Allowed senses: `given` before or after an article, `meet` before a condition, `what` in a question
+and in "what to".
 """
 HISTORY = ("no longer", "any more", "now")
 """Terms that the changelog and the log may use."""
-_TERMS = re.compile("|".join(rf"(?P<t{i}>\b(?:{form})\b(?!-))" for i, form in enumerate(TERMS.values())))
+_TERMS = re.compile(
+    "|".join(rf"(?P<t{i}>\b(?:{form})\b(?!-))" for i, form in enumerate(TERMS.values()))
+)
 
 SENTENCE = re.compile(r"(?<=[.!?:;])\s+")
 BLOCK = re.compile(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+")
 DIRECTIVE = re.compile(
-    r"!|\s*(?:noqa|type:|ruff:|mypy:|pragma|fmt:|SPDX|yaml-language-server|-{3,}|=+)|\s*\w+: (?:off|on)$"
+    r"!|\s*(?:noqa|type:|ruff:|mypy:|pragma|fmt:|SPDX|yaml-language-server|-{3,}|=+)|\s*\w+: "
+    r"(?:off|on)$"
 )
 
 
@@ -89,7 +94,9 @@ def files(root: Path) -> Iterator[Path]:
 def violations(path: Path) -> list[Violation]:
     """Return the violations in a file, in the order of their lines."""
     text = path.read_text(encoding="utf-8")
-    check = {".md": _page, ".py": _python, ".j2": _template, ".h": _header, "": _script}[path.suffix]
+    check = {".md": _page, ".py": _python, ".j2": _template, ".h": _header, "": _script}[
+        path.suffix
+    ]
     history = path.name == "CHANGELOG.md" or path.parent.name == "log"
     found = [one for one in check(text) if not (history and one.rule.partition(": ")[2] in HISTORY)]
     return sorted(found, key=lambda one: one.line)
@@ -115,11 +122,16 @@ def _prose(text: str, line: int, limit: int) -> Iterator[Violation]:
                 yield Violation(line, f"{words} words, at most {limit}", sentence)
     for match in _TERMS.finditer(_lower(text)):
         name = [*TERMS][int((match.lastgroup or "")[1:])]
-        yield Violation(line, f"forbidden: {name}", text[max(match.start() - 30, 0) : match.end() + 30])
+        yield Violation(
+            line, f"forbidden: {name}", text[max(match.start() - 30, 0) : match.end() + 30]
+        )
 
 
 def _lower(text: str) -> str:
-    """Return the text with capitalized words in lower case. Words in capitals, such as HOME, stay."""
+    """Return the text with capitalized words in lower case.
+
+    Words in capitals, such as HOME, stay.
+    """
     return re.sub(r"\b[A-Z](?![A-Z])", lambda match: match[0].lower(), text)
 
 
@@ -135,13 +147,21 @@ def _page(text: str) -> Iterator[Violation]:
     while number < len(lines):
         line = lines[number]
         if re.match(r"\s*[|#]", line):
-            cells = re.split(r"(?<!\\)\|", line) if line.lstrip().startswith("|") else [line.lstrip("# ")]
+            cells = (
+                re.split(r"(?<!\\)\|", line)
+                if line.lstrip().startswith("|")
+                else [line.lstrip("# ")]
+            )
             for cell in cells:
                 yield from _prose(cell, number + 1, PAGE)
             number += 1
             continue
         start = number
-        while number < len(lines) and lines[number].strip() and not re.match(r"\s*(?:\||#)", lines[number]):
+        while (
+            number < len(lines)
+            and lines[number].strip()
+            and not re.match(r"\s*(?:\||#)", lines[number])
+        ):
             number += 1
         yield from _prose("\n" + "\n".join(lines[start:number]), start + 1, PAGE)
         number += number == start
@@ -172,7 +192,10 @@ def _python(text: str) -> Iterator[Violation]:
 def _definitions(
     tree: ast.Module,
 ) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield all nodes that may have docstrings. Skip expressions, because `ast.walk` takes seconds for them."""
+    """Yield all nodes that may have docstrings.
+
+    Skip expressions, because `ast.walk` takes seconds for them.
+    """
     nodes: list[ast.AST] = [tree]
     while nodes:
         node = nodes.pop()
@@ -185,11 +208,15 @@ def _definitions(
 def _is_verb(node: ast.FunctionDef) -> bool:
     """True if a decorator registers the function as a command, whose docstring is its help."""
     calls = (d.func for d in node.decorator_list if isinstance(d, ast.Call))
-    return any(ast.unparse(call).rpartition(".")[2] in ("verb", "command", "callback") for call in calls)
+    return any(
+        ast.unparse(call).rpartition(".")[2] in ("verb", "command", "callback") for call in calls
+    )
 
 
 def _constant(node: ast.expr) -> str:
-    """Return the text of a string or f-string, with one word per placeholder; empty for other expressions."""
+    """Return the text of a string or f-string, with one word per placeholder; empty for other
+    expressions.
+    """
     match node:
         case ast.Constant(str(text)):
             return text
@@ -209,7 +236,9 @@ def _docstring(doc: str, line: int, limit: int) -> Iterator[Violation]:
 
 
 def _without_code(text: str) -> str:
-    """Remove indented blocks that follow an empty line, and put each cell of a table into its own paragraph."""
+    """Remove indented blocks that follow an empty line, and put each cell of a table into its own
+    paragraph.
+    """
     text = re.sub(r"^\|.*$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.MULTILINE)
     return re.sub(r"(?:(?<=\n\n)|(?<=:\n))(?: {4,}.*(?:\n|$))+", "\n", text)
 
@@ -221,7 +250,10 @@ def _python_comments(text: str) -> Iterator[tuple[int, int, bool, str]]:
     lines = text.split("\n")
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            (line, column), alone = token.start, not lines[token.start[0] - 1][: token.start[1]].strip()
+            (line, column), alone = (
+                token.start,
+                not lines[token.start[0] - 1][: token.start[1]].strip(),
+            )
             yield line, column, alone, token.string[1:]
 
 

@@ -13,7 +13,8 @@ FIGURES = Path(__file__).resolve().parents[3] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
 HEAD = """\
-The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, S {SQ}.
+The figures are TFLOP/s on one {device} with torch {torch} and triton {triton}, B {B}, HQ {HQ}, \
+S {SQ}.
 The packed specs have {tokens} tokens in total. A column with a peer shows how many times faster the
 emitted kernel is.
 
@@ -24,7 +25,9 @@ emitted kernel is.
 | Triton | the portable Triton kernels of the same file |"""
 
 NO_COMPARISON = 100
-"""Larger ratios are left out: FlexAttention sums these gradients by one atomic addition per pair."""
+"""Larger ratios are left out: FlexAttention sums these gradients by one atomic addition per
+pair.
+"""
 NOTE = "[note](#gradients-of-captured-buffers)"
 """The section of docs/performance/attention.md that explains these ratios."""
 
@@ -33,7 +36,9 @@ Rows = dict[tuple[Any, ...], Peers]
 
 
 def _reports(name: str) -> list[dict[str, Any]]:
-    reports: list[dict[str, Any]] = json.loads((FIGURES / name).read_text(encoding="utf-8"))["reports"]
+    reports: list[dict[str, Any]] = json.loads((FIGURES / name).read_text(encoding="utf-8"))[
+        "reports"
+    ]
     return reports
 
 
@@ -62,18 +67,27 @@ def race(name: str = "attention.json") -> tuple[list[tuple[str, dict[str, Peers]
     reports = _reports(name)
     (condition,) = {_condition(report) for report in reports}
     shape = reports[0]["workload"]["shape"]
-    rows = [(r["spec"], {pass_: peers for (pass_,), peers in _rows(r, "pass").items()}) for r in reports]
+    rows = [
+        (r["spec"], {pass_: peers for (pass_,), peers in _rows(r, "pass").items()}) for r in reports
+    ]
     return rows, {"B": shape["B"], "SQ": shape["SQ"], **dict(condition)}
 
 
 def _condition(report: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     facts, shape = report["facts"], report["workload"]["shape"]
     versions = ((name, facts["versions"][name]) for name in ("torch", "triton"))
-    return ("device", facts["device"]), ("HQ", shape["HQ"]), ("tokens", shape["B"] * shape["SQ"]), *versions
+    return (
+        ("device", facts["device"]),
+        ("HQ", shape["HQ"]),
+        ("tokens", shape["B"] * shape["SQ"]),
+        *versions,
+    )
 
 
 def attention(name: str = "attention.json") -> str:
-    """Return the table of kgen against FlexAttention, PyTorch's operators, and kgen's portable Triton kernels."""
+    """Return the table of kgen against FlexAttention, PyTorch's operators, and kgen's portable
+    Triton kernels.
+    """
     _, condition = race(name)
     peers = {"Flex": ("flex",), "PyTorch": ("sdpa", "varlen"), "Triton": ("kgen-triton",)}
     return f"{HEAD.format(**condition)}\n\n{_variants(_reports(name), peers)}"
@@ -90,7 +104,10 @@ def forms(tuned: str = "attention-autotune.json", flash: str = "attention-flash.
     heads = [f"{pass_}, {labels[peer]}" for pass_, peer, _ in columns]
     lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for spec in dict.fromkeys(spec for _, _, by_spec in columns for spec in by_spec):
-        cells = [_times(by_spec.get(spec, {}).get((pass_,), {}), peer) for pass_, peer, by_spec in columns]
+        cells = [
+            _times(by_spec.get(spec, {}).get((pass_,), {}), peer)
+            for pass_, peer, by_spec in columns
+        ]
         lines.append(f"| `{spec}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -101,7 +118,9 @@ def others(name: str = "attention-others.json") -> str:
 
 
 def _variants(reports: list[dict[str, Any]], peers: dict[str, tuple[str, ...]]) -> str:
-    """Return a line per spec: for each pass the TFLOP/s, and the factors by which peers are slower."""
+    """Return a line per spec: for each pass the TFLOP/s, and the factors by which peers are
+    slower.
+    """
     heads = [text for pass_ in PASSES for text in (pass_, *peers)]
     lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for report in reports:
@@ -115,11 +134,15 @@ def _variants(reports: list[dict[str, Any]], peers: dict[str, tuple[str, ...]]) 
 
 
 def decoding(name: str = "attention-others.json") -> str:
-    """Return the table of decoding at several cache lengths: the share of a copy's rate, and the factors of peers."""
+    """Return the table of decoding at several cache lengths: the share of a copy's rate, and the
+    factors of peers.
+    """
     by_spec = {report["spec"]: _rows(report, "pass") for report in _reports(name)}
     by_spec = {
         spec: {
-            int(pass_.split()[1]): peers for (pass_,), peers in rows.items() if pass_.startswith("decode ")
+            int(pass_.split()[1]): peers
+            for (pass_,), peers in rows.items()
+            if pass_.startswith("decode ")
         }
         for spec, rows in by_spec.items()
     }
@@ -129,7 +152,11 @@ def decoding(name: str = "attention-others.json") -> str:
     for spec, rows in by_spec.items():
         cells = []
         for peers in (rows.get(length, {}) for length in lengths):
-            share = f"{peers['kgen']['tbps'] / peers['copy']['tbps']:.0%}".replace("%", " %") if peers else ""
+            share = (
+                f"{peers['kgen']['tbps'] / peers['copy']['tbps']:.0%}".replace("%", " %")
+                if peers
+                else ""
+            )
             cells += [share, _times(peers, "flex"), _times(peers, "sdpa")]
         if rows:
             lines.append(f"| `{spec}` | {' | '.join(cells)} |")
@@ -137,7 +164,8 @@ def decoding(name: str = "attention-others.json") -> str:
 
 
 def lengths(name: str = "attention-shapes.json") -> str:
-    """Return the table of specs at several lengths: the TFLOP/s, and the speedup over FlexAttention.
+    """Return the table of specs at several lengths: the TFLOP/s, and the speedup over
+    FlexAttention.
 
     A second speedup is over max-autotune, if that was raced.
     """
@@ -145,7 +173,8 @@ def lengths(name: str = "attention-shapes.json") -> str:
     for report in _reports(name):
         by_spec.setdefault(report["spec"], {}).update(_rows(report, "shape", "pass"))
     shapes = sorted(
-        {shape for rows in by_spec.values() for shape, _ in rows}, key=lambda s: int(s.split("x")[2])
+        {shape for rows in by_spec.values() for shape, _ in rows},
+        key=lambda s: int(s.split("x")[2]),
     )
     lines = [
         f"| | {' | '.join(shape.split('x')[2] for shape in shapes)} |",
@@ -169,8 +198,9 @@ def norms(file: str, name: str = "norm.json") -> str:
 
     The best peer stands next to it, with its share and its time divided by the time of the file.
     """
+    columns = (f"{norm} {pass_} | best peer" for norm in ("rms", "layer") for pass_ in PASSES)
     lines = [
-        f"| width | {' | '.join(f'{norm} {pass_} | best peer' for norm in ('rms', 'layer') for pass_ in PASSES)} |",
+        f"| width | {' | '.join(columns)} |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     by_norm = {report["spec"]: _rows(report, "pass", "width", "graph") for report in _reports(name)}
@@ -179,12 +209,18 @@ def norms(file: str, name: str = "norm.json") -> str:
         cells = [str(width)]
         for spec in ("rms_norm", "layer_norm"):
             for pass_ in PASSES:
-                times = {p: row["milliseconds"] for p, row in by_norm[spec][pass_, width, False].items()}
+                times = {
+                    p: row["milliseconds"] for p, row in by_norm[spec][pass_, width, False].items()
+                }
                 copy, own = times["copy"], times[file]
                 best = min(
-                    (p for p in times if p != "copy" and not p.startswith("kgen")), key=times.__getitem__
+                    (p for p in times if p != "copy" and not p.startswith("kgen")),
+                    key=times.__getitem__,
                 )
-                cells += [f"{copy / own:.0%}", f"{copy / times[best]:.0%} {best}, {times[best] / own:.2f}x"]
+                cells += [
+                    f"{copy / own:.0%}",
+                    f"{copy / times[best]:.0%} {best}, {times[best] / own:.2f}x",
+                ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).replace("%", " %") + "\n"
 
@@ -221,7 +257,10 @@ _SUMMARY = (
     _Summarized("attention, S 8192", "FlexAttention", "flex", _ALL),
     _Summarized("attention, S 1024 to 16384", "FlexAttention", "flex", ("attention-shapes.json",)),
     _Summarized(
-        "attention, S 8192", "FlexAttention, max-autotune", "flex-autotune", ("attention-autotune.json",)
+        "attention, S 8192",
+        "FlexAttention, max-autotune",
+        "flex-autotune",
+        ("attention-autotune.json",),
     ),
     _Summarized(
         "attention, S 1024 to 16384",

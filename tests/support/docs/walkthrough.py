@@ -110,7 +110,10 @@ def gradients() -> Iterable[str]:
     """The factors of P * (dP - delta) in the backward kernels."""
     for name, loop in (("dq", plan().dq), ("dk and dv", plan().dkdv)):
         assert loop is not None
-        yield f"{name + ':':10} {show(loop.dscore)} in the loop, scale and {show(loop.dscore_factor)} after it"
+        yield (
+            f"{name + ':':10} {show(loop.dscore)} in the loop, scale and "
+            f"{show(loop.dscore_factor)} after it"
+        )
 
 
 @cache
@@ -131,17 +134,30 @@ def reasons() -> Iterable[str]:
 def hopper() -> Iterable[str]:
     """The plan of the kernels for Hopper."""
     found = hopper_plan()
-    tiles = {"forward": found.forward, "dq": found.dq, "dk and dv": found.dkdv, "all three": found.fused}
+    tiles = {
+        "forward": found.forward,
+        "dq": found.dq,
+        "dk and dv": found.dkdv,
+        "all three": found.fused,
+    }
     for name, tile in tiles.items():
         assert tile is not None
-        yield f"{name + ':':10} {tile.BLOCK_M:3} queries x {tile.BLOCK_N:3} keys, {_slots(name, tile)}"
+        yield (
+            f"{name + ':':10} {tile.BLOCK_M:3} queries x {tile.BLOCK_N:3} keys, "
+            f"{_slots(name, tile)}"
+        )
     tile, bias = found.forward, found.idioms["forward"].bias
     assert tile is not None
-    registers = f"{tile.consumer_registers} registers a thread, a producer of {tile.producer_registers}"
+    registers = (
+        f"{tile.consumer_registers} registers a thread, a producer of {tile.producer_registers}"
+    )
     yield f"warps:     {tile.consumers} consumer warpgroups of {registers}"
     yield f"tiles:     {'from a counter' if found.dynamic else 'in turn'}"
     assert bias is not None
-    yield f"bias:      {show(bias.slope)} * ({show(bias.distance)} + column), of scores times {show(bias.scale)}"
+    yield (
+        f"bias:      {show(bias.slope)} * ({show(bias.distance)} + column), of scores times "
+        f"{show(bias.scale)}"
+    )
 
 
 def _slots(kernel: str, tile: HopperTile) -> str:

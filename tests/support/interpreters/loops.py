@@ -1,4 +1,6 @@
-"""Iterations of the loops of emitted kernels, counted in the interpreters over all quick cases and checks."""
+"""Iterations of the loops of emitted kernels, counted in the interpreters over all quick cases and
+checks.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class _Counted(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         if self.kernel:
             name = self._loop(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
-            node.iter = ast.Call(ast.Name("_kgen_turns", ast.Load()), [ast.Constant(name), node.iter], [])
+            node.iter = ast.Call(
+                ast.Name("_kgen_turns", ast.Load()), [ast.Constant(name), node.iter], []
+            )
         return self.generic_visit(node)
 
     def visit_While(self, node: ast.While) -> Any:
@@ -69,14 +73,17 @@ def counted(text: str) -> tuple[str, list[str]]:
 
 
 def turns(spec: str, folder: Path, file: str = "triton.py") -> Turns:
-    """Return the iteration counts of the loops in a file of a stock spec. `hopper.py` runs in the interpreter of
-    Gluon."""
+    """Return the iteration counts of the loops in a file of a stock spec. `hopper.py` runs in the
+    interpreter of Gluon.
+    """
     package = folder / spec
     shutil.copytree(ROOT / "generated" / spec, package)
     text, loops = counted((package / file).read_text())
     (package / file).write_text(text)
     run = _run if file == "triton.py" else _run_hopper
-    return {name: set() for name in loops} | interpreted(run, spec, package / "triton.py", seconds=SECONDS)
+    return {name: set() for name in loops} | interpreted(
+        run, spec, package / "triton.py", seconds=SECONDS
+    )
 
 
 SECONDS = 3000.0

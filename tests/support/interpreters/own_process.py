@@ -21,7 +21,8 @@ from kgen.verify.worker import Job
 T = TypeVar("T")
 LIMIT = 280.0
 """Time limit in seconds. It is below the limit of pytest for a test."""
-# All processes are forked from one that has imported these modules. torch and its operator checks take seconds.
+# All processes are forked from one that has imported these modules. torch and its operator checks
+# take seconds.
 IMPORTED = [
     "triton",
     "torch.testing._internal.optests",
@@ -43,9 +44,16 @@ def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMI
 
 
 def verified(
-    loaded: Sequence[Any], generated: Path, device: str = "auto", hear: Listener = ignore, **options: Any
+    loaded: Sequence[Any],
+    generated: Path,
+    device: str = "auto",
+    hear: Listener = ignore,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Run `verify_specs` with workers in separate processes. `options` are fields of `VerifyOptions`."""
+    """Run `verify_specs` with workers in separate processes.
+
+    `options` are fields of `VerifyOptions`.
+    """
     with mock.patch("kgen.verify.verifying.messages", _messages):
         return verify_specs(loaded, generated, VerifyOptions(device, **options), hear=hear)
 

@@ -1,4 +1,6 @@
-"""Factors of 1.01 in one product or result of a stock spec's kernels, and the quick cases that find them."""
+"""Factors of 1.01 in one product or result of a stock spec's kernels, and the quick cases that find
+them.
+"""
 
 from __future__ import annotations
 
@@ -67,29 +69,45 @@ NO_STATES = {
     "very-steep": "what comes from the states has decayed to less than float32 adds",
 }
 NO_TOKEN = {"no-token": NOTHING}
-LITTLE = {"steep": "what comes from the states is in few rows, and little beside the rounding there"}
+LITTLE = {
+    "steep": "what comes from the states is in few rows, and little beside the rounding there"
+}
 
 PLANTED = {
-    "qk of forward": Planted("causal_alibi", "forward", QK, f"{QK} * 1.01", EMPTY, ("one", "q-shorter")),
+    "qk of forward": Planted(
+        "causal_alibi", "forward", QK, f"{QK} * 1.01", EMPTY, ("one", "q-shorter")
+    ),
     "qk of decoding": Planted(
         "decode_gqa", "forward", QK, f"{QK} * 1.01", EMPTY | {"decode-no-keys": "there are no keys"}
     ),
     "scale of dq": Planted(
         "causal_alibi", "backward", "(dq * scale).to", "(dq * scale * 1.01).to", EMPTY | NOT_ASKED
     ),
-    "scale of dk": Planted("causal_alibi", "backward", "(dk * scale).to", "(dk * scale * 1.01).to", EMPTY),
+    "scale of dk": Planted(
+        "causal_alibi", "backward", "(dk * scale).to", "(dk * scale * 1.01).to", EMPTY
+    ),
     "P of dv": Planted(
         *("causal_alibi", "backward", "tl.dot(p.to(do.dtype), do, dv)"),
         "tl.dot((p * 1.01).to(do.dtype), do, dv)",
         EMPTY | NOT_ASKED | {"lse-alone": "dv is zero"},
     ),
     "dS of dq": Planted(
-        *("causal_alibi", "backward", "p * (dp - delta[:, None])", "p * (dp - delta[:, None]) * 1.01"),
+        *(
+            "causal_alibi",
+            "backward",
+            "p * (dp - delta[:, None])",
+            "p * (dp - delta[:, None]) * 1.01",
+        ),
         EMPTY | NOT_ASKED,
         ("one", "large", "scale"),
     ),
     "dS of dk": Planted(
-        *("causal_alibi", "backward", "p * (dp - delta[None, :])", "p * (dp - delta[None, :]) * 1.01"),
+        *(
+            "causal_alibi",
+            "backward",
+            "p * (dp - delta[None, :])",
+            "p * (dp - delta[None, :]) * 1.01",
+        ),
         EMPTY,
         ("one-key-large", "off-tile"),
     ),
@@ -103,23 +121,29 @@ PLANTED = {
         "retention_output", "forward", "p = qk * tl.exp2(", "p = 1.01 * qk * tl.exp2(", NO_TOKEN
     ),
     "states of gated o": Planted(
-        *("gated_delta_output", "forward", "out = out * tl.exp2("), "out = 1.01 * out * tl.exp2(", NO_STATES
+        *("gated_delta_output", "forward", "out = out * tl.exp2("),
+        "out = 1.01 * out * tl.exp2(",
+        NO_STATES,
     ),
     "scores of gated o": Planted(
         "gated_delta_output", "forward", "p = qk * tl.exp2(", "p = 1.01 * qk * tl.exp2(", NO_TOKEN
     ),
     "states of gated dq": Planted(
-        *("gated_delta_output", "backward", "(do * factor).to", "(do * factor * 1.01).to"), NO_STATES
+        *("gated_delta_output", "backward", "(do * factor).to", "(do * factor * 1.01).to"),
+        NO_STATES,
     ),
     "dS of gated dq and dk": Planted(
-        *("gated_delta_output", "backward", "ds = dp * tl.exp2(", "ds = 1.01 * dp * tl.exp2("), NO_TOKEN
+        *("gated_delta_output", "backward", "ds = dp * tl.exp2(", "ds = 1.01 * dp * tl.exp2("),
+        NO_TOKEN,
     ),
     "output of 8 bits": Planted(
         *("rms_norm_fp8", "forward", "out = out * (1.0 / scale)", "out = out * (1.01 / scale)"),
         {
             **dict.fromkeys(("zeros", "zero-weight"), "the output is zero"),
             "no-rows": "there is no output",
-            "one-element": "the largest element of a row is at the end of the range, which clamps it",
+            "one-element": (
+                "the largest element of a row is at the end of the range, which clamps it"
+            ),
         },
         ("one-row", "vector", "broadcast", "stepped"),
     ),

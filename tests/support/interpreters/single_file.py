@@ -16,7 +16,9 @@ def single(spec: Loaded | Path) -> str:
 
 @lru_cache(128)
 def _of_file(path: Path, text: str) -> str:
-    """The text for a spec in a file that has this `text`: several tests run each of the stock specs."""
+    """The text for a spec in a file that has this `text`: several tests run each of the stock
+    specs.
+    """
     return _of_spec(load(path))
 
 

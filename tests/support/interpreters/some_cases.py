@@ -25,7 +25,10 @@ def emitted(text: str, folder: Path) -> Path:
 
 
 def failures(text: str, path: Path, cases: Sequence[Case | str], hopper: bool = False) -> list[str]:
-    """Return the wrong outputs and gradients. A case is drawn, or the name of a case of `kgen verify`."""
+    """Return the wrong outputs and gradients.
+
+    A case is drawn, or the name of a case of `kgen verify`.
+    """
     from kgen.kernels.attention.verify import cases as verification
     from kgen.verify import interpreter
     from kgen.verify.families import Subject

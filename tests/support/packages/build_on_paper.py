@@ -1,7 +1,8 @@
-"""Packages as `kgen build --c` writes them, with fake machine code: `build_on_paper.py OUT [ARCH...] SPEC...`.
+"""Packages as `kgen build --c` writes them, with fake machine code:
+`build_on_paper.py OUT [ARCH...] SPEC...`.
 
-The fake compiler only returns its input: the arguments as Triton specializes them, and the options. A launch depends
-on nothing else.
+The fake compiler only returns its input: the arguments as Triton specializes them, and the options.
+A launch depends on nothing else.
 """
 
 from __future__ import annotations
@@ -50,7 +51,12 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
             size = 4 if dtype == "fp32" else 2
             moved = [*block[:-1], min(block[-1], 128 // size)]
             maps.append(
-                {"swizzle": 3, "elem_size": size, "elem_type": host[TYPES[dtype]], "block_size": moved}
+                {
+                    "swizzle": 3,
+                    "elem_size": size,
+                    "elem_type": host[TYPES[dtype]],
+                    "block_size": moved,
+                }
             )
     known = {path: what for path, what in source.attrs.items() if what}
     said = repr((name, target, source.signature, source.constants, known, sorted(options.items())))
@@ -66,10 +72,14 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
         tensordesc_meta=maps,
     )
     digest = hashlib.sha256(said.encode()).hexdigest()
-    return SimpleNamespace(hash=digest, src=source, metadata=metadata, asm={"cubin": image_of(said)})
+    return SimpleNamespace(
+        hash=digest, src=source, metadata=metadata, asm={"cubin": image_of(said)}
+    )
 
 
-def worker(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+def worker(
+    module: str, build: Any, timeout: float, environment: Mapping[str, Any]
+) -> Iterator[Any]:
     """Replace the process that compiles."""
     from kgen.build import compile_triton
 

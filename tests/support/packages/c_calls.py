@@ -1,4 +1,6 @@
-"""Calls of emitted launchers and of C functions with the same tensors, to compare their launches."""
+"""Calls of emitted launchers and of C functions with the same tensors, to compare their
+launches.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
         "k": laid_out(case, (*k, spec.head_dim.qk), dtype),
         # The strides of v differ from the strides of q and k.
         "v": laid_out(
-            replace(case, layout="bhsd") if case.layout == "bshd" else case, (*k, spec.head_dim.v), dtype
+            replace(case, layout="bhsd") if case.layout == "bshd" else case,
+            (*k, spec.head_dim.v),
+            dtype,
         ),
         **ends,
     }
@@ -93,15 +97,21 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     # The buffers of the plan include the lengths of a cache.
     for name, buffer in plan_attention(loaded).spec.buffers.items():
         shape = [n if isinstance(n, int) else sizes[n] for n in buffer.shape]
-        found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
+        found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[
+            ..., int(case.layout == "guarded")
+        ]
         if case.layout == "bhsd":
             found[name] = found[name].contiguous()
     found |= block_lists(plan_attention(loaded), sizes)
     if spec.sinks:
         found["sinks"] = torch.zeros(hq)
     found["scale"] = 0.3
-    found |= {name: 2 for name, param in spec.params.items() if param.runtime and param.type == "int"}
-    found |= {name: 0.5 for name, param in spec.params.items() if param.runtime and param.type == "float"}
+    found |= {
+        name: 2 for name, param in spec.params.items() if param.runtime and param.type == "int"
+    }
+    found |= {
+        name: 0.5 for name, param in spec.params.items() if param.runtime and param.type == "float"
+    }
     found["dout"] = laid_out(case, (*q, spec.head_dim.v), dtype)
     lse = (hq, case.batch * case.sq) if problem.varlen else (case.batch, hq, case.sq)
     found["dlse"] = torch.zeros(*lse, 3)[..., 1] if case.dlse else None
@@ -152,14 +162,18 @@ def block_lists(plan: Any, sizes: dict[str, int]) -> Tensors:
     for inner, outer in (("kv", "q"), ("q", "kv"))[: 1 + plan.backward]:
         for name in (f"{inner}_num_blocks", f"full_{inner}_num_blocks"):
             found[name] = torch.zeros(*planes, blocks[outer], dtype=torch.int32)
-        found[f"{inner}_indices"] = torch.zeros(*planes, blocks[outer], blocks[inner], dtype=torch.int32)
+        found[f"{inner}_indices"] = torch.zeros(
+            *planes, blocks[outer], blocks[inner], dtype=torch.int32
+        )
     return found
 
 
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """Return the launches of Python and of C by pass: without log-sum-exp, with it, and backward."""
+    """Return the launches of Python and of C by pass: without log-sum-exp, with it, and
+    backward.
+    """
     given = attention_tensors(loaded, case)
     names = list(inspect.signature(launcher._forward).parameters)[:-1]
     passed = [given[name] for name in names]
@@ -189,7 +203,9 @@ def attention_launches(
             if backward:
                 known = inputs | outputs | {name: given[name] for name in ("dout", "dlse")}
                 paper.begin(known)
-                dq, dk, dv, *_ = launcher._backward_op(given["dout"], given["dlse"], out, lse, *passed)
+                dq, dk, dv, *_ = launcher._backward_op(
+                    given["dout"], given["dlse"], out, lse, *passed
+                )
                 want["backward"], rooms["backward"] = paper.launched, paper.rooms()
                 outputs |= {"dq": dq, "dk": dk, "dv": dv}
     finally:
@@ -226,8 +242,8 @@ def attention_launches(
 def norm_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """Return the launches of Python and of C for norms: `sq` rows of `sk` elements, with `heads` if the spec has
-    heads.
+    """Return the launches of Python and of C for norms: `sq` rows of `sk` elements, with `heads` if
+    the spec has heads.
 
     The CPU counts as a device with four multiprocessors.
     """
@@ -302,7 +318,8 @@ def norm_launches(
 def chunk_tensors(loaded: Any, case: Case) -> Tensors:
     """Return the tensors of a call of chunk_output, by their names in Python.
 
-    The call has `batch` rows of `sq` tokens, or that many packed sequences, of which the last has `sk` tokens.
+    The call has `batch` rows of `sq` tokens, or that many packed sequences, of which the last has
+    `sk` tokens.
     """
     packed, heads = loaded.spec.varlen, loaded.spec.heads
     lengths = (*[case.sq] * (case.batch - 1), case.sk) if packed else (case.sq,)
@@ -323,15 +340,18 @@ def chunk_tensors(loaded: Any, case: Case) -> Tensors:
         behind["v"] = (1, case.spare * loaded.spec.chunk_size)
     for name, (axis, count) in behind.items() if case.spare else ():
         x = given[name]
-        given[name] = torch.cat([x, x.new_zeros(*x.shape[:axis], count, *x.shape[axis + 1 :])], axis)
+        given[name] = torch.cat(
+            [x, x.new_zeros(*x.shape[:axis], count, *x.shape[axis + 1 :])], axis
+        )
     return {**given, "do": inputs.do, "scale": 0.3}
 
 
 def chunk_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
-    """Return the launches of Python and of C for chunk_output: with computed and with passed chunks of packed
-    sequences."""
+    """Return the launches of Python and of C for chunk_output: with computed and with passed chunks
+    of packed sequences.
+    """
     given = chunk_tensors(loaded, case)
     names = [argument.name for argument in launcher._forward_op._schema.arguments]
     want: Launches = {}
@@ -363,14 +383,17 @@ def chunk_launches(
             got[pass_ + words] = paper.launched
             assert paper.crowded(room, library.workspace) == []
         if "dg" in called:
-            # No kernel runs here, so the parts of this chip keep their ones. The launcher fills the rest with zeros.
+            # No kernel runs here, so the parts of this chip keep their ones. The launcher fills the
+            # rest with zeros.
             assert called["dg"][:parts].all()
             assert not called["dg"][parts:].any()
     return want, got
 
 
 def parts_of_dg(launcher: ModuleType, arch: int) -> tuple[int, int]:
-    """Return the number of partial gradients of a gate on a chip, and the maximum over all chips."""
+    """Return the number of partial gradients of a gate on a chip, and the maximum over all
+    chips.
+    """
     width, table = launcher.K.value, launcher._DQDK_TILES
     own = launcher._tile(table, arch)["BLOCK_K"]
     return width // own, max(width // tile["BLOCK_K"] for _, tile in table)

@@ -1,7 +1,7 @@
 """Example of a package on a simulated device: `python tests/support/packages/c_example.py PACKAGE`.
 
-Triton's interpreter runs the launches of the example. The example compares the results with its own and sets the exit
-status.
+Triton's interpreter runs the launches of the example. The example compares the results with its own
+and sets the exit status.
 """
 
 from __future__ import annotations

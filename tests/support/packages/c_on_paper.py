@@ -1,4 +1,6 @@
-"""Launches of a package from C and from Python for the same tensors, recorded by a simulated driver."""
+"""Launches of a package from C and from Python for the same tensors, recorded by a simulated
+driver.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,23 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCE = Path(__file__).with_name("paper_cuda.c")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
-_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
-_SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p)
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+)
+_SET = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p
+)
 _COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Tensor(ctypes.Structure):
     """C struct `kgen_tensor`."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("sizes", ctypes.c_int64 * 5), ("strides", ctypes.c_int64 * 5)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("sizes", ctypes.c_int64 * 5),
+        ("strides", ctypes.c_int64 * 5),
+    ]
 
 
 def tensor(x: torch.Tensor | None) -> Tensor:
@@ -70,19 +80,29 @@ def compiled(command: Sequence[str | Path]) -> None:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """Return the library of the simulated driver. A process loads it once, and every lookup of libcuda finds it."""
+    """Return the library of the simulated driver.
+
+    A process loads it once, and every lookup of libcuda finds it.
+    """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "libcuda.so.1"
-        compiled(["gcc", *STRICT, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE])
+        compiled(
+            ["gcc", *STRICT, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, SOURCE]
+        )
         found = ctypes.CDLL(str(library))
     found.paper_context.argtypes = [ctypes.c_void_p]
     return found
 
 
 class Paper:
-    """Simulated driver. `launched` has a row for each launch (`launch_of`); `events` also has copies and fills."""
+    """Simulated driver.
 
-    def __init__(self, package: Path, run: Callable[[Any, int, dict[str, Any]], None] | None = None) -> None:
+    `launched` has a row for each launch (`launch_of`); `events` also has copies and fills.
+    """
+
+    def __init__(
+        self, package: Path, run: Callable[[Any, int, dict[str, Any]], None] | None = None
+    ) -> None:
         self.driver = driver()
         self.package, self.run = package, run
         self.rows = json.loads((package / "manifest.json").read_text())["kernels"]
@@ -101,13 +121,18 @@ class Paper:
         self.driver.paper_device(arch, multiprocessors)
 
     def begin(self, tensors: Mapping[str, torch.Tensor | None]) -> None:
-        """Clear the records. Addresses inside `tensors` are known by name, others by their order of appearance."""
+        """Clear the records.
+
+        Addresses inside `tensors` are known by name, others by their order of appearance.
+        """
         self.launched, self.events, self.others = [], [], []
         there = {name: x for name, x in tensors.items() if x is not None and x.numel()}
         self.known = [(name, x.data_ptr(), _end(x)) for name, x in there.items()]
 
     def place(self, address: int) -> tuple[str | int, int]:
-        """Return the tensor and offset of an address, or the order of appearance of an unknown address."""
+        """Return the tensor and offset of an address, or the order of appearance of an unknown
+        address.
+        """
         for name, begin, end in self.known:
             if begin <= address < end:
                 return name, address - begin
@@ -120,13 +145,18 @@ class Paper:
         return [self.bytes_of.get(address, 0) for address in self.others]
 
     def crowded(self, rooms: Sequence[int], workspace: torch.Tensor) -> list[str]:
-        """Return the tensors in the C workspace that overlap or exceed it. `rooms` has their sizes in Python."""
+        """Return the tensors in the C workspace that overlap or exceed it.
+
+        `rooms` has their sizes in Python.
+        """
         begin, size = workspace.data_ptr(), workspace.numel()
         ranges = sorted((at - begin, room) for at, room in zip(self.others, rooms, strict=False))
         ranges = [(at, room) for at, room in ranges if 0 <= at <= size and room]
         ends = [*(at for at, _ in ranges[1:]), *[size] * bool(ranges)]
         return [
-            f"{room} bytes at {at}" for (at, room), end in zip(ranges, ends, strict=True) if at + room > end
+            f"{room} bytes at {at}"
+            for (at, room), end in zip(ranges, ends, strict=True)
+            if at + room > end
         ]
 
     def _load(self, module: Any, image: int) -> int:
@@ -150,7 +180,10 @@ class Paper:
             if kind == "constexpr":
                 continue
             forms = runtime._forms(kind)
-            content = [ctypes.string_at(parameters[at + i], struct.calcsize(f)) for i, f in enumerate(forms)]
+            content = [
+                ctypes.string_at(parameters[at + i], struct.calcsize(f))
+                for i, f in enumerate(forms)
+            ]
             assert [len(part) for part in content] == sizes[at : at + len(forms)]
             at += len(forms)
             if kind.startswith("tensordesc"):
@@ -163,7 +196,10 @@ class Paper:
                 (found[name],) = struct.unpack(f"<{forms[0]}", content[0])
                 raw[name] = found[name]
         assert [ctypes.string_at(parameters[at + i], 8) for i in (0, 1)] == [bytes(8)] * 2
-        ids = [struct.unpack("<ixxxxi", ctypes.string_at(attributes + 72 * i, 12)) for i in range(count)]
+        ids = [
+            struct.unpack("<ixxxxi", ctypes.string_at(attributes + 72 * i, 12))
+            for i in range(count)
+        ]
         self.launched.append(
             {
                 "kernel": row["kernel"],
@@ -191,7 +227,9 @@ class Paper:
         told = Copy.from_address(asked)
         self.events.append(("copy", told.width, told.height, told.from_pitch, told.to_pitch))
         for row in range(told.height):
-            ctypes.memmove(told.target + row * told.to_pitch, told.source + row * told.from_pitch, told.width)
+            ctypes.memmove(
+                told.target + row * told.to_pitch, told.source + row * told.from_pitch, told.width
+            )
         return 0
 
     @contextlib.contextmanager
@@ -241,7 +279,9 @@ def _size_of(image: int) -> int:
     head = ctypes.string_at(image, 64)
     (programs, sections) = struct.unpack("<QQ", head[32:48])
     (program_size, program_count, section_size, section_count) = struct.unpack("<4H", head[54:62])
-    return int(max(programs + program_size * program_count, sections + section_size * section_count))
+    return int(
+        max(programs + program_size * program_count, sections + section_size * section_count)
+    )
 
 
 def _end(x: torch.Tensor) -> int:
@@ -256,7 +296,9 @@ def loaded_package(folder: Path, name: str) -> ModuleType:
 
 def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
     """Build packages of specs, by name or path, in a separate process."""
-    done = python(["tests/support/packages/build_on_paper.py", str(out), *specs], {"TRITON_INTERPRET": None})
+    done = python(
+        ["tests/support/packages/build_on_paper.py", str(out), *specs], {"TRITON_INTERPRET": None}
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -275,12 +317,16 @@ def run_example(package: Path) -> subprocess.CompletedProcess[str]:
     return python(["tests/support/packages/c_example.py", str(package)], ENVIRONMENT)
 
 
-def python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+def python(
+    command: Sequence[str], more: Mapping[str, str | None]
+) -> subprocess.CompletedProcess[str]:
     """Run Python in a separate process in the project's root. A variable that is None is unset."""
     environment = {name: value for name, value in (os.environ | more).items() if value is not None}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, *command]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False
+    )
 
 
 class Library:
@@ -293,11 +339,24 @@ class Library:
             language = ["g++", "-std=c++17", "-x", "c++"] if cpp else ["gcc", "-std=c11"]
             pedantic = STRICT[:-1] if cpp else STRICT
             compiled(
-                [*language, *pedantic, "-O1", "-shared", "-fPIC", "-o", target, source, "-ldl", "-pthread"]
+                [
+                    *language,
+                    *pedantic,
+                    "-O1",
+                    "-shared",
+                    "-fPIC",
+                    "-o",
+                    target,
+                    source,
+                    "-ldl",
+                    "-pthread",
+                ]
             )
         self.library = ctypes.CDLL(str(target))
         self.arguments = _struct(package / "c" / f"{name}.h")
-        for function in (f"{name}_{pass_}_workspace" for pass_ in ("block_mask", "forward", "backward")):
+        for function in (
+            f"{name}_{pass_}_workspace" for pass_ in ("block_mask", "forward", "backward")
+        ):
             if hasattr(self.library, function):
                 getattr(self.library, function).restype = ctypes.c_size_t
         getattr(self.library, f"{name}_error").restype = ctypes.c_char_p
@@ -316,7 +375,9 @@ class Library:
         size = function(ctypes.byref(self.made(given)))
         return -1 if size == ctypes.c_size_t(-1).value else int(size)
 
-    def call(self, pass_: str, given: Mapping[str, Any], workspace: torch.Tensor | None = None) -> int:
+    def call(
+        self, pass_: str, given: Mapping[str, Any], workspace: torch.Tensor | None = None
+    ) -> int:
         """Return the status of a call, by default with a workspace of the required size."""
         if workspace is None:
             bytes_ = self.query(pass_, given)
@@ -339,7 +400,12 @@ def _struct(header: Path) -> type[ctypes.Structure]:
     """Return the struct of arguments that the header of a package declares."""
     text = header.read_text(encoding="utf-8")
     body = text.partition("_args {")[2].partition("\n}")[0]
-    kinds = {"kgen_tensor": Tensor, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "int": ctypes.c_int}
+    kinds = {
+        "kgen_tensor": Tensor,
+        "double": ctypes.c_double,
+        "int64_t": ctypes.c_int64,
+        "int": ctypes.c_int,
+    }
     fields: list[tuple[str, Any]] = []
     for line in body.splitlines():
         kind, _, rest = line.partition("/*")[0].strip().partition(" ")

@@ -1,8 +1,8 @@
-"""Launches for which a package takes other machine code than was compiled for them: `chosen_code.py OUT ARCH
-SPEC...`.
+"""Launches for which a package takes other machine code than was compiled for them:
+`chosen_code.py OUT ARCH SPEC...`.
 
-Build packages with fake machine code under OUT. Print JSON with the number of launches and a list of `[spec, kernel,
-variant]`.
+Build packages with fake machine code under OUT. Print JSON with the number of launches and a list
+of `[spec, kernel, variant]`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from support.packages.build_on_paper import SIZES, build, compiled
 
 
 def launches(out: Path, spec: str, arch: str) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield kernel, variant, the hash of the code compiled for the launch, and of the code in the package."""
+    """Yield kernel, variant, the hash of the code compiled for the launch, and of the code in the
+    package.
+    """
     build(out, [spec], [arch])
     loaded = load(spec)
     package = runtime.Package(loaded.spec.name, out / loaded.spec.name)
@@ -37,7 +39,11 @@ def launches(out: Path, spec: str, arch: str) -> Iterator[tuple[str, str, str, s
         image = launch.compiled().asm["cubin"]
         kernel = runtime.Kernel(launch.function.fn, package)
         args = [_standing_in(x) for x in launch.args]
-        meta = {n: x for n, x in {**launch.constants, **launch.options}.items() if n != "enable_fp_fusion"}
+        meta = {
+            n: x
+            for n, x in {**launch.constants, **launch.options}.items()
+            if n != "enable_fp_fusion"
+        }
         with mock.patch.object(runtime, "_arch", return_value=job.capability):
             cubin = kernel._found(*kernel._told(args, meta), args)
         taken = None if cubin is None else cubin.row["sha256"]

@@ -1,4 +1,7 @@
-"""Simulated CUDA driver. It reads a launch as a GPU would, and Triton's interpreter runs the kernel."""
+"""Simulated CUDA driver.
+
+It reads a launch as a GPU would, and Triton's interpreter runs the kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ import torch
 
 
 class Driver:
-    """Replacement of libcuda for tensors on the CPU. `launched` has the launches, in the form of manifests."""
+    """Replacement of libcuda for tensors on the CPU.
+
+    `launched` has the launches, in the form of manifests.
+    """
 
     def __init__(self, runtime: ModuleType, package: Any) -> None:
         self.runtime, self.package = runtime, package
@@ -36,7 +42,9 @@ class Driver:
             assert struct.calcsize(form) == size
             (found,) = struct.unpack(f"<{form}", ctypes.string_at(next(at), size))
             given[name] = self.tensors[found] if kind.startswith("*") else found
-        assert [ctypes.string_at(p, size) for p, size in zip(at, sizes, strict=True)] == [bytes(8)] * 2
+        assert [ctypes.string_at(p, size) for p, size in zip(at, sizes, strict=True)] == [
+            bytes(8)
+        ] * 2
         self.launched.append(row)
         getattr(self.package.source("triton"), row["kernel"])[(told.grid_x,)](**given)
         return 0

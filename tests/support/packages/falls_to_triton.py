@@ -1,6 +1,8 @@
-"""Kernels that Triton compiles for a call without machine code in the package: `falls_to_triton.py PACKAGE GROUP`.
+"""Kernels that Triton compiles for a call without machine code in the package:
+`falls_to_triton.py PACKAGE GROUP`.
 
-The package has grouped-query attention, and the simulated chip is a Hopper. Print the kernels and their class.
+The package has grouped-query attention, and the simulated chip is a Hopper. Print the kernels and
+their class.
 """
 
 from __future__ import annotations

@@ -15,10 +15,15 @@ def versions() -> str:
 
 
 def symbols(path: Path, folder: Path, *options: str) -> str:
-    """Compile a file with warnings as errors, as C++ repositories do. Return the symbols of the object."""
+    """Compile a file with warnings as errors, as C++ repositories do.
+
+    Return the symbols of the object.
+    """
     options = options or ("-arch=sm_90", "-Xptxas", "-O0", "-c")
     command = [_nvcc(), "-std=c++17", "-Werror", "all-warnings", *options]
-    done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return _said("nm", str(folder / "x.o"))
 

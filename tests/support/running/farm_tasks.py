@@ -29,7 +29,11 @@ def waiting(job: Waiting, instead: Callable[..., Any] | None = None) -> Iterator
 
 def read(job: Path, instead: Callable[..., Any] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the content of a file that travelled with the task, and the names in its folder."""
-    yield {"text": job.read_text(), "path": str(job), "beside": sorted(p.name for p in job.parent.iterdir())}
+    yield {
+        "text": job.read_text(),
+        "path": str(job),
+        "beside": sorted(p.name for p in job.parent.iterdir()),
+    }
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:

@@ -15,32 +15,50 @@ RULES = "F811,F821,F823,F841"
 def wrong_names(files: Iterable[Path]) -> str:
     """Return the findings about names; empty if there are none."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--ignore-noqa"]
-    done = subprocess.run([*command, "--select", RULES, *files], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--select", RULES, *files], capture_output=True, text=True, check=False
+    )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout if done.returncode else ""
 
 
 def findings(files: Iterable[Path]) -> str:
-    """Return the findings of ruff in its default format and with all rules except PGH004 (blanket `noqa`)."""
+    """Return the findings of ruff in its default format and with all rules except PGH004 (blanket
+    `noqa`).
+    """
     ruff, files = [sys.executable, "-m", "ruff"], list(files)
     commands = (
         [*ruff, "format", "--isolated", "--no-cache", "--check", *files],
-        [*ruff, "check", "--isolated", "--no-cache", "--select", "ALL", "--ignore", "PGH004", *files],
+        [
+            *ruff,
+            "check",
+            "--isolated",
+            "--no-cache",
+            "--select",
+            "ALL",
+            "--ignore",
+            "PGH004",
+            *files,
+        ],
     )
-    done = [subprocess.run(command, capture_output=True, text=True, check=False) for command in commands]
+    done = [
+        subprocess.run(command, capture_output=True, text=True, check=False) for command in commands
+    ]
     return "".join(run.stdout for run in done if run.returncode)
 
 
 def gone_after_loops(code: str) -> list[str]:
-    """Return the names of kernels that are first assigned in a loop and read after it, with their lines.
+    """Return the names of kernels that are first assigned in a loop and read after it, with their
+    lines.
 
-    Python keeps such a name, but Triton does not, because the loop may have no iterations. Loops over `static_range`
-    are unrolled and keep their names.
+    Python keeps such a name, but Triton does not, because the loop may have no iterations. Loops
+    over `static_range` are unrolled and keep their names.
     """
     kernels = (
         node
         for node in ast.parse(code).body
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list)
+        if isinstance(node, ast.FunctionDef)
+        and any("jit" in ast.unparse(d) for d in node.decorator_list)
     )
     return [f"{kernel.name}: {name}" for kernel in kernels for name in _gone(kernel)]
 

@@ -17,7 +17,9 @@ def pace() -> float:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Assert that the block takes at most `seconds` of processor time, scaled by the pace before or after it."""
+    """Assert that the block takes at most `seconds` of processor time, scaled by the pace before or
+    after it.
+    """
     before, start = pace(), time.process_time()
     try:
         yield

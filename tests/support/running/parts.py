@@ -28,22 +28,30 @@ HINT = "name what the same script wrote with `--shard`"
 
 
 def write(path: Path, of: str, results: Mapping[str, Any]) -> None:
-    """Write the results of a part by key. `of` names the run, with everything that the results depend on."""
+    """Write the results of a part by key.
+
+    `of` names the run, with everything that the results depend on.
+    """
     path.write_text(
-        json.dumps({"of": of, "results": results}, indent=1, sort_keys=True) + "\n", encoding="utf-8"
+        json.dumps({"of": of, "results": results}, indent=1, sort_keys=True) + "\n",
+        encoding="utf-8",
     )
 
 
 def merged(paths: Sequence[Path], of: str, is_result: Callable[[str, Any], bool]) -> dict[str, Any]:
-    """Return the results of all parts, independent of their order. Of two results for one key, take the greater text.
+    """Return the results of all parts, independent of their order. Of two results for one key, take
+    the greater text.
 
-    `is_result` checks each key with its result. Raise `KgenError` for a file of another kind or of another run.
+    `is_result` checks each key with its result. Raise `KgenError` for a file of another kind or of
+    another run.
     """
     found: dict[str, Any] = {}
     for path in paths:
 
         def wrong(why: str, path: Path = path) -> KgenError:
-            return KgenError(Diagnostic("bad-part", f"cannot merge the part: {why}", str(path), hint=HINT))
+            return KgenError(
+                Diagnostic("bad-part", f"cannot merge the part: {why}", str(path), hint=HINT)
+            )
 
         try:
             part = read_json(path, "bad-part", HINT)
@@ -55,5 +63,7 @@ def merged(paths: Sequence[Path], of: str, is_result: Callable[[str, Any], bool]
         if part.get("of") != of:
             raise wrong(f"it is of {part.get('of')}, and here is {of}")
         for key, result in results.items():
-            found[key] = max(result, found.get(key, result), key=lambda one: json.dumps(one, sort_keys=True))
+            found[key] = max(
+                result, found.get(key, result), key=lambda one: json.dumps(one, sort_keys=True)
+            )
     return found

@@ -1,7 +1,8 @@
-"""Verdicts on emitted kernels: a test that passed is skipped while everything that decides its outcome is the same.
+"""Verdicts on emitted kernels: a test that passed is skipped while everything that decides its
+outcome is the same.
 
-A test calls `verdict(problem, *emitted)` when all of its inputs exist. If that call is recorded, the test passes and
-ends there. A record is a hash of:
+A test calls `verdict(problem, *emitted)` when all of its inputs exist. If that call is recorded,
+the test passes and ends there. A record is a hash of:
 
 - the programs of the emitted files, without comments, docstrings and layout
 - the programs of the files that these import from their folder
@@ -10,12 +11,14 @@ ends there. A record is a hash of:
 - the programs of the test file and of the modules that it imports
 - versions
 
-Modules that distribute work and write results are left out. Planning and rendering decide an outcome only through the
-problem and the files. A test checks those before the call, and only verifies after it.
+Modules that distribute work and write results are left out. Planning and rendering decide an
+outcome only through the problem and the files. A test checks those before the call, and only
+verifies after it.
 
-pytest's cache keeps the records of one Python with its installed packages. tests/verdicts.json keeps the records of
-tests marked `thorough`, which `scripts/test --all` runs, for the versions in constraints.txt. A `thorough` test without
-a record fails. With other versions installed, no record is written.
+pytest's cache keeps the records of one Python with its installed packages. tests/verdicts.json
+keeps the records of tests marked `thorough`, which `scripts/test --all` runs, for the versions in
+constraints.txt. A `thorough` test without a record fails. With other versions installed, no record
+is written.
 
 A verdict is kept when its test has passed, including the teardown of its fixtures.
 """
@@ -66,7 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect `thorough` tests that have no verdict, unless `--all` is set."""
     mark(items)
     if not config.getoption("--all"):
-        left_out = [x for x in items if _thorough(x) and "verdict" not in getattr(x, "fixturenames", ())]
+        left_out = [
+            x for x in items if _thorough(x) and "verdict" not in getattr(x, "fixturenames", ())
+        ]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [x for x in items if x not in left_out]
 
@@ -80,8 +85,8 @@ class Verdict:
     def __call__(self, problem: Any, *emitted: Path | str) -> None:
         """End the test if it passed before with these files of a problem.
 
-        Each of `emitted` is a file, a folder or a text. With the problem None, the files belong to no spec,
-        and the hash covers all families.
+        Each of `emitted` is a file, a folder or a text. With the problem None, the files belong to
+        no spec, and the hash covers all families.
         """
         assert DIGEST not in self.item.stash, "a test has one verdict"
         thorough, option = _thorough(self.item), self.item.config.getoption
@@ -91,7 +96,9 @@ class Verdict:
             self.item.user_properties.append(("verdict", FILE if thorough else CACHE))
             raise OnRecord
         if not runs:
-            pytest.fail(f"what this test runs has changed: run `scripts/test --all`, commit {FILE}", False)
+            pytest.fail(
+                f"what this test runs has changed: run `scripts/test --all`, commit {FILE}", False
+            )
 
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
         root, test = self.item.config.rootpath, self.item.path
@@ -105,7 +112,9 @@ class Verdict:
         for path in sorted(modules | helpers):
             parts.append(f"{path.relative_to(root)}\n{_program(path.read_bytes(), path.suffix)}")
         parts.append(_pinned(root) if _thorough(self.item) else _versions())
-        return hashlib.sha256("".join(f"{len(part)}\n{part}" for part in parts).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(f"{len(part)}\n{part}" for part in parts).encode()
+        ).hexdigest()
 
 
 @lru_cache(1024)
@@ -116,7 +125,10 @@ def _program(content: bytes, suffix: str) -> str:
 
 @pytest.fixture
 def verdict(request: pytest.FixtureRequest) -> Verdict:
-    """Return a function that ends a test whose verdict is recorded. See `tests/support/running/verdicts.py`."""
+    """Return a function that ends a test whose verdict is recorded.
+
+    See `tests/support/running/verdicts.py`.
+    """
     return Verdict(request.node)
 
 
@@ -130,7 +142,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if DIGEST in item.stash:
         if not report.passed:
@@ -143,7 +157,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the number of verdicts from each record."""
     said = [
-        dict(report.user_properties).get("verdict") for report in terminalreporter.stats.get("passed", ())
+        dict(report.user_properties).get("verdict")
+        for report in terminalreporter.stats.get("passed", ())
     ]
     taken = Counter(place for place in said if place)
     if taken:
@@ -160,7 +175,10 @@ def _name(item: pytest.Item) -> str:
 
 
 def _key(item: pytest.Item) -> str:
-    """Return the key in the file of verdicts. The stem suffices, because names of test files are unique."""
+    """Return the key in the file of verdicts.
+
+    The stem suffices, because names of test files are unique.
+    """
     return f"{item.path.stem}::{_name(item)}"
 
 
@@ -206,7 +224,9 @@ def _texts(emitted: Path | str) -> Iterator[str]:
         yield program(emitted.encode(), ".py").decode()
     elif emitted.is_dir():
         # The manifest has hashes of texts. Nothing that runs reads it.
-        for path in sorted(p for p in emitted.rglob("*") if p.is_file() and p.name != "manifest.json"):
+        for path in sorted(
+            p for p in emitted.rglob("*") if p.is_file() and p.name != "manifest.json"
+        ):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
     else:
@@ -214,14 +234,20 @@ def _texts(emitted: Path | str) -> Iterator[str]:
 
 
 def _beside(emitted: Path | str) -> list[Path]:
-    """Return the files that an emitted file imports from its folder: launch functions, kernels for one chip."""
+    """Return the files that an emitted file imports from its folder: launch functions, kernels for
+    one chip.
+    """
     if isinstance(emitted, str) or emitted.suffix != ".py":
         return []
     text = emitted.read_text()
     if "from ." not in text:  # parsing takes long, and most files stand alone
         return []
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
-    named = [[one.module] if one.module else [x.name for x in one.names] for one in nodes if one.level == 1]
+    named = [
+        [one.module] if one.module else [x.name for x in one.names]
+        for one in nodes
+        if one.level == 1
+    ]
     places = {emitted.with_name(f"{name}.py") for names in named for name in names}
     return sorted(place for place in places if place.is_file())
 
@@ -239,9 +265,13 @@ def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
         found.add(path)
         if path.name != "problem.py" and path.parent.name != "plan":
             bases = [
-                folder.joinpath(*name.split(".")) for name in _imports(path.read_text()) for folder in folders
+                folder.joinpath(*name.split("."))
+                for name in _imports(path.read_text())
+                for folder in folders
             ]
-            places = [place for base in bases for place in (base.with_suffix(".py"), base / "__init__.py")]
+            places = [
+                place for base in bases for place in (base.with_suffix(".py"), base / "__init__.py")
+            ]
             to_do += [place for place in places if place.is_file()]
     return found
 
@@ -272,7 +302,9 @@ def _imports(source: str) -> frozenset[str]:
 
 
 def _pinned(root: Path) -> str:
-    """Return the lines of constraints.txt that can change results: numpy, torch, Triton and CUDA."""
+    """Return the lines of constraints.txt that can change results: numpy, torch, Triton and
+    CUDA.
+    """
     lines = (root / "constraints.txt").read_text().splitlines()
     return "\n".join(
         line for line in lines if line.startswith(("numpy", "torch", "triton", "nvidia", "cuda"))

@@ -1,7 +1,7 @@
 """Collect the names that the files of a family define, for `kgen/spec/names.py`.
 
-Render specs with marked names: names of specs and templates have single underscores. Python lists the names in each
-scope of a file. A name in the scope of a spec's name is the file's own.
+Render specs with marked names: names of specs and templates have single underscores. Python lists
+the names in each scope of a file. A name in the scope of a spec's name is the file's own.
 """
 
 from __future__ import annotations
@@ -49,8 +49,12 @@ def specs_of(family: str) -> list[Loaded]:
 def apart(loaded: Loaded) -> Loaded:
     """Return the spec with marked names that encode their place in the spec and their kind."""
     kinds = kinds_of(loaded)
-    other = {name: f"{STEM}__{n}z{KINDS.index(kind)}z" for n, (name, kind) in enumerate(kinds.items())}
-    return renamed(loaded, {name: f"{STEM}__{n}z{VALUE}z" for n, name in enumerate(loaded.locals)} | other)
+    other = {
+        name: f"{STEM}__{n}z{KINDS.index(kind)}z" for n, (name, kind) in enumerate(kinds.items())
+    }
+    return renamed(
+        loaded, {name: f"{STEM}__{n}z{VALUE}z" for n, name in enumerate(loaded.locals)} | other
+    )
 
 
 def rendered_apart(loaded: Loaded, *, single: bool = False) -> dict[str, str]:
@@ -78,10 +82,19 @@ def collected(specs: Iterable[Loaded]) -> dict[str, Any]:
                         own[kind] |= {name for name in scope if "__" not in name}
                     if len(marks) == 1 and marks[0][1] != "values":
                         forms[marks[0][1]].add(_form(word))
-    kinds = {kind: {"forms": sorted(forms[kind]), "own": sorted(own[kind])} for kind in KINDS if own[kind]}
-    # A kernel with a name of one spec can have any name of another spec. Therefore all its names count, in all files.
+    kinds = {
+        kind: {"forms": sorted(forms[kind]), "own": sorted(own[kind])}
+        for kind in KINDS
+        if own[kind]
+    }
+    # A kernel with a name of one spec can have any name of another spec. Therefore all its names
+    # count, in all files.
     every = {
-        name for names in kernels.values() if any(map(_marks, names)) for name in names if "__" not in name
+        name
+        for names in kernels.values()
+        if any(map(_marks, names))
+        for name in names
+        if "__" not in name
     }
     every |= {name for of in own.values() for name in of}
     return {"kinds": kinds, "function": sorted(function), "every": sorted(every)}
@@ -93,9 +106,17 @@ def in_trees(family: str) -> list[str]:
     # Passes over expressions use scores and positions, which only attention has.
     passes = package.glob("expr/*.py") if family == "attention" else ()
     found = set()
-    for path in [*passes, *package.glob("targets/**/*.py"), *package.glob(f"kernels/{family}/**/*.py")]:
+    for path in [
+        *passes,
+        *package.glob("targets/**/*.py"),
+        *package.glob(f"kernels/{family}/**/*.py"),
+    ]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Var"
+            called = (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "Var"
+            )
             if called and node.args and isinstance(node.args[0], ast.Constant):
                 found.add(node.args[0].value)
     return sorted(found)
@@ -127,11 +148,16 @@ def _form(word: str) -> str:
 
 
 def scopes(text: str) -> Iterator[set[str]]:
-    """Yield the names of each scope of a file, with the names that inner scopes take from outside."""
+    """Yield the names of each scope of a file, with the names that inner scopes take from
+    outside.
+    """
     found: list[set[str]] = []
 
     def from_outside(table: symtable.SymbolTable) -> set[str]:
-        """Return the names that a scope does not define. A class defines no names for its functions."""
+        """Return the names that a scope does not define.
+
+        A class defines no names for its functions.
+        """
         within = set().union(*map(from_outside, table.get_children()))
         own = set(table.get_identifiers())
         found.append(own | within)
@@ -167,12 +193,15 @@ def with_own_variables(text: str) -> str:
 def _of_function(text: str) -> set[str]:
     """Return the names of a file that an argument of the spec would hide.
 
-    Include names that are assigned in functions with such an argument. Ignore a module that no such function uses.
+    Include names that are assigned in functions with such an argument. Ignore a module that no such
+    function uses.
     """
     tree = ast.parse(text)
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
     found = {*symtable.symtable(text, "", "exec").get_identifiers()}
-    found -= _modules(tree) - {n.id for n in _names(f for f in functions if _has_one(f, f.args.args))}
+    found -= _modules(tree) - {
+        n.id for n in _names(f for f in functions if _has_one(f, f.args.args))
+    }
     by_keyword = (f for f in functions if _has_one(f))
     found |= {n.id for n in _names(by_keyword) if isinstance(n.ctx, ast.Store)}
     return {name for name in found if "__" not in name}

@@ -34,7 +34,9 @@ ALIBI = call("add", SCORE, call("mul", Read("slopes", (H,), FLOAT), call("sub", 
 PADDING = call("lt", K, Read("lens", (B,), INT))
 
 
-def buffer(shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted: bool = False) -> Any:
+def buffer(
+    shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted: bool = False
+) -> Any:
     return SimpleNamespace(shape=shape, dtype=dtype, grad=grad, sorted=sorted, within=None)
 
 
@@ -62,7 +64,9 @@ def loaded(name: str, **changes: Any) -> Any:
         "paged_kv": None,
     }
     spec = SimpleNamespace(**{**fields, **changes})
-    return SimpleNamespace(path=Path(f"specs/{name}.yaml"), text="", folder=name, spec=spec, trees=trees)
+    return SimpleNamespace(
+        path=Path(f"specs/{name}.yaml"), text="", folder=name, spec=spec, trees=trees
+    )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Hostile specs by class: input of `kgen render` from an attacker or from a faulty program.
 
-`CASES` lists all of them. Each must end in exit code 2 with file, line and column, and write nothing.
+`CASES` lists all of them. Each must end in exit code 2 with file, line and column, and write
+nothing.
 """
 
 from __future__ import annotations
@@ -88,7 +89,10 @@ def _field(family: str, field: str, *values: str, **others: str) -> list[str]:
 
 
 def _texts(*texts: str, truth: bool = True) -> list[str]:
-    """Yield expressions for every field that takes one. `x` is a real number; a mask compares with it."""
+    """Yield expressions for every field that takes one.
+
+    `x` is a real number; a mask compares with it.
+    """
     found = []
     for family, fields in EXPRESSIONS.items():
         for field, real in fields.items():
@@ -105,27 +109,53 @@ def _growing(n: int, first: str, step: str) -> str:
 
 def _yaml() -> dict[str, list[str | bytes]]:
     base = spec("attention")
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30))
+    bomb = "a0: &a0 [x, x]\n" + "".join(
+        f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 30)
+    )
     wrong = '"\\ud800"'
     return {
-        "yaml_alias_bombs": [base + bomb, base + "buffers: &a {x: *a}\n", base + "a: &a 1\n<<: *a\n"],
+        "yaml_alias_bombs": [
+            base + bomb,
+            base + "buffers: &a {x: *a}\n",
+            base + "a: &a 1\n<<: *a\n",
+        ],
         "yaml_tags": [
             base + '!!python/object/apply:os.system ["true"]: 1\n',
-            *_each("summary", "!!binary aGVsbG8=", '!!python/object/apply:os.system ["touch pwned"]'),
+            *_each(
+                "summary", "!!binary aGVsbG8=", '!!python/object/apply:os.system ["touch pwned"]'
+            ),
         ],
-        "yaml_duplicate_keys": [*_each("dtype", "bf16\ndtype: fp16"), base + "params: {a: 1, 'a': 2}\n"],
+        "yaml_duplicate_keys": [
+            *_each("dtype", "bf16\ndtype: fp16"),
+            base + "params: {a: 1, 'a': 2}\n",
+        ],
         "yaml_several_documents": [base + "---\n" + base, base + "...\n---\n{}\n"],
         "yaml_directives": ["%YAML 1.1\n---\n" + base, "%TAG ! tag:x,2000:\n---\n" + base],
         "yaml_deep_flow": [base + f"buffers: {'[' * n}{']' * n}\n" for n in (20, 1000, 40_000)],
-        "yaml_deep_mappings": [base + f"buffers: {'{a: ' * n}1{'}' * n}\n" for n in (20, 1000, 15_000)],
+        "yaml_deep_mappings": [
+            base + f"buffers: {'{a: ' * n}1{'}' * n}\n" for n in (20, 1000, 15_000)
+        ],
         "yaml_deep_blocks": ["".join(f"{' ' * i}a:\n" for i in range(n)) for n in (30, 400)],
         "yaml_tabs": [base + "buffers:\n\tx: 1\n", "\t" + base],
-        "yaml_unclosed": [base + f"summary: {text}\n" for text in ('"x', "'x", "[x", "{x: 1", "{x")],
-        "yaml_other_roots": ["- a\n- b\n", "text\n", "12\n", "", "# nothing\n", "---\n", "null\n", "[]\n"],
+        "yaml_unclosed": [
+            base + f"summary: {text}\n" for text in ('"x', "'x", "[x", "{x: 1", "{x")
+        ],
+        "yaml_other_roots": [
+            "- a\n- b\n",
+            "text\n",
+            "12\n",
+            "",
+            "# nothing\n",
+            "---\n",
+            "null\n",
+            "[]\n",
+        ],
         "yaml_keys": [
             base + key for key in ("? [a, b]\n: 1\n", "1: 2\n", "{a: b}: c\n", "null: 1\n", ": 1\n")
         ],
-        "yaml_control_characters": [base + f"summary: a{c}b\n" for c in "\x00\x07\x1b\x7f\x84\ufffe"],
+        "yaml_control_characters": [
+            base + f"summary: a{c}b\n" for c in "\x00\x07\x1b\x7f\x84\ufffe"
+        ],
         "yaml_bad_escapes": _each("summary", '"\\q"', '"\\x4"', '"\\U00110000"', '"\\UFFFFFFFF"'),
         "encoding_bytes": [
             base.encode() + b"summary: " + b + b"\n" for b in (b"\xff", b"\xc3", b"\xed\xa0\x80")
@@ -141,7 +171,9 @@ def _yaml() -> dict[str, list[str | bytes]]:
             base + 'params: {"a\\ud800": 1}\n',
             base + 'summary: "\\ud83d\\ude00"\n',
         ],
-        "surrogates_in_comments": [t.replace("@", "\\ud800") for t in _texts("$ + 1  # @", truth=False)],
+        "surrogates_in_comments": [
+            t.replace("@", "\\ud800") for t in _texts("$ + 1  # @", truth=False)
+        ],
         "too_large": [base + "#" * 100_000, "a" * 100_001, base + "# \u00e9\n" * 40_000],
         "large_numbers": [
             base + f"params: {{a: {n}}}\n"
@@ -166,9 +198,15 @@ def _fields() -> dict[str, list[str | bytes]]:
     found: dict[str, list[str | bytes]] = {
         "a_mapping_for_everything": [spec(f, **{field: "{a: {b: c}}"}) for f, field in every],
         "a_list_for_everything": [spec(f, **{field: "[[1], 2]"}) for f, field in every],
-        "missing_keys": [spec(f, **{key: None}) for f in KERNELS for key in ("kernel", *MINIMAL[f])],
+        "missing_keys": [
+            spec(f, **{key: None}) for f in KERNELS for key in ("kernel", *MINIMAL[f])
+        ],
         "unknown_keys": [
-            *(spec(f, **{key: "1"}) for f in KERNELS for key in ("__class__", "model_config", "'a\\b'")),
+            *(
+                spec(f, **{key: "1"})
+                for f in KERNELS
+                for key in ("__class__", "model_config", "'a\\b'")
+            ),
             *_each("targets", "{triton: {a: 1}}", "{../x: {}}", "{}", "{triton: 1}"),
         ],
         "names": _each(
@@ -190,7 +228,18 @@ def _fields() -> dict[str, list[str | bytes]]:
         ),
         "names_of_buffers": [
             spec("attention", buffers=f"{{{name}: {{shape: [HQ], dtype: fp32}}}}")
-            for name in ('"a\\nb"', "'a b'", "'a[0]'", "q", "score", "'\"'", "a.b", "__a", "lambda", "''")
+            for name in (
+                '"a\\nb"',
+                "'a b'",
+                "'a[0]'",
+                "q",
+                "score",
+                "'\"'",
+                "a.b",
+                "__a",
+                "lambda",
+                "''",
+            )
         ],
         "names_of_params": [
             spec(family, params=f"{{{name}: 1}}")
@@ -210,29 +259,53 @@ def _fields() -> dict[str, list[str | bytes]]:
                 "x" * 201,
             ),
         ),
-        "licenses": _each("license", '"MIT\\nimport os"', "MIT */", "'MIT OR'", "M" * 101, '""', "é"),
+        "licenses": _each(
+            "license", '"MIT\\nimport os"', "MIT */", "'MIT OR'", "M" * 101, '""', "é"
+        ),
         "sizes_of_heads": [
             t
             for f in ("attention", "chunk_output")
-            for t in _field(f, "head_dim", "0", "-1", "2.5", "1000000000", "{qk: 0, v: 64}", "true", "64.0")
+            for t in _field(
+                f, "head_dim", "0", "-1", "2.5", "1000000000", "{qk: 0, v: 64}", "true", "64.0"
+            )
         ],
-        "sizes_of_norms": _field("norm", "width", "0", "-1", "1099511627776", "[]", "[64, 64]", "1e3"),
+        "sizes_of_norms": _field(
+            "norm", "width", "0", "-1", "1099511627776", "[]", "[64, 64]", "1e3"
+        ),
         "counts": [
             *_field("attention", "gqa", "0", "-4", "1.0", "2147483648", "yes"),
             *_field("norm", "heads", "0", "-4", "65536", "1.0"),
-            *_field("chunk_output", "heads", "{qk: 3, v: 4}", "{qk: 0, v: 0}", "{group: 70000}", "0"),
+            *_field(
+                "chunk_output", "heads", "{qk: 3, v: 4}", "{qk: 0, v: 0}", "{group: 70000}", "0"
+            ),
             *_field("chunk_output", "chunk_size", "0", "65", "1e2", "64.5"),
         ],
         "lengths": _field(
             "attention",
             "lengths",
-            *("{q: {multiple_of: 0}}", "{q: {multiple_of: -1}}", "{q: 4.5}", "{kv: []}", "{z: any}", "1"),
+            *(
+                "{q: {multiple_of: 0}}",
+                "{q: {multiple_of: -1}}",
+                "{q: 4.5}",
+                "{kv: []}",
+                "{z: any}",
+                "1",
+            ),
         ),
-        "shapes": [spec("attention", buffers=f"{{t: {{shape: {shape}, dtype: fp32}}}}") for shape in shapes],
+        "shapes": [
+            spec("attention", buffers=f"{{t: {{shape: {shape}, dtype: fp32}}}}") for shape in shapes
+        ],
         "epsilons": _field("norm", "eps", "-1", ".nan", ".inf", "2", "'x'", "1e999"),
         "params": [
             spec("attention", params=f"{{n: {value}}}")
-            for value in ("{type: int, value: 1.5}", "{type: x}", "{value: 1}", "true", "'1'", "{type: int}")
+            for value in (
+                "{type: int, value: 1.5}",
+                "{type: x}",
+                "{value: 1}",
+                "true",
+                "'1'",
+                "{type: int}",
+            )
         ],
     }
     return found
@@ -240,7 +313,9 @@ def _fields() -> dict[str, list[str | bytes]]:
 
 _CONDITIONS = [("q_idx > {}", "kv_idx > {}")[i % 2].format(i) for i in range(499)]
 _BALANCED = [f"({' and '.join(_CONDITIONS[i : i + 20])})" for i in range(0, 499, 20)]
-"""Groups of 20 conditions, shallow enough to parse. Regrouping turns them into one chain for each side."""
+"""Groups of 20 conditions, shallow enough to parse. Regrouping turns them into one chain for each
+side.
+"""
 
 
 def _expressions() -> dict[str, list[str | bytes]]:
@@ -277,7 +352,9 @@ def _expressions() -> dict[str, list[str | bytes]]:
         "many_conditions": _field("attention", "mask_mod", " and ".join(_BALANCED)),
         "products_of_many": _texts("*".join(["($ * $ * $)"] * 25), truth=False),
         "locals_that_double": _texts(
-            _growing(40, "$", "{0} + {0}"), _growing(40, "$", "exp({0}) * {0}"), _growing(9, "$", "{0} * {0}")
+            _growing(40, "$", "{0} + {0}"),
+            _growing(40, "$", "exp({0}) * {0}"),
+            _growing(9, "$", "{0} * {0}"),
         ),
         "functions_that_double": _texts(
             "abs(" * 40 + "$" + ")" * 40, "silu(" * 40 + "$" + ")" * 40, truth=False
@@ -287,11 +364,26 @@ def _expressions() -> dict[str, list[str | bytes]]:
         "long_chains": _texts(" + ".join(["$"] * 1500), " - ".join(["$"] * 70)),
         "long_texts": _texts("$ + 1" + " " * 10_000, "$" * 10_001),
         "calls_of_python": _texts(
-            *('__import__("os").system("touch pwned")', "open($)", "eval($)", "exec($)", "getattr($, 1)"),
+            *(
+                '__import__("os").system("touch pwned")',
+                "open($)",
+                "eval($)",
+                "exec($)",
+                "getattr($, 1)",
+            ),
             *("().__class__.__bases__", "$.__class__", "globals()", "breakpoint()"),
         ),
         "python_that_is_none_of_ours": _texts(
-            *("lambda: $", "[$ for a in $]", "{$: $}", "f'{$}'", "(a := $)", "$ if $ else", "*$", "yield $"),
+            *(
+                "lambda: $",
+                "[$ for a in $]",
+                "{$: $}",
+                "f'{$}'",
+                "(a := $)",
+                "$ if $ else",
+                "*$",
+                "yield $",
+            ),
             *(
                 "import os",
                 "def f(): pass",
@@ -305,11 +397,22 @@ def _expressions() -> dict[str, list[str | bytes]]:
         ),
         "strings": _texts("'a'", 'b"a"', "$ + '''a'''", '"%s" % $', "'a' * 1000000000"),
         "characters": _texts(
-            "$ + \u0430", "$ \u2212 1", "\x00$", "$\x0c+ 1", "$ + 1\u2028", "$ \u00d7 2", "`$`", "$ ? 1"
+            "$ + \u0430",
+            "$ \u2212 1",
+            "\x00$",
+            "$\x0c+ 1",
+            "$ + 1\u2028",
+            "$ \u00d7 2",
+            "`$`",
+            "$ ? 1",
         ),
-        "numbers": _texts("$ + " + "9" * 39, "$ + " + "9" * 5000, "$ + 1e999", "$ + 0x" + "f" * 99, "$ + 1j"),
+        "numbers": _texts(
+            "$ + " + "9" * 39, "$ + " + "9" * 5000, "$ + 1e999", "$ + 0x" + "f" * 99, "$ + 1j"
+        ),
         "brackets": _texts("($", "$)", "($]", "[$", "{$", "$ + (1, 2)", "$[", "()"),
-        "lines": _texts("$\n$", "  $", "a = 1", "a = $\n", "a = a\na + $", "a = b\nb = $\na", "$ \\", "\\\n"),
+        "lines": _texts(
+            "$\n$", "  $", "a = 1", "a = $\n", "a = a\na + $", "a = b\nb = $\na", "$ \\", "\\\n"
+        ),
         "comments_alone": _texts("# $", "#", "\n\n# a\n"),
         "names_in_expressions": _texts(
             "$ + nothing", "$ + __x__", "$ + Q_IDX", "$ + exp", "$ + None", "$ + ..."

@@ -26,7 +26,9 @@ def negated(_: random.Random, node: Call) -> Node | None:
         return Call("not", (Call(NEGATED[node.fn], node.args, node.type),), node.type)
     if node.fn in ("and", "or"):
         parts = tuple(Call("not", (a,), Type.BOOL) for a in node.args)
-        return Call("not", (Call({"and": "or", "or": "and"}[node.fn], parts, Type.BOOL),), Type.BOOL)
+        return Call(
+            "not", (Call({"and": "or", "or": "and"}[node.fn], parts, Type.BOOL),), Type.BOOL
+        )
     return None
 
 
@@ -57,7 +59,9 @@ def doubled(rng: random.Random, node: Call) -> Node | None:
 
 
 def swapped(_: random.Random, node: Call) -> Node | None:
-    commutes = node.fn in ("and", "or") or (node.fn in ("add", "min", "max") and node.type in INTEGERS)
+    commutes = node.fn in ("and", "or") or (
+        node.fn in ("add", "min", "max") and node.type in INTEGERS
+    )
     return rebuild(node, node.args[::-1]) if commutes else None
 
 
@@ -78,7 +82,9 @@ def turned(_: random.Random, node: Call) -> Node | None:
         factor, distance = right.args
         if isinstance(distance, Call) and distance.fn == "sub" and distance.type in INTEGERS:
             return Call(
-                "sub", (left, rebuild(right, (factor, rebuild(distance, distance.args[::-1])))), node.type
+                "sub",
+                (left, rebuild(right, (factor, rebuild(distance, distance.args[::-1])))),
+                node.type,
             )
     return rebuild(node, (right, left))
 

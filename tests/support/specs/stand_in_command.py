@@ -2,8 +2,8 @@
 
     python tests/support/specs/stand_in_command.py VERB ...
 
-A spec consists of `key: value` lines. Target `fake` makes `fake.py`, and `fake.cu` if the spec contains `cuda: yes`.
-The templates are in `templates/` of the current directory.
+A spec consists of `key: value` lines. Target `fake` makes `fake.py`, and `fake.cu` if the spec
+contains `cuda: yes`. The templates are in `templates/` of the current directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kgen.targets import Source
 from kgen.targets.template import Template
 
 TEMPLATES = {
-    "fake.py.j2": '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n',
+    "fake.py.j2": (
+        '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n'
+    ),
     "fake.cu.j2": "// {{ summary }}\nint cuda;\n",
     "undefined.j2": "{{ nobody_prepared_this }}\n",
     "_shared.j2": "{% macro line(text) %}value = {{ text }}{% endmacro %}\n",
@@ -91,7 +93,9 @@ def load_variants(path: Path) -> list[Loaded]:
     text = Path(path).read_text(encoding="utf-8")
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     if "name" not in fields:
-        raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
+        raise KgenError(
+            Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1)
+        )
     words = {key: UserText(fields.pop(key)) for key in ("summary", "license") if key in fields}
     targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
     return [Loaded(Path(path), text, Spec(**fields, **words, targets=targets))]
@@ -118,14 +122,22 @@ def other_sources(loaded: Loaded) -> list[Source]:
     return [Source("other.py", Text("The other.", loaded.spec.formula))]
 
 
-def verify_specs(loaded: list[Loaded], generated: Path, *_: object, **__: object) -> list[dict[str, object]]:
+def verify_specs(
+    loaded: list[Loaded], generated: Path, *_: object, **__: object
+) -> list[dict[str, object]]:
     formula = loaded[0].spec.formula
     if formula == "no torch":
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if formula == "no device":
         raise MissingError(Diagnostic("no-device", "there is no CUDA device"))
     ok = formula != "wrong"
-    row = {"spec": loaded[0].spec.name, "pass": "forward", "case": "a", "ok": ok, "error": float("nan")}
+    row = {
+        "spec": loaded[0].spec.name,
+        "pass": "forward",
+        "case": "a",
+        "ok": ok,
+        "error": float("nan"),
+    }
     return [row | {"eager": 1e-3, "ratio": 1.0, "seconds": 0.5, "message": None}]
 
 
@@ -140,7 +152,9 @@ def install() -> None:
 
     own = family.targets_of("attention")
     others = {
-        name: Target(Runtime(imports=()), Lazy(f"standin_{name}:sources"), emits=f"One `{name}.py`.")
+        name: Target(
+            Runtime(imports=()), Lazy(f"standin_{name}:sources"), emits=f"One `{name}.py`."
+        )
         for name in ("fake", "other")
     }
     found = family.targets_of

@@ -1,4 +1,6 @@
-"""Trees for tests of passes: a scope to parse them in, values for its names, and evaluation at many points at once."""
+"""Trees for tests of passes: a scope to parse them in, values for its names, and evaluation at many
+points at once.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,20 @@ bounded = settings.get_profile("passes")
 
 POSITIVE = frozenset({"window", "dilation", "cap"})
 """Parameters of the scope that are known to be greater than zero."""
-INTEGERS = ("b", "h", "q_idx", "kv_idx", "B", "HQ", "HKV", "SQ", "SK", "window", "dilation", "offset")
+INTEGERS = (
+    "b",
+    "h",
+    "q_idx",
+    "kv_idx",
+    "B",
+    "HQ",
+    "HKV",
+    "SQ",
+    "SK",
+    "window",
+    "dilation",
+    "offset",
+)
 REALS = ("cap", "gain")
 BUFFERS = {
     "slopes": BufferType(FLOAT, 1),  # [HQ]
@@ -42,7 +57,9 @@ BUFFERS = {
     "lens": BufferType(INT, 1),  # [B]
 }
 SORTED = frozenset({"doc", "docs"})
-SCOPE = Scope({"score": FLOAT} | dict.fromkeys(INTEGERS, INT) | dict.fromkeys(REALS, FLOAT), BUFFERS)
+SCOPE = Scope(
+    {"score": FLOAT} | dict.fromkeys(INTEGERS, INT) | dict.fromkeys(REALS, FLOAT), BUFFERS
+)
 
 
 def words(text: str) -> list[str]:
@@ -75,7 +92,10 @@ def divides(text: str) -> bool:
 
 
 def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
-    """Return the value of a tree in int64 and float64. Operands broadcast; searches of sorted buffers are executed."""
+    """Return the value of a tree in int64 and float64.
+
+    Operands broadcast; searches of sorted buffers are executed.
+    """
     searched: dict[str, Any] = {}
 
     def search(inner: Node) -> Node:
@@ -90,7 +110,10 @@ def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
         return Var(name, INT)
 
     # torch would turn Python numbers into float32.
-    env = {n: torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for n, v in env.items()}
+    env = {
+        n: torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v
+        for n, v in env.items()
+    }
     node = transform(node, search)
     return walker.evaluate(node, {**env, **searched}, torch)
 

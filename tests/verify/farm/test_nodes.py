@@ -94,10 +94,14 @@ def test_files_go_along(crew: nodes.Farm, tmp_path: Path) -> None:
     assert row["path"] != str(tmp_path / "a.py")
 
 
-def test_another_kgen_is_refused(crew: nodes.Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kgen_is_refused(
+    crew: nodes.Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").touch()
     monkeypatch.setattr(packing, "package_digest", lambda: "0" * 64)
-    with pytest.raises(MissingError, match=r"node [\d.]+: another kgen runs there: expected 0{12}, got "):
+    with pytest.raises(
+        MissingError, match=r"node [\d.]+: another kgen runs there: expected 0{12}, got "
+    ):
         crew.run([Task(("one",), read, tmp_path / "a", (tmp_path,))])
 
 
@@ -129,7 +133,10 @@ def test_an_interrupt_ends_tasks(crew: nodes.Farm, tmp_path: Path) -> None:
 def test_a_run_that_loses_a_node_is_as_one_here(
     crew: nodes.Farm, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One file is right. A kernel of the other takes its worker along, which costs one case, there as here."""
+    """One file is right.
+
+    A kernel of the other takes its worker along, which costs one case, there as here.
+    """
     whole = verifying._job
     few = [("forward", "tile"), ("forward", "q-shorter")]
     monkeypatch.setattr(
@@ -145,7 +152,9 @@ def test_a_run_that_loses_a_node_is_as_one_here(
             path = render(one, place)
             text = path.read_text().replace("import torch\n", f"import torch\n{wait}", 1)
             path.write_text(
-                text.replace("    p, weights_lse,", "    q.shape[2] != 33 or os.abort()\n    p, weights_lse,")
+                text.replace(
+                    "    p, weights_lse,", "    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"
+                )
             )
     seen: list[Event] = []
     losing = lose_a_node(cluster, begun)
@@ -153,7 +162,8 @@ def test_a_run_that_loses_a_node_is_as_one_here(
     options = VerifyOptions("cpu", record=True)
     there = verify_specs(specs, generated[0], options, crew, seen.append)
     losing.join()
-    # Of two that had begun one began again, and each process that a kernel took along was followed by one.
+    # Of two that had begun one began again, and each process that a kernel took along was followed
+    # by one.
     assert len(list(begun.iterdir())) >= 4
     here = verify_specs(specs, generated[1], options)
     assert [(r["spec"], r["pass"], r["case"], r["ok"], r["error"]) for r in there] == [
@@ -171,7 +181,9 @@ def test_a_run_that_loses_a_node_is_as_one_here(
 
 
 @pytest.mark.thorough
-def test_tasks_that_lose_their_node_are_done_once(crew: nodes.Farm, cluster: Any, tmp_path: Path) -> None:
+def test_tasks_that_lose_their_node_are_done_once(
+    crew: nodes.Farm, cluster: Any, tmp_path: Path
+) -> None:
     cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     tasks = [Task((name,), waiting, Waiting(name, tmp_path)) for name in "abcdef"]
     heard: Counter[tuple[str, int]] = Counter()

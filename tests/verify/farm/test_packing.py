@@ -26,7 +26,9 @@ def test_paths_lead_to_what_came_along(tmp_path: Path) -> None:
     there = unpack(pack(task), tmp_path / "there")
     assert there.job.folder.read_bytes() == b"deeper/b.bin\0\xff"
     assert there.job.folder.is_relative_to(tmp_path / "there")
-    files = {path.relative_to(there.folders[0]).as_posix() for path in there.folders[0].rglob("*.*")}
+    files = {
+        path.relative_to(there.folders[0]).as_posix() for path in there.folders[0].rglob("*.*")
+    }
     assert files == {"a.py", "deeper/b.bin"}
     assert (there.key, there.work, there.job.name) == (task.key, read, "n")
 

@@ -115,7 +115,9 @@ def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_lost_is_said_of_every_case(tmp_path: Path) -> None:
     path = render(plain(), tmp_path)
-    (problem, file), *_ = verifying.files_to_run([plain()], tmp_path, VerifyOptions("cpu"), Here(), ignore)[1]
+    (problem, file), *_ = verifying.files_to_run(
+        [plain()], tmp_path, VerifyOptions("cpu"), Here(), ignore
+    )[1]
     job = verifying._job(problem, file, ("forward",), built=None, device="cpu", quick=True)
     assert file.path == path
     rows = list(verifying.run_job(job, lost("4 nodes were lost"), timeout=1.0, beside=1))
@@ -125,7 +127,10 @@ def test_what_is_lost_is_said_of_every_case(tmp_path: Path) -> None:
 
 
 def test_tasks_here_keep_their_order(tmp_path: Path) -> None:
-    """Results have the order of the tasks, whichever ends first. With `alone`, tasks run one after the other."""
+    """Results have the order of the tasks, whichever ends first.
+
+    With `alone`, tasks run one after the other.
+    """
     order: list[str] = []
 
     def work(name: str) -> Any:

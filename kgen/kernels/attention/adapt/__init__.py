@@ -1,1 +1,3 @@
-"""Adapters: packages through which models call attention kernels, with kernels for caches and padding."""
+"""Adapters: packages through which models call attention kernels, with kernels for caches and
+padding.
+"""

@@ -32,7 +32,8 @@ from kgen.targets.template import Template
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 RUNS_BESIDE = (
-    "sharding kernel_calls planning merging partial_sums queries agreement peer_memory transfers key_gradients "
+    "sharding kernel_calls planning merging partial_sums queries agreement peer_memory transfers "
+    "key_gradients "
     "exchange runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
@@ -101,7 +102,9 @@ class Package(Template):
     runtime_params: list[str]
     """The same with their types."""
     reduce: list[str]
-    """The argument that controls summing of gradients over ranks, if buffers or sinks have gradients."""
+    """The argument that controls summing of gradients over ranks, if buffers or sinks have
+    gradients.
+    """
     given: str
     """Python code of a dictionary with all arguments of a call."""
     alike: list[str]
@@ -168,7 +171,9 @@ def _require_names(loaded: Loaded) -> None:
         if name in _names(kind):
             message = f"`{name}` is already a name in the package for several ranks"
             path = loaded.path.as_posix()
-            raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
+            raise KgenError(
+                Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name")
+            )
 
 
 PROBES = """kernel: attention
@@ -187,7 +192,9 @@ mask_mod: q_idx >= kv_idx - given_number
 
 @cache
 def _names(kind: str) -> frozenset[str]:
-    """Return the names of the package's file that share a scope with the spec's names of this kind."""
+    """Return the names of the package's file that share a scope with the spec's names of this
+    kind.
+    """
     found = set()
     for varlen in ("false", "true"):
         (loaded,) = loads_variants(PROBES.format(varlen=varlen), Path("own.yaml"))
@@ -197,7 +204,11 @@ def _names(kind: str) -> frozenset[str]:
         for scope in scopes:  # the list grows during the loop
             scopes += scope.get_children()
             names = scope.get_identifiers()
-            found |= {*names} if any(name.removeprefix("d").startswith(kind) for name in names) else set()
+            found |= (
+                {*names}
+                if any(name.removeprefix("d").startswith(kind) for name in names)
+                else set()
+            )
     return frozenset(found)
 
 
@@ -259,7 +270,9 @@ class _Facts:
         """The arguments of a plan."""
         reads = self.reads
         return [
-            n for n in (*self.packed, *self.spec.buffers, *self.runtime) if n in reads or n in self.packed
+            n
+            for n in (*self.packed, *self.spec.buffers, *self.runtime)
+            if n in reads or n in self.packed
         ]
 
     @cached_property
@@ -318,7 +331,8 @@ def _package(facts: _Facts) -> Package:
         else "(length, length if kv_length is None else kv_length)",
         plan_given=_as_dict({n: n for n in facts.asked}),
         plan_sizes=[
-            f"{found} if {word} is None else {word}" if found else word for word, found in sizes.items()
+            f"{found} if {word} is None else {word}" if found else word
+            for word, found in sizes.items()
         ],
     )
 
@@ -384,12 +398,24 @@ def _without_gradient(facts: _Facts) -> list[str]:
 def _returned(facts: _Facts) -> list[str]:
     """Return the gradients of all operands after q, k and v; None for numbers and flags."""
     tensors = (*facts.packed, *facts.spec.buffers, *facts.sinks)
-    others = ("plan", "scale", *facts.runtime, "group", *(["reduce_gradients"] if facts.learned else []))
-    return [*(f"d{n}" if n in facts.learned else "None" for n in tensors), *("None" for _ in others)]
+    others = (
+        "plan",
+        "scale",
+        *facts.runtime,
+        "group",
+        *(["reduce_gradients"] if facts.learned else []),
+    )
+    return [
+        *(f"d{n}" if n in facts.learned else "None" for n in tensors),
+        *("None" for _ in others),
+    ]
 
 
 def _plan_params(facts: _Facts, sizes: Mapping[str, str]) -> list[str]:
-    """Return the parameters of the function that makes a plan. Sizes come from buffers where possible."""
+    """Return the parameters of the function that makes a plan.
+
+    Sizes come from buffers where possible.
+    """
     lengths = facts.packed or ["length", "kv_length=None"]
     by_name = [n for n in facts.asked if n not in facts.packed]
     by_default = [f"{word}={'None' if found else 1}" for word, found in sizes.items()]
@@ -409,10 +435,14 @@ def _refused(names: Sequence[str]) -> tuple[Refused, ...]:
 
 def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> tuple[bool, list[str]]:
     """Return true if there are kernels for several dtypes, and the casts under autocast."""
-    dtypes = list(dict.fromkeys(family("attention").varies["dtype"].literal(one.spec) for one in parts))
+    dtypes = list(
+        dict.fromkeys(family("attention").varies["dtype"].literal(one.spec) for one in parts)
+    )
     several = len(dtypes) > 1
     wanted = f"_wanted(q, ({', '.join(dtypes)}))" if several else dtypes[0]
-    lines = cast_lines(dict.fromkeys(("q", "k", "v"), wanted)) + cast_lines(real_dtypes(spec.buffers))
+    lines = cast_lines(dict.fromkeys(("q", "k", "v"), wanted)) + cast_lines(
+        real_dtypes(spec.buffers)
+    )
     return several, lines
 
 
@@ -423,14 +453,19 @@ SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
 def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
     """Return Python code that reads a size from an argument of the plan, or an empty string."""
     shapes = ((name, spec.buffers[name].shape) for name in asked if name in spec.buffers)
-    return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
+    return next(
+        (f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), ""
+    )
 
 
 def _learned(plan: AttentionPlan) -> list[str]:
     """Return the buffers of a part with gradients, in the order of the gradients."""
     if not plan.backward:
         return []
-    asked = (*(g.buffer for g in plan.gradients), *(n for n, b in plan.spec.buffers.items() if b.grad))
+    asked = (
+        *(g.buffer for g in plan.gradients),
+        *(n for n, b in plan.spec.buffers.items() if b.grad),
+    )
     return [plan.called.get(name, name) for name in dict.fromkeys(asked)]
 
 
@@ -438,11 +473,14 @@ def _words(spec: AttentionSpec, packed: Sequence[str]) -> list[str]:
     words = []
     if packed:
         words.append(
-            "cu_seqlens_q, cu_seqlens_k: [N + 1] int32, of the whole sequence, the same on all ranks."
+            "cu_seqlens_q, cu_seqlens_k: [N + 1] int32, of the whole sequence, the same on all "
+            "ranks."
         )
     for name, buffer in spec.buffers.items():
         shape = ", ".join(map(str, buffer.shape))
-        words.append(f"{name}: [{shape}] {buffer.dtype_words}, of the whole sequence, the same on all ranks.")
+        words.append(
+            f"{name}: [{shape}] {buffer.dtype_words}, of the whole sequence, the same on all ranks."
+        )
     if spec.sinks:
         words.append("sinks: [HQ], logits that join the softmax without a value.")
     return words + [f"{n}: {p.type}." for n, p in spec.params.items() if p.runtime]
@@ -464,5 +502,8 @@ def _plan_words(spec: AttentionSpec, packed: Sequence[str], asked: Sequence[str]
     )
     return [
         *words,
-        "batch, heads, kv_heads: sequences, heads, heads of keys, where the mask reads them and no buffer has them.",
+        (
+            "batch, heads, kv_heads: sequences, heads, heads of keys, where the mask reads them "
+            "and no buffer has them."
+        ),
     ]

@@ -1,7 +1,8 @@
 """Specs that a model needs in addition to its own, as YAML that can be read, rendered and verified.
 
-cached        for caches and padded sequences: query i has position q_start[b] + i, key j has kv_start[b] + j, and
-              only the keys kv_first[b] <= j < kv_end[b] are valid; the window is the argument `sliding_window`
+cached        for caches and padded sequences: query i has position q_start[b] + i, key j has
+              kv_start[b] + j, and only the keys kv_first[b] <= j < kv_end[b] are valid; the window
+              is the argument `sliding_window`
 everywhere    without the window, for layers of a model that have none
 causal        for a spec without a mask: only keys up to each query
 """
@@ -34,9 +35,13 @@ from kgen.spec.load import Loaded
 from kgen.spec.source import Document
 
 PLACES = ("q_start", "kv_start", "kv_first", "kv_end")
-"""Buffers [B] int32 of a spec for caches: positions of the first query and key, and bounds of valid keys."""
+"""Buffers [B] int32 of a spec for caches: positions of the first query and key, and bounds of valid
+keys.
+"""
 FURTHEST = 2**27
-"""Largest distance of a position from zero. With a window of 2**30 and 2**29 rows, sums fit in 32 bits."""
+"""Largest distance of a position from zero. With a window of 2**30 and 2**29 rows, sums fit in 32
+bits.
+"""
 WINDOW = "sliding_window"
 DISTANCE = call("sub", Q_IDX, KV_IDX)
 
@@ -70,7 +75,9 @@ class Variant:
 
     @cached_property
     def window(self) -> int | None:
-        """Number of keys that a query sees up to its own position, if the mask is a causal window."""
+        """Number of keys that a query sees up to its own position, if the mask is a causal
+        window.
+        """
         if call("ge", Q_IDX, KV_IDX) not in self.conditions:
             return None
         return next((width for c in self.conditions if (width := self._width(c)) is not None), None)
@@ -128,7 +135,10 @@ class Variant:
         if self.window is not None:
             kept.append(call("lt", DISTANCE, Var(WINDOW, Type.INT)))
         trees = {**self.trees, "mask_mod": all_of(kept)} if kept else dict(self.trees)
-        moved: dict[Node, Node] = {Q_IDX: call("add", Q_IDX, q_start), KV_IDX: call("add", KV_IDX, kv_start)}
+        moved: dict[Node, Node] = {
+            Q_IDX: call("add", Q_IDX, q_start),
+            KV_IDX: call("add", KV_IDX, kv_start),
+        }
         trees = {field: substitute(tree, moved) for field, tree in trees.items()}
         there = [call("le", kv_first, KV_IDX), call("lt", KV_IDX, kv_end)]
         trees["mask_mod"] = all_of([*([trees["mask_mod"]] if "mask_mod" in trees else []), *there])
@@ -137,7 +147,9 @@ class Variant:
         decodes = ("decode",) * (not self.spec.sinks)
         passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
         labels = {moved[Q_IDX]: "q_at", moved[KV_IDX]: "kv_at"}
-        return self._text("cached", "for caches and padded sequences", trees, buffers, passes, labels)
+        return self._text(
+            "cached", "for caches and padded sequences", trees, buffers, passes, labels
+        )
 
     # --- parts ------------------------
 
@@ -172,23 +184,31 @@ class Variant:
         params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
         fields: dict[str, Any] = {"sinks": True} if self.spec.sinks else {}
         fields |= {"align": "start"}
-        return Derived(self, word, words, trees, {**tables, **buffers}, passes, params, labels, fields).yaml()
+        return Derived(
+            self, word, words, trees, {**tables, **buffers}, passes, params, labels, fields
+        ).yaml()
 
     def _refuse_sizes(self) -> None:
         """Refuse lengths, which differ in a cache, and names of its arguments."""
         for field, tree in self.loaded.trees.items():
             if named := sorted({"SQ", "SK"} & variables(tree)):
                 message = f"`{field}` reads {named[0]}, which has another value in a cache"
-                self._refuse(message, "use positions: a cache knows the positions of queries and keys")
+                self._refuse(
+                    message, "use positions: a cache knows the positions of queries and keys"
+                )
         kept = [c for c in self.conditions if self.window is None or self._width(c) is None]
         own = [*kept, *(tree for field, tree in self.trees.items() if field != "mask_mod")]
         used = {name for tree in own for name in variables(tree)} | {*self.spec.buffers}
         for name in (*PLACES, WINDOW):
             if name in used:
-                self._refuse(f"`{name}` is an argument of the kernels for caches", "choose another name")
+                self._refuse(
+                    f"`{name}` is an argument of the kernels for caches", "choose another name"
+                )
 
     def _refuse(self, message: str, hint: str) -> None:
-        raise KgenError(Diagnostic("no-adapter", message, self.loaded.path.as_posix(), 1, 1, hint=hint))
+        raise KgenError(
+            Diagnostic("no-adapter", message, self.loaded.path.as_posix(), 1, 1, hint=hint)
+        )
 
 
 @dataclass(frozen=True)
@@ -214,7 +234,9 @@ class Derived:
         """Return its YAML."""
         given = self.variant.given
         used = {name for tree in self.trees.values() for name in variables(tree)}
-        params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {**self.params}
+        params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {
+            **self.params
+        }
         known = {**self.buffers, **params}
         texts = {field: written(tree, self.labels, known) for field, tree in self.trees.items()}
         same = ("license", "dtype", "precision", "head_dim", "gqa", "fast_math")
@@ -227,7 +249,11 @@ class Derived:
             **{field: value for field, value in self.fields.items() if field != "align"},
             "buffers": {name: _in_flow(buffer) for name, buffer in self.buffers.items()},
             "params": params,
-            **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
+            **{
+                f: LiteralScalarString(f"{t}\n") if "\n" in t else t
+                for f, t in texts.items()
+                if t != "True"
+            },
             "passes": list(self.passes),
             **{field: value for field, value in self.fields.items() if field == "align"},
         }
@@ -238,7 +264,10 @@ class Derived:
 
 
 def checked(loaded: Loaded) -> Variant:
-    """Return a spec that models can call. Raise `KgenError` if the tensors of models have another layout."""
+    """Return a spec that models can call.
+
+    Raise `KgenError` if the tensors of models have another layout.
+    """
     spec = loaded.spec
     reasons = {
         "its sequences are packed": spec.varlen,
@@ -251,7 +280,9 @@ def checked(loaded: Loaded) -> Variant:
             hint = "write a spec of whole sequences: kgen derives kernels for caches from it"
             hint = hint if "forward" in spec.passes else "add `forward` to `passes`"
             message = f"models of transformers cannot call `{spec.name}`: {reason}"
-            raise KgenError(Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint))
+            raise KgenError(
+                Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint)
+            )
     return Variant(loaded)
 
 

@@ -29,7 +29,9 @@ LAST_AT_LAST = call("ge", call("sub", call("add", Q_IDX, SK), SQ), KV_IDX)
 """The causal mask of flash-attn: the last query sees the last key."""
 DISTANCE = call("sub", call("sub", call("add", Q_IDX, SK), KV_IDX), SQ)
 LENGTH = 256
-"""Number of queries and keys in the generated tests: a multiple of the lengths that specs promise."""
+"""Number of queries and keys in the generated tests: a multiple of the lengths that specs
+promise.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Flash:
 
 @dataclass(frozen=True)
 class FlashFunctions:
-    """The flash-attn functions of a package: their documentation and the arguments that they refuse."""
+    """The flash-attn functions of a package: their documentation and the arguments that they
+    refuse.
+    """
 
     words: str
     causal: bool
@@ -154,15 +158,21 @@ class BenchmarkFile(Template):
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """Return `<name>_hub`: the package under `torch-ext`, which kgen updates, and initial files of a repository.
+    """Return `<name>_hub`: the package under `torch-ext`, which kgen updates, and initial files of
+    a repository.
 
     Raise `KgenError` for a spec of a cache, because a server passes its arguments.
     """
     variant = Variant(variants[0])
     spec, name = variant.spec, variant.spec.name
     if spec.per_batch or spec.paged_kv is not None:
-        message, hint = "`--for hub` does not support specs of caches", "leave out `per_batch` and `paged_kv`"
-        raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
+        message, hint = (
+            "`--for hub` does not support specs of caches",
+            "leave out `per_batch` and `paged_kv`",
+        )
+        raise KgenError(
+            Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint)
+        )
     root, package = f"{name}_hub", f"{name}_hub/torch-ext/{name}"
     init = Source("__init__.py", _package(variant))
     made = {package: {"__init__.py": render_source(variants, init)}}
@@ -189,7 +199,9 @@ def flash(variant: Variant) -> Flash | None:
         match condition:
             case _ if condition == LAST_AT_LAST:
                 causal = True
-            case Call("lt" | "le" as fn, (left, Const(int(width)))) if left == DISTANCE and window is None:
+            case Call("lt" | "le" as fn, (left, Const(int(width)))) if (
+                left == DISTANCE and window is None
+            ):
                 window = width + (fn == "le")
             case _:
                 return None
@@ -319,7 +331,8 @@ def _other_window(window: int | None) -> str:
     if window:
         return f"(window_size[0] + 1 != {window} and not (window_size[0] < 0 and short))"
     return (
-        "window_size[0] >= 0 and not (isinstance(max_seqlen_k, int) and max_seqlen_k <= window_size[0] + 1)"
+        "window_size[0] >= 0 and not (isinstance(max_seqlen_k, int) and max_seqlen_k <= "
+        "window_size[0] + 1)"
     )
 
 
@@ -334,6 +347,8 @@ def _tensor(buffer: Buffer) -> str:
         return f"torch.rand({shape}, device=DEVICE) < 0.6"
     if buffer.sorted:
         last = shape.rpartition(", ")[2]
-        return f"(torch.arange({last}, device=DEVICE) // 50).expand({shape}).to({dtype}).contiguous()"
+        return (
+            f"(torch.arange({last}, device=DEVICE) // 50).expand({shape}).to({dtype}).contiguous()"
+        )
     size = f"({shape},)" if buffer.shape else shape
     return f"torch.randint(0, 100, {size}, device=DEVICE).to({dtype})"

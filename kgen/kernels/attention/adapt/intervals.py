@@ -1,4 +1,6 @@
-"""The bounds of loops as Python code over positions of the whole sequence, for the plans of ranks."""
+"""The bounds of loops as Python code over positions of the whole sequence, for the plans of
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 
 def _on_host(bound: Node) -> bool:
-    """True if a bound needs only first-axis lengths of buffers, because buffers are lists on the host."""
+    """True if a bound needs only first-axis lengths of buffers, because buffers are lists on the
+    host.
+    """
     return all(length[1] == 0 for name in variables(bound) if (length := measured(name)))
 
 
 def _by_elements(bound: Node) -> dict[Node, Node]:
-    """Replace lengths of buffers in a bound by lengths of lists, because buffers are lists on the host."""
+    """Replace lengths of buffers in a bound by lengths of lists, because buffers are lists on the
+    host.
+    """
     found = ((name, measured(name)) for name in variables(bound))
-    return {Var(n, Type.INT): Var(f"len({of[0]}.values)", Type.INT) for n, of in found if of is not None}
+    return {
+        Var(n, Type.INT): Var(f"len({of[0]}.values)", Type.INT) for n, of in found if of is not None
+    }
 
 
 class Ranges:

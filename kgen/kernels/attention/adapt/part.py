@@ -1,9 +1,9 @@
 """The spec of a part: attention between some queries and some keys of a longer sequence.
 
-Query i has position `q_start` + i of `q_length`, key j has position `kv_start` + j of `kv_length`. For packed
-sequences these are tensors with one number per sequence. A part receives the slice of a buffer
-with an element for each query or key, and two slices if both sides read it. Other buffers are passed whole. Sinks
-are added when parts are merged.
+Query i has position `q_start` + i of `q_length`, key j has position `kv_start` + j of `kv_length`.
+For packed sequences these are tensors with one number per sequence. A part receives the slice of a
+buffer with an element for each query or key, and two slices if both sides read it. Other buffers
+are passed whole. Sinks are added when parts are merged.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ LENGTHS = {"SQ": "q_length", "SK": "kv_length"}
 SIDES: Mapping[tuple[Any, Node], str] = {
     (size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))
 }
-"""Side of a sliced dimension, by extent and index. An extent of the other side implies self-attention."""
+"""Side of a sliced dimension, by extent and index. An extent of the other side implies
+self-attention.
+"""
 
 
 @dataclass(frozen=True)
 class View:
-    """The view of a buffer that a part receives: for each dimension "q" or "kv" for a slice, or None."""
+    """The view of a buffer that a part receives: for each dimension "q" or "kv" for a slice, or
+    None.
+    """
 
     name: str
     buffer: str
@@ -55,14 +59,17 @@ class PartSpec:
     @cached_property
     def views(self) -> tuple[View, ...]:
         """The views of all buffers, in the order of declaration."""
-        found: dict[str, list[tuple[str | None, ...]]] = {name: [] for name in self.variant.spec.buffers}
+        found: dict[str, list[tuple[str | None, ...]]] = {
+            name: [] for name in self.variant.spec.buffers
+        }
         for tree in self.variant.trees.values():
             for node in _reads(tree):
                 sides = self._sides(node)
                 if sides not in found[node.buffer]:
                     found[node.buffer].append(sides)
         for tree in self.variant.trees.values():
-            for name in buffers_of(tree):  # a length without an index is the length of the whole sequence
+            # a length without an index is the length of the whole sequence
+            for name in buffers_of(tree):
                 found[name] = found[name] or [(None,) * len(self.variant.spec.buffers[name].shape)]
         taken = {*self.variant.spec.buffers, *self.variant.spec.params, *PLACES}
         views = []
@@ -72,7 +79,9 @@ class PartSpec:
                 if i:
                     wanted = f"kv_{buffer}" if "kv" in sides else f"{buffer}_{i + 1}"
                     name = next(
-                        n for n in (wanted, *(f"{wanted}_{k}" for k in range(2, 99))) if n not in taken
+                        n
+                        for n in (wanted, *(f"{wanted}_{k}" for k in range(2, 99)))
+                        if n not in taken
                     )
                     taken.add(name)
                 views.append(View(name, buffer, sides))
@@ -101,7 +110,10 @@ class PartSpec:
                 buffers[name] = place()
             else:
                 params[name] = {"type": "int", "runtime": True, "within": FURTHEST}
-        labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}
+        labels = {
+            _at(Q_IDX, "q_start", self.packed): "q_at",
+            _at(KV_IDX, "kv_start", self.packed): "kv_at",
+        }
         fields: dict[str, Any] = {"varlen": True} if self.packed else {"align": "start"}
         if self.variant.spec.sinks:
             fields["sinks"] = True
@@ -144,15 +156,20 @@ class PartSpec:
             sides = self._sides(node)
             name = next(v.name for v in self.views if (v.buffer, v.sides) == (node.buffer, sides))
             indices = tuple(
-                i if side else self._moved(i, moved) for i, side in zip(node.indices, sides, strict=True)
+                i if side else self._moved(i, moved)
+                for i, side in zip(node.indices, sides, strict=True)
             )
             return Read(name, indices, node.type)
         operands = children(node)
-        return rebuild(node, tuple(self._moved(one, moved) for one in operands)) if operands else node
+        return (
+            rebuild(node, tuple(self._moved(one, moved) for one in operands)) if operands else node
+        )
 
     def _sides(self, read: Read) -> tuple[str | None, ...]:
         shape = self.variant.spec.buffers[read.buffer].shape
-        return tuple(SIDES.get((size, index)) for size, index in zip(shape, read.indices, strict=True))
+        return tuple(
+            SIDES.get((size, index)) for size, index in zip(shape, read.indices, strict=True)
+        )
 
     @staticmethod
     def _extent(size: Any, side: str | None) -> Any:
@@ -178,7 +195,9 @@ class PartSpec:
         for name in (*PLACES, *OF_PLANS, "plan", "group"):
             if name in names:
                 message = f"`{name}` is an argument of the function for several ranks"
-                raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
+                raise KgenError(
+                    Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name")
+                )
 
 
 def _place(name: str, packed: bool) -> Node:

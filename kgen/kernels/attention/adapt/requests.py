@@ -1,7 +1,8 @@
 """Masks that models of transformers request, and the kernels that compute them.
 
-A request names the functions of `transformers.masking_utils` whose conjunction is the mask, with their numbers:
-`causal_mask_function`, `sliding_window_overlay(8)`. The emitted adapter looks up requests in a table.
+A request names the functions of `transformers.masking_utils` whose conjunction is the mask, with
+their numbers: `causal_mask_function`, `sliding_window_overlay(8)`. The emitted adapter looks up
+requests in a table.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Request:
         if self.window is not None:
             width = Const(self.window, Type.INT)
             conditions.append(
-                call("lt", DISTANCE, width) if self.causal else call("le", call("abs", DISTANCE), width)
+                call("lt", DISTANCE, width)
+                if self.causal
+                else call("le", call("abs", DISTANCE), width)
             )
         return all_of(conditions)
 

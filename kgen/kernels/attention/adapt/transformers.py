@@ -1,4 +1,6 @@
-"""Adapter for Hugging Face's transformers: `attn_implementation="NAME"` in training and generation."""
+"""Adapter for Hugging Face's transformers: `attn_implementation="NAME"` in training and
+generation.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ NO_WINDOW = "2**30"
 class Kernels:
     """The kernels for one mask: the names of two functions, and the mask.
 
-    `places` are the position arguments of the function for caches. `window` is its argument `sliding_window`, or
-    None if it has no such argument.
+    `places` are the position arguments of the function for caches. `window` is its argument
+    `sliding_window`, or None if it has no such argument.
     """
 
     whole: str
@@ -40,7 +42,9 @@ class Kernels:
         """Return the row of the adapter's table of kernels."""
         places = _tuple(f'"{name}"' for name in self.places)
         window = "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
-        layers: tuple[int | str | None, ...] = (None, "WINDOW") if self.window == "WINDOW" else (None,)
+        layers: tuple[int | str | None, ...] = (
+            (None, "WINDOW") if self.window == "WINDOW" else (None,)
+        )
         if self.request:
             layers = self.request.layers
         causal = self.request.causal if self.request else None
@@ -58,7 +62,9 @@ class Family:
 
 @dataclass(frozen=True)
 class Package(Template):
-    """Values for `__init__.py`: the function that a layer calls and the function that makes its masks."""
+    """Values for `__init__.py`: the function that a layer calls and the function that makes its
+    masks.
+    """
 
     template: ClassVar[str] = "attention/adapters/transformers.j2"
 
@@ -96,7 +102,8 @@ class Package(Template):
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
-    """Return the package `<name>_transformers`, which registers the kernels and has a folder for each spec.
+    """Return the package `<name>_transformers`, which registers the kernels and has a folder for
+    each spec.
 
     Raise `KgenError` if models cannot call the spec.
     """
@@ -106,7 +113,9 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     package = render_source(variants, Source("__init__.py", _package(variant, family, name)))
     made: dict[str, dict[str, str]] = {name: {"__init__.py": package}}
     for specs in (list(variants), *family.made.values()):
-        made |= {f"{name}/{folder}": dict(files) for folder, files in render_variants(specs).items()}
+        made |= {
+            f"{name}/{folder}": dict(files) for folder, files in render_variants(specs).items()
+        }
     for text, specs in family.made.items():
         source = Source("spec.yaml", Verbatim(text))
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
@@ -161,7 +170,8 @@ def _package(variant: Variant, family: Family, package: str) -> Package:
         positions=variant.sees_positions,
         given=list(given),
         given_words=[
-            f"{said}, or a function of module, query and key that gives it." for said in given.values()
+            f"{said}, or a function of module, query and key that gives it."
+            for said in given.values()
         ],
         given_dict="{" + ", ".join(f'"{n}": {n}' for n in given) + "}",
         registers=not given,
@@ -181,8 +191,10 @@ def _words(variant: Variant, family: Family) -> str:
     whole = " or ".join(f"`{k.whole}`" for k in family.kernels)
     cached = " or ".join(dict.fromkeys(f"`{k.cached}`" for k in family.kernels))
     return (
-        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing is padding, "
-        f"{whole} runs. For caches and padded sequences {cached} does, which takes the positions of "
+        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing "
+        "is padding, "
+        f"{whole} runs. For caches and padded sequences {cached} does, which takes the positions "
+        "of "
         "queries and keys: its spec is beside it."
     )
 
@@ -221,7 +233,11 @@ def _fits(variant: Variant, family: Family) -> list[str]:
 
 
 def _as_in(kernels: Kernels, request: Request) -> str:
-    return "beside layers with that window" if kernels.window == NO_WINDOW else f"as in {request.models}"
+    return (
+        "beside layers with that window"
+        if kernels.window == NO_WINDOW
+        else f"as in {request.models}"
+    )
 
 
 def _shape(shape: Sequence[int | str]) -> str:

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.bench.timing import BenchJob, Contender, first, measure, measuring, message, preparing, rows
+from kgen.bench.timing import (
+    BenchJob,
+    Contender,
+    first,
+    measure,
+    measuring,
+    message,
+    preparing,
+    rows,
+)
 from kgen.kernels.attention.bench.peers import create_block_mask, emitted_block_mask
 from kgen.kernels.attention.bench.workload import Workload
 
@@ -46,7 +55,9 @@ def race_block_mask(
     with measuring(job):
         measure(found, job)
     yield from rows("block mask", found, {})
-    yield from ({"pass": "block mask", "peer": name, "error": text} for name, text in failed.items())
+    yield from (
+        {"pass": "block mask", "peer": name, "error": text} for name, text in failed.items()
+    )
 
 
 def listed(mask: Any) -> list[Tensor]:

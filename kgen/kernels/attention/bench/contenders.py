@@ -55,7 +55,9 @@ def contenders(
             if want is None:
                 want = got
             elif (apart := distance(got[: len(want)], want)) > AGREE:
-                raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
+                raise ArithmeticError(
+                    f"disagrees with {found[0].name}: relative distance {apart:.2e}"
+                )
             found.append(Contender(name, run, seconds))
         except Exception as error:
             traceback.print_exc()
@@ -64,7 +66,9 @@ def contenders(
     return found
 
 
-def _runner(attention: Attention, workload: Workload, wanted: Sequence[Any] | None) -> Callable[[], Any]:
+def _runner(
+    attention: Attention, workload: Workload, wanted: Sequence[Any] | None
+) -> Callable[[], Any]:
     q, k, v = workload.q, workload.k, workload.v
     if wanted is None:
 

@@ -1,4 +1,6 @@
-"""Race of the emitted delta, rowsum(dO * O), against PyTorch and a copy of the same number of bytes."""
+"""Race of the emitted delta, rowsum(dO * O), against PyTorch and a copy of the same number of
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def race_delta(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
                 run, got, seconds = first(lambda: _call(make(), out, dout), job.device)  # noqa: B023
                 want = got if want is None else want
                 if (apart := distance([got], [want])) > AGREE:
-                    raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
+                    raise ArithmeticError(
+                        f"disagrees with {found[0].name}: relative distance {apart:.2e}"
+                    )
                 found.append(Contender(peer, run, seconds, distance=apart))
             except Exception as error:
                 traceback.print_exc()

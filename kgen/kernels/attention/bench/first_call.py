@@ -104,7 +104,9 @@ def flex_script(workload: Workload) -> str:
         shape = [size[name] if index in used else None for index, name in (("b", "B"), ("h", "HQ"))]
         shape += [size["SQ"], size["SK"]]
         block_mask = f"create_block_mask(mask_mod, {', '.join(map(str, shape))}, device=device)"
-    body = _FLEX.format(score_mod=score_mod, mask_mod=mask_mod, block_mask=block_mask, keywords=keywords)
+    body = _FLEX.format(
+        score_mod=score_mod, mask_mod=mask_mod, block_mask=block_mask, keywords=keywords
+    )
     return _HEAD + body + _TAIL
 
 
@@ -113,7 +115,10 @@ def _fresh(script: str, arguments: list[str]) -> tuple[float, str | None]:
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         path = Path(folder) / "first_call.py"
         path.write_text(script)
-        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        caches = {
+            "TRITON_CACHE_DIR": f"{folder}/triton",
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        }
         environment: Mapping[str, str] = {**os.environ, **caches}
         began = time.perf_counter()
         command = [sys.executable, str(path), *arguments]

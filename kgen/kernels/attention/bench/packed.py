@@ -70,7 +70,12 @@ def flattened(problem: Problem) -> Problem:
     tokens = [
         Buffer(name, (dimension,), "int32", grad=False, sorted=False)
         for name, dimension in (
-            *(("_sequence_q", "SQ"), ("_sequence_k", "SK"), ("_position_q", "SQ"), ("_position_k", "SK")),
+            *(
+                ("_sequence_q", "SQ"),
+                ("_sequence_k", "SK"),
+                ("_position_q", "SQ"),
+                ("_position_k", "SK"),
+            ),
             ("_length", "SQ"),
         )
     ]

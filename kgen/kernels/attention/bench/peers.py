@@ -55,7 +55,9 @@ def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
     size, device = workload.sizes, workload.q.device
     batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
     compiled = compiled or (batch or 1) * (heads or 1) * size["SQ"] * size["SK"] > MASK_AT_ONCE
-    build = torch.compile(create_block_mask) if compiled and workload.q.is_cuda else create_block_mask
+    build = (
+        torch.compile(create_block_mask) if compiled and workload.q.is_cuda else create_block_mask
+    )
     return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
 
 
@@ -83,11 +85,13 @@ def _packed(x: Tensor) -> Tensor:
 
 
 def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attention:
-    keywords = {b.name: workload.buffers[b.name] for b in packing.problem.buffers} | workload.runtime
+    keywords = {
+        b.name: workload.buffers[b.name] for b in packing.problem.buffers
+    } | workload.runtime
     cu_seqlens = packing.arguments
-    return lambda q, k, v: function(_packed(q), _packed(k), _packed(v), *cu_seqlens, **keywords).transpose(
-        0, 1
-    )[None]
+    return lambda q, k, v: function(
+        _packed(q), _packed(k), _packed(v), *cu_seqlens, **keywords
+    ).transpose(0, 1)[None]
 
 
 def _varlen(workload: Workload) -> Attention:
@@ -115,7 +119,12 @@ def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
     if mask_mod is None:
         return {}
     # Both sides have equal lengths, so a mask that is causal for one length is causal for all.
-    env = {"SQ": 64, "SK": 64, "q_idx": torch.arange(64)[:, None], "kv_idx": torch.arange(64)[None, :]}
+    env = {
+        "SQ": 64,
+        "SK": 64,
+        "q_idx": torch.arange(64)[:, None],
+        "kv_idx": torch.arange(64)[None, :],
+    }
     if variables(mask_mod) - env.keys() or reads(mask_mod):
         raise DoesNotApply
     if not torch.equal(evaluate(mask_mod, env, torch), torch.ones(64, 64).tril().bool()):
@@ -135,7 +144,9 @@ def _flex(
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
     keywords["kernel_options"] = kernel_options
     if workload.problem.sinks:
-        return lambda q, k, v: _with_sinks(attention(q, k, v, **keywords, return_lse=True), workload)
+        return lambda q, k, v: _with_sinks(
+            attention(q, k, v, **keywords, return_lse=True), workload
+        )
     return lambda q, k, v: attention(q, k, v, **keywords)
 
 
@@ -156,7 +167,10 @@ def _sdpa(workload: Workload) -> Attention:
     # The causal mask of SDPA aligns the first query with the first key. A single query at the last
     # key sees all keys.
     last = workload.first == workload.k.shape[2] - 1
-    keywords = {"is_causal": problem.mask_mod is not None and not last, "enable_gqa": workload.group > 1}
+    keywords = {
+        "is_causal": problem.mask_mod is not None and not last,
+        "enable_gqa": workload.group > 1,
+    }
     return lambda q, k, v: sdpa(q, k, v, **keywords)
 
 
@@ -191,7 +205,11 @@ def _eager(workload: Workload) -> Attention:
 def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attention:
     """The portable kernels of the emitted file."""
     name = workload.problem.name
-    files = [f.__globals__["__file__"] for f in functions.values() if CHIP and CHIP.choice in f.__globals__]
+    files = [
+        f.__globals__["__file__"]
+        for f in functions.values()
+        if CHIP and CHIP.choice in f.__globals__
+    ]
     if not files:
         raise DoesNotApply
     module: Any = import_file(Path(files[0]), f"kgen_for_every_chip_{name}")

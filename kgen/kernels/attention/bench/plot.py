@@ -18,7 +18,10 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
     if pyplot is None:
         return False
     # Panels by their quantity, with bars as (group, peer, height).
-    panels: dict[str, list[tuple[str, str, float]]] = {"forward, TFLOP/s": [], "backward, TFLOP/s": []}
+    panels: dict[str, list[tuple[str, str, float]]] = {
+        "forward, TFLOP/s": [],
+        "backward, TFLOP/s": [],
+    }
     for row in (row for report in reports for row in report["rows"]):
         name, _, keys = row["pass"].partition(" ")
         if row["tflops"] is not None:
@@ -30,19 +33,25 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
     if not panels:
         return False
     peers = list(dict.fromkeys(peer for found in panels.values() for _, peer, _ in found))
-    groups = {label: list(dict.fromkeys(group for group, _, _ in found)) for label, found in panels.items()}
+    groups = {
+        label: list(dict.fromkeys(group for group, _, _ in found))
+        for label, found in panels.items()
+    }
     most = max(len(names) for names in groups.values())
     size = (max(6.0, 1.1 * most * max(1.0, 0.35 * len(peers))), 3.6 * len(panels))
     figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False)
     for axis, (label, found) in zip(axes[:, 0], panels.items(), strict=True):
-        series = {peer: {group: height for group, p, height in found if p == peer} for peer in peers}
+        series = {
+            peer: {group: height for group, p, height in found if p == peer} for peer in peers
+        }
         plotting.bars(axis, groups[label], series, "%.2f" if label.startswith("decode") else "%.0f")
         axis.set_ylabel(label)
         axis.set_xticks(range(len(groups[label])), groups[label], rotation=20, ha="right")
     axes[0, 0].set_title(plotting.on_device("Attention", reports))
     # A panel may lack bars of some peers.
     legend = [
-        pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}", label=peer) for number, peer in enumerate(peers)
+        pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}", label=peer)
+        for number, peer in enumerate(peers)
     ]
     axes[0, 0].legend(handles=legend, frameon=False, ncols=len(peers), fontsize=8)
     plotting.save(figure, path)

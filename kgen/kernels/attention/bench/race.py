@@ -17,7 +17,10 @@ from kgen.kernels.attention.bench.workload import draw_workload, visible
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the workload, then rows per pass. `functions` are the emitted functions by peer name."""
+    """Yield the workload, then rows per pass.
+
+    `functions` are the emitted functions by peer name.
+    """
     problem, shape = job.problem, job.shape
     workload = draw_workload(problem, shape.batch, shape.heads, shape.length, job.device)
     size, pairs = workload.sizes, visible(workload)
@@ -44,7 +47,9 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             measure(found, job)
             work = flops * (2.5 if pass_ == "backward" else 1.0)
             yield from rows(pass_, found, {"tflops": work / 1e9})
-            yield from ({"pass": pass_, "peer": name, "error": text} for name, text in without.items())
+            yield from (
+                {"pass": pass_, "peer": name, "error": text} for name, text in without.items()
+            )
             found.clear()
             if job.device == "cuda":
                 torch.cuda.empty_cache()

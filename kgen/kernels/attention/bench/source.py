@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, measured, reads, substitute, variables
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    measured,
+    reads,
+    substitute,
+    variables,
+)
 from kgen.expr.spelling import ATOM
 from kgen.kernels.attention.bench.workload import Workload
 from kgen.verify.evaluate import evaluate
@@ -26,7 +37,9 @@ _BELOW = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
 def python_source(node: Node, workload: Workload) -> str:
-    """Return a tree as a Python expression over `score b h q_idx kv_idx`, `torch` and the buffers."""
+    """Return a tree as a Python expression over `score b h q_idx kv_idx`, `torch` and the
+    buffers.
+    """
     return _printed(node, workload)[0]
 
 
@@ -132,7 +145,8 @@ def mods(workload: Workload) -> tuple[Mod | None, Mod | None]:
     if workload.first:
         moved[q_idx] = Call("add", (q_idx, Const(workload.first, Type.INT)), Type.INT)
     score_mod, mask_mod = (
-        None if tree is None else substitute(tree, moved) for tree in (problem.score_mod, problem.mask_mod)
+        None if tree is None else substitute(tree, moved)
+        for tree in (problem.score_mod, problem.mask_mod)
     )
     return (
         None if score_mod is None else modification(score_mod, workload, score=True),

@@ -131,7 +131,12 @@ def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False)
     if per_token and in_blocks:
         # Runs of 256 equal numbers, each followed by 768 zeros.
         place = torch.arange(shape[-1])
-        return torch.where(place % 1024 < 256, place // 1024 + 1, 0).expand(shape).to(dtype).contiguous()
+        return (
+            torch.where(place % 1024 < 256, place // 1024 + 1, 0)
+            .expand(shape)
+            .to(dtype)
+            .contiguous()
+        )
     if per_token:
         return torch.randint(0, 4, shape).to(dtype)
     if buffer.sorted:
@@ -154,6 +159,8 @@ def visible(workload: Workload) -> int:
         for h in range(heads):
             for start in range(0, size["SQ"], 1024):
                 rows = torch.arange(start, min(start + 1024, size["SQ"]), device=device)[:, None]
-                mask = evaluate(mask_mod, env | {"b": b, "h": h, "q_idx": workload.first + rows}, torch)
+                mask = evaluate(
+                    mask_mod, env | {"b": b, "h": h, "q_idx": workload.first + rows}, torch
+                )
                 count += int(mask.expand(len(rows), size["SK"]).sum())
     return count * (size["B"] // batches) * (size["HQ"] // heads)

@@ -22,8 +22,8 @@ from kgen.spec.load import Loaded
 def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
     """Return the page on the steps from a spec to its kernels.
 
-    `drawing` adds grids of the visited tiles, and with `ranks` the sharding over several ranks. Raise
-    `KgenError` if its lengths or parameters do not fit the spec.
+    `drawing` adds grids of the visited tiles, and with `ranks` the sharding over several ranks.
+    Raise `KgenError` if its lengths or parameters do not fit the spec.
     """
     plan, written = plan_attention(loaded), positioned(loaded).trees
     explained = explained_by(loaded, plan)

@@ -11,7 +11,9 @@ from kgen.pages.model import Block, Prose, Table, Words, words
 
 def tiles(explained: Sequence[Explained]) -> Iterator[Block]:
     """Yield the table of tiles from which the launcher chooses."""
-    yield _said("queries x keys, warps, pipeline stages; TMA if the strides of the tensors allow it")
+    yield _said(
+        "queries x keys, warps, pipeline stages; TMA if the strides of the tensors allow it"
+    )
     cells = tuple(tuple(map(words, row)) for of in explained for row in of.tiles)
     yield Table(("kernel", "chip", "tile"), cells, plain_head=False)
     for of in explained:
@@ -19,9 +21,13 @@ def tiles(explained: Sequence[Explained]) -> Iterator[Block]:
 
 
 def kernels(plan: AttentionPlan, explained: Sequence[Explained]) -> Iterator[Block]:
-    """Yield the kernels of each pass: on each chip with special kernels, or the reason against them, and elsewhere."""
+    """Yield the kernels of each pass: on each chip with special kernels, or the reason against
+    them, and elsewhere.
+    """
     chips = [of for of in explained if of.chip is not None]
-    anywhere = {name: found for of in explained if of.chip is None for name, found in of.passes.items()}
+    anywhere = {
+        name: found for of in explained if of.chip is None for name, found in of.passes.items()
+    }
     rows: list[tuple[Words, ...]] = []
     for name in plan.spec.passes:
         own = [of.passes.get(name) or anywhere.get(name) or words("portable") for of in chips]

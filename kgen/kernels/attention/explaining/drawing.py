@@ -1,4 +1,6 @@
-"""Grids of the tiles that forward visits, for the length, heads and run-time parameters of the options."""
+"""Grids of the tiles that forward visits, for the length, heads and run-time parameters of the
+options.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ SHORTEST, LONGEST = 1024, 2**16
 
 
 def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]:
-    """Return a sentence on the drawn batches and heads, and one grid for all heads with equal tiles.
+    """Return a sentence on the drawn batches and heads, and one grid for all heads with equal
+    tiles.
 
     Raise `KgenError` for unknown parameters and if a bound cannot be evaluated.
     """
@@ -47,7 +50,10 @@ def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]
 
 def _whose(depends: frozenset[str], heads: int) -> str:
     if heads > 1:
-        alike = "Heads with the same tiles share a grid. All heads have the same assumed values of matrices."
+        alike = (
+            "Heads with the same tiles share a grid. All heads have the same assumed values of "
+            "matrices."
+        )
         return f"Drawn for b = 0 and each of {heads} heads. {alike}"
     differ = [name for index, name in (("b", "batches"), ("h", "heads")) if index in depends]
     if not differ:
@@ -61,7 +67,9 @@ def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
     mask = plan.mask_mod
     if mask is None:
         return SHORTEST
-    named = {name: param.value for name, param in plan.spec.params.items() if not param.runtime} | given
+    named = {
+        name: param.value for name, param in plan.spec.params.items() if not param.runtime
+    } | given
     values = [named.get(name) for name in variables(mask)]
     values += [node.value for node in distinct(mask) if isinstance(node, Const)]
     largest = max((v for v in values if isinstance(v, int) and 0 < v <= LONGEST), default=1)

@@ -28,7 +28,10 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
     spec = plan.spec
     score, mask = written.get("score_mod", SCORE), written.get("mask_mod", TRUE)
     yield Lines((Line(f"score_mod = {show(score)}"), Line(f"mask_mod  = {show(mask)}")))
-    for name, found, first in (("score_mod", plan.score_mod, score), ("mask_mod", plan.mask_mod, mask)):
+    for name, found, first in (
+        ("score_mod", plan.score_mod, score),
+        ("mask_mod", plan.mask_mod, mask),
+    ):
         if found is not None and found != first:
             yield Prose(words("Canonical form: ", Code(f"{name} = {show(found)}")))
     for name, param in spec.params.items():
@@ -47,10 +50,13 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
             )
         )
     if spec.varlen:
-        yield _said("Sequences are packed: positions, SQ and SK belong to one sequence, and b is its number")
+        yield _said(
+            "Sequences are packed: positions, SQ and SK belong to one sequence, and b is its number"
+        )
     if spec.sinks:
         yield _said(
-            "sinks is a tensor [HQ]: a logit that joins the sum of every row of its head, and has no value"
+            "sinks is a tensor [HQ]: a logit that joins the sum of every row of its head, and has "
+            "no value"
         )
 
 
@@ -72,11 +78,14 @@ def _said(text: str) -> Prose:
 
 
 def softmax(plan: AttentionPlan) -> Iterator[Block]:
-    """Yield the logits that the loop computes, and the terms that were folded, dropped and peeled."""
+    """Yield the logits that the loop computes, and the terms that were folded, dropped and
+    peeled.
+    """
     form = plan.form
     yield Prose(
         words(
-            "Kernels use 2^x instead of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e).\n",
+            "Kernels use 2^x instead of e^x: e^x is ", Code("2^(LOG2E * x)"),
+            ", with LOG2E = log2(e).\n",
             "qk is the product of a query and a key, and ", Code("score = scale * qk"), ".\n",
             "For each (query, key) the loop computes",
         )
@@ -85,16 +94,25 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
     yield Formula((f"{product([form.core, form.multiplier])}{bias}",))
     if form.core == QK:
         factor = show(form.multiplier)
-        names = "scale and LOG2E" if _is_plain(form.multiplier) else "scale, LOG2E and the slope of score_mod"
+        names = (
+            "scale and LOG2E"
+            if _is_plain(form.multiplier)
+            else "scale, LOG2E and the slope of score_mod"
+        )
         yield Prose(
-            words(f"Folded: score_mod is linear in the score, so {names} are one factor, ", Code(factor), ".")
+            words(
+                f"Folded: score_mod is linear in the score, so {names} are one factor, ",
+                Code(factor),
+                ".",
+            )
         )
     else:
         yield _said("Not folded: score_mod is not linear in the score, so scale is applied first.")
         peeled = sorted(variables(form.multiplier) - {"LOG2E"})
         if peeled:
             yield _said(
-                f"Peeled: the factor of the whole score ({', '.join(peeled)}) is multiplied with LOG2E, once."
+                f"Peeled: the factor of the whole score ({', '.join(peeled)}) is multiplied with "
+                "LOG2E, once."
             )
     if form.row_rest is not None:
         yield Prose(
@@ -108,10 +126,13 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
             yield _said("The bias uses q_start, the first query of a tile, instead of q_idx.")
     if form.max_of_core:
         yield _said(
-            "The factor is positive: row maxima are taken before it, and it needs no extra instruction."
+            "The factor is positive: row maxima are taken before it, and it needs no extra "
+            "instruction."
         )
     if not form.finite:
-        yield _said("A score may be infinite or NaN: kernels check for rows without a finite logit.")
+        yield _said(
+            "A score may be infinite or NaN: kernels check for rows without a finite logit."
+        )
 
 
 def _is_plain(multiplier: Node) -> bool:
@@ -122,7 +143,10 @@ def product(factors: Iterable[Node]) -> str:
     """Return the product of the factors that are not 1, with brackets where they are needed."""
     kept = [f for f in factors if not is_one(f)]
     multiplied = TIMES if len(kept) > 1 else 0
-    return " * ".join(show(f, multiplied + (i > 0 and multiplied > 0)) for i, f in enumerate(kept)) or "1"
+    return (
+        " * ".join(show(f, multiplied + (i > 0 and multiplied > 0)) for i, f in enumerate(kept))
+        or "1"
+    )
 
 
 # --- places ------------------------
@@ -164,7 +188,11 @@ def _read_once(low: Node, high: Node) -> Words:
     )
 
 
-_KERNEL, _HEAD, _QUERIES = "the same everywhere", "once for each (b, h)", "once for each tile of queries"
+_KERNEL, _HEAD, _QUERIES = (
+    "the same everywhere",
+    "once for each (b, h)",
+    "once for each tile of queries",
+)
 _QUERY, _KEYS, _KEY, _PAIR = (
     "for each query, before the loop",
     "for each tile of keys",

@@ -16,7 +16,9 @@ PORTABLE = 0
 """The key of the tiles for all chips without their own row."""
 
 
-def facts(plan: AttentionPlan, written: Mapping[str, Node], explained: Sequence[Explained]) -> dict[str, Any]:
+def facts(
+    plan: AttentionPlan, written: Mapping[str, Node], explained: Sequence[Explained]
+) -> dict[str, Any]:
     """Return the fields that docs/commands.md lists for attention."""
     return {
         "expressions": {
@@ -29,7 +31,12 @@ def facts(plan: AttentionPlan, written: Mapping[str, Node], explained: Sequence[
             for name, param in plan.spec.params.items()
         },
         "buffers": {
-            name: {"shape": list(one.shape), "dtype": one.dtype, "grad": one.grad, "sorted": one.sorted}
+            name: {
+                "shape": list(one.shape),
+                "dtype": one.dtype,
+                "grad": one.grad,
+                "sorted": one.sorted,
+            }
             for name, one in plan.spec.buffers.items()
         },
         "softmax": {
@@ -67,7 +74,9 @@ def _loop(kernel: str, loop: TileLoop) -> dict[str, Any]:
         {
             "low": show(span.lo),
             "high": show(span.hi),
-            "unmasked": {"low": show(span.full_lo), "high": show(span.full_hi)} if span.has_full else None,
+            "unmasked": {"low": show(span.full_lo), "high": show(span.full_hi)}
+            if span.has_full
+            else None,
         }
         for span in loop.spans
     ]

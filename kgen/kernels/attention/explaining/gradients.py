@@ -1,4 +1,6 @@
-"""The section on gradients: the factors of the backward pass, and the sums for gradients of buffers."""
+"""The section on gradients: the factors of the backward pass, and the sums for gradients of
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def gradients(plan: AttentionPlan) -> Iterator[Block]:
         return
     ds = "ds is the gradient of the loss by score_mod, for each (query, key): "
     yield Prose(words(ds, Code("p * (dp - delta)"), "."))
-    yield Lines((Line(f"d score_mod / d score = {product([plan.dq.dscore_factor, plan.dq.dscore])}"),))
+    yield Lines(
+        (Line(f"d score_mod / d score = {product([plan.dq.dscore_factor, plan.dq.dscore])}"),)
+    )
     for name, loop in (("dq", plan.dq), ("dk", plan.dkdv)):
         inside = "ds" if is_one(loop.dscore) else "ds * (d score_mod / d score)"
         if not (is_one(loop.dscore) or is_one(loop.dscore_factor)):
@@ -42,7 +46,10 @@ def gradients(plan: AttentionPlan) -> Iterator[Block]:
 def _reduction(gradient: ReadGradient) -> Iterator[str]:
     if gradient.along == "pair":
         if gradient.summed is None:
-            yield "The dq kernel adds it to its element for each (query, key), with an atomic addition:"
+            yield (
+                "The dq kernel adds it to its element for each (query, key), with an atomic "
+                "addition:"
+            )
             yield "the order of the sum, and thus its last bits, may differ from run to run."
             return
         absent = [name for name in ("b", "h") if name not in gradient.summed]
@@ -51,11 +58,20 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
             if absent
             else ""
         )
-        yield f"A separate kernel writes each tile of it once{over}: no atomics, the same bits every time."
+        yield (
+            f"A separate kernel writes each tile of it once{over}: no atomics, the same bits "
+            "every time."
+        )
         return
     if gradient.along == "distance":
-        yield "A separate kernel adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
-        yield "the launcher adds the number of each distance = q_idx - kv_idx to its element of the buffer"
+        yield (
+            "A separate kernel adds up the tiles on each diagonal of each (b, h), then the "
+            "diagonals of their sum;"
+        )
+        yield (
+            "the launcher adds the number of each distance = q_idx - kv_idx to its element of "
+            "the buffer"
+        )
         yield "(index_put with accumulation): no atomics for pairs, the same bits every time."
         return
     one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
@@ -64,4 +80,7 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
         kept = f"all but {', '.join(gradient.summed)}" if gradient.summed else "everything"
         yield f"the launcher sums over {kept}: no atomics, the same bits every time."
     else:
-        yield "the launcher adds each number to its element of the buffer (index_put with accumulation)."
+        yield (
+            "the launcher adds each number to its element of the buffer (index_put with "
+            "accumulation)."
+        )

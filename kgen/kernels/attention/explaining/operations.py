@@ -1,4 +1,6 @@
-"""The section on operations: the cost of score and mask per pair, as written and as the loop computes them."""
+"""The section on operations: the cost of score and mask per pair, as written and as the loop
+computes them.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ def operations(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Blo
     columns = {"as written": _as_written(written)}
     if plan.forward.masked:
         columns["in a tile with the mask"] = _in_loop(plan, masked=True)
-    columns["in a tile without it" if plan.forward.masked else "in the loop"] = _in_loop(plan, masked=False)
+    columns["in a tile without it" if plan.forward.masked else "in the loop"] = _in_loop(
+        plan, masked=False
+    )
     yield counts(columns)
     yield Prose(
         words(
-            "The table omits the matrix products, and the maximum, the power and the sum of softmax.\n"
+            "The table omits the matrix products, and the maximum, the power and the sum of "
+            "softmax.\n"
             "A product and the addition of its result are one instruction."
         )
     )
@@ -54,5 +59,9 @@ def _in_loop(plan: AttentionPlan, masked: bool) -> Counter[str]:
         score = call("mul", score, results["qk_scale"])
     if "bias" in results:
         score = call("add", score, results["bias"])
-    roots = [*(b.node for b in bound if b.place == TILE), score, *([results["mask"]] if masked else [])]
+    roots = [
+        *(b.node for b in bound if b.place == TILE),
+        score,
+        *([results["mask"]] if masked else []),
+    ]
     return counted(roots) + Counter({"choose": int(masked)})

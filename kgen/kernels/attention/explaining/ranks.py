@@ -1,4 +1,6 @@
-"""The section on several ranks: the work of each rank for a sharding, and the transfers between ranks."""
+"""The section on several ranks: the work of each rank for a sharding, and the transfers between
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.kernels.attention.explaining.drawing import given_params
-from kgen.kernels.attention.parallel.planning import SHARDINGS, Mask, Plan, chosen, planned, sharded, work
+from kgen.kernels.attention.parallel.planning import (
+    SHARDINGS,
+    Mask,
+    Plan,
+    chosen,
+    planned,
+    sharded,
+    work,
+)
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import Row, Run, usual, value
 from kgen.pages.model import Block, Drawing, Prose, Table, quoting, words
@@ -16,7 +26,9 @@ LENGTH = 131072
 """Default length of the sequence."""
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 MOST_RANKS, MOST_KINDS = 16, 16
-"""Maximum number of ranks with a full matrix of links, and of rows by rank distance for more ranks."""
+"""Maximum number of ranks with a full matrix of links, and of rows by rank distance for more
+ranks.
+"""
 
 
 def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
@@ -30,7 +42,9 @@ def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
     name, sharding = chosen(mask, length, ranks)
     head = sum(BYTES[plan.spec.dtype] * n for n in (plan.spec.head_dim.qk, plan.spec.head_dim.v))
     said = f"SQ = SK = {length}, {ranks} ranks{''.join(f', {one}' for one in assumed)}."
-    yield Prose(quoting(f"{said} Bytes count keys and values in forward, for each sequence and key head."))
+    yield Prose(
+        quoting(f"{said} Bytes count keys and values in forward, for each sequence and key head.")
+    )
     rows = []
     for one in SHARDINGS:
         found = sharded(one, mask, length, ranks)
@@ -47,7 +61,14 @@ def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
             "gathered" if spread.gathered else f"{_steps(spread)} exchanges",
         )
         rows.append(tuple(words(cell) for cell in cells))
-    titles = ("sharding", "most work / mean", "least", "most bytes to a rank", "bytes in all", "how")
+    titles = (
+        "sharding",
+        "most work / mean",
+        "least",
+        "most bytes to a rank",
+        "bytes in all",
+        "how",
+    )
     yield Table(titles, tuple(rows))
     yield from _of_ranks(planned(sharding, sharding, mask), mask, length, head)
 
@@ -58,7 +79,12 @@ def _of_ranks(plan: Plan, mask: Mask, length: int, head: int) -> Iterator[Block]
         runs = ", ".join(f"[{lo}, {hi})" for lo, hi in plan.q.parts[rank])
         done = sum(work(mask, length, *run) for run in plan.q.parts[rank])
         rows.append(
-            (words(str(rank)), words(runs), words(f"{done:.4g}"), words(_size(plan.received(rank) * head)))
+            (
+                words(str(rank)),
+                words(runs),
+                words(f"{done:.4g}"),
+                words(_size(plan.received(rank) * head)),
+            )
         )
     yield Table(("rank", "positions", "pairs to compute", "bytes received"), tuple(rows))
     if plan.gathered:
@@ -70,9 +96,13 @@ def _of_ranks(plan: Plan, mask: Mask, length: int, head: int) -> Iterator[Block]
 
 
 def _links(plan: Plan, head: int) -> Iterator[Block]:
-    """Yield the bytes of each link: one row per sender, or for many ranks one row per kind of link."""
+    """Yield the bytes of each link: one row per sender, or for many ranks one row per kind of
+    link.
+    """
     ranks = range(plan.ranks)
-    sizes = {(a, b): head * sum(hi - lo for lo, hi in plan.sent(a, b)) for a in ranks for b in ranks}
+    sizes = {
+        (a, b): head * sum(hi - lo for lo, hi in plan.sent(a, b)) for a in ranks for b in ranks
+    }
     if not any(sizes.values()):
         yield Prose(quoting("No other transfers."))
         return
@@ -92,9 +122,13 @@ def _links(plan: Plan, head: int) -> Iterator[Block]:
             counts[n] = counts.get(n, 0) + count
         rows = [["r to another", str(count), _size(n)] for n, count in sorted(counts.items())]
     else:
-        rows = [[f"r to r {'-+'[step > 0]} {abs(step)}", str(count), _size(n)] for (step, n), count in found]
+        rows = [
+            [f"r to r {'-+'[step > 0]} {abs(step)}", str(count), _size(n)]
+            for (step, n), count in found
+        ]
     yield Table(
-        ("links", "how many", "bytes of each"), tuple(tuple(words(cell) for cell in row) for row in rows)
+        ("links", "how many", "bytes of each"),
+        tuple(tuple(words(cell) for cell in row) for row in rows),
     )
 
 

@@ -25,7 +25,9 @@ def visits(plan: AttentionPlan) -> Iterator[Block]:
     yield ranges(plan.forward, "forward and dq" if plan.backward else "forward")
     if plan.dkdv is not None:
         yield ranges(plan.dkdv, "dk and dv")
-    searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
+    searched = {
+        r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)
+    }
     if searched:
         what = ", a binary search, is the first position of x with an element >= v."
         yield Prose(words(Code("first_at_least(x, v)"), what))
@@ -41,7 +43,8 @@ def promises(names: Iterable[str]) -> Iterator[Block]:
 def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[Block]:
     yield Prose(
         words(
-            f"A block has {BLOCK_SIZE} queries and {BLOCK_SIZE} keys. A tile of queries visits its listed blocks\n"
+            f"A block has {BLOCK_SIZE} queries and {BLOCK_SIZE} keys. A tile of queries visits its "
+            "listed blocks\n"
             "of keys: partial blocks with the mask, full blocks without it."
         )
     )
@@ -50,16 +53,23 @@ def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[Block]:
     if plan.choice.conditions:
         lines = tuple(Line(show(condition)) for condition in plan.choice.conditions)
         why = (
-            "The block mask is for conditions that no range describes, and that do not repeat within a block:"
+            "The block mask is for conditions that no range describes, and that do not repeat "
+            "within a block:"
         )
         yield Lines(lines, words(why))
     else:
         why = "Ranges of positions describe the mask too, but the spec sets `block_mask: always`."
         yield Prose(quoting(why))
-    own = [names for names, wanted in (("batches", mask.by_batch), ("heads", mask.by_head)) if not wanted]
+    own = [
+        names
+        for names, wanted in (("batches", mask.by_batch), ("heads", mask.by_head))
+        if not wanted
+    ]
     shared = f", shared by all {' and '.join(own)}" if own else ", for each batch and head"
     made = Code(f"{plan.spec.name}_block_mask")
-    yield Prose(words(f"A kernel builds the lists{shared}: at every call, or once with ", made, "."))
+    yield Prose(
+        words(f"A kernel builds the lists{shared}: at every call, or once with ", made, ".")
+    )
     sides = [side for side in mask.sides if variables(side) & set(SIDES)]
     how = words("It classifies a block by the least and greatest values of")
     yield Lines(tuple(Line(show(side)) for side in sides), how)
@@ -73,7 +83,10 @@ def _no_lists(plan: AttentionPlan) -> Prose:
     elif plan.spec.block_mask == "never":
         why = "the spec sets `block_mask: never`"
     else:
-        why = f"the condition repeats every {plan.choice.period} positions, so every block would be listed"
+        why = (
+            f"the condition repeats every {plan.choice.period} positions, so every block would "
+            "be listed"
+        )
     named: list[str | Code] = []
     for condition in plan.choice.conditions:
         if named:
@@ -103,7 +116,9 @@ def ranges(loop: TileLoop, kernels: str) -> Lines:
         for i, span in enumerate(loop.spans)
     ]
     tile = Code(f"{start} .. {last}")
-    heading = words(f"{kernels}: a tile of {outers} ", tile, f" visits the tiles of {many} with positions in")
+    heading = words(
+        f"{kernels}: a tile of {outers} ", tile, f" visits the tiles of {many} with positions in"
+    )
     return Lines(tuple(lines) or (Line(note="none: the mask allows no pair"),), heading)
 
 
@@ -115,7 +130,9 @@ def _unmasked(span: Span, loop: TileLoop, one: str, outer: str) -> Words:
     if (span.full_lo, span.full_hi) == (span.lo, span.hi):
         return words("no mask is needed, except in a tile across an end of the range")
     full = Code(_interval(span.full_lo, span.full_hi))
-    return words("no mask is needed within ", full, f", where the mask keeps every {outer} of the tile")
+    return words(
+        "no mask is needed within ", full, f", where the mask keeps every {outer} of the tile"
+    )
 
 
 def _interval(low: Node, high: Node) -> str:

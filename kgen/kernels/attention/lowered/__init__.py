@@ -1,1 +1,3 @@
-"""Lowered attention kernels: dataclasses between the plan and the templates, independent of language and chip."""
+"""Lowered attention kernels: dataclasses between the plan and the templates, independent of
+language and chip.
+"""

@@ -22,12 +22,20 @@ def tile_params(
 ) -> tuple[Param, ...]:
     """Return the parameters of the function of a loop.
 
-    `before` are the statements of the kernel before the loop. `descriptors` is true if TMA may load tiles.
+    `before` are the statements of the kernel before the loop. `descriptors` is true if TMA may load
+    tiles.
     """
     known = [*_operands(lowering, loop), *_loads(lowering, loop, descriptors)]
     used = _used(loop, body, gradients, vector_guard)
     outside = [name for statement in before for name in statement.names_in_order]
-    candidates = ["b", "h", loop.outer.index.name, loop.outer.start.name, loop.outer.last.name, *outside]
+    candidates = [
+        "b",
+        "h",
+        loop.outer.index.name,
+        loop.outer.start.name,
+        loop.outer.last.name,
+        *outside,
+    ]
     candidates += [*lowering.problem, *(("SQ", "SK") if lowering.packed else ())]
     candidates += [p.name for p in gradients.params] if gradients is not None else []
     there = {p.name for p in known} | {loop.inner.start.name}
@@ -37,7 +45,9 @@ def tile_params(
 
 
 def _operands(lowering: Lowering, loop: TileLoop) -> list[Param]:
-    """Return the parameters for the tiles that a kernel holds, and the pointers of the tiles that stream."""
+    """Return the parameters for the tiles that a kernel holds, and the pointers of the tiles that
+    stream.
+    """
     plan, outer = lowering.plan, side_of(loop.outer)
     backward, of_keys = loop is not plan.forward, outer is KEYS
     held = ("k", "v") if of_keys else ("q", "do") if backward else ("q",)

@@ -11,7 +11,19 @@ from kgen.expr.nodes import Call, Node, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, row, text, uses_of
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Op,
+    Statement,
+    assign,
+    op,
+    over,
+    row,
+    text,
+    uses_of,
+)
 from kgen.targets.triton.printer import Printer
 
 
@@ -20,7 +32,9 @@ class BlockMaskKernel:
     """The kernel that classifies each block as empty, partial or full."""
 
     plane: list[Statement]
-    """Statements that compute the batch and head of a program, as far as lists differ between them."""
+    """Statements that compute the batch and head of a program, as far as lists differ between
+    them.
+    """
     rows: list[Statement]
     """Statements for a block of queries."""
     columns: list[Statement]
@@ -56,7 +70,8 @@ class BlockMaskKernel:
             certain = _after(Name("possible"), self.certain)
         return [
             assign(
-                "possible", self.possible if isinstance(self.possible, Code) else text(str(self.possible))
+                "possible",
+                self.possible if isinstance(self.possible, Code) else text(str(self.possible)),
             ),
             assign("certain", certain if isinstance(certain, Code) else row("lt", "blocks", 0)),
         ]
@@ -134,8 +149,8 @@ class _Side:
 class _Bounds:
     """Builds the conditions that a mask holds for some pair of a block, and for all pairs.
 
-    The method is interval arithmetic over the operands of comparisons. Bounds of a group of blocks of keys
-    are columns [GROUP, 1]. Bounds of the block of queries are scalars.
+    The method is interval arithmetic over the operands of comparisons. Bounds of a group of blocks
+    of keys are columns [GROUP, 1]. Bounds of the block of queries are scalars.
     """
 
     def __init__(self, mask: BlockMask, printer: Printer) -> None:
@@ -145,10 +160,17 @@ class _Bounds:
 
     def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
         """Return the statements for used bounds, of keys if `in_loop`, otherwise of queries."""
-        return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
+        return [
+            line
+            for side in self.found.values()
+            if side.in_loop == in_loop
+            for line in side.lines(used)
+        ]
 
     def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
-        """Return two conditions: `node` may hold for some pair of a block, and `node` holds for all pairs."""
+        """Return two conditions: `node` may hold for some pair of a block, and `node` holds for all
+        pairs.
+        """
         if node in self.mask.sides:
             if node == TRUE:
                 return True, True
@@ -158,7 +180,9 @@ class _Bounds:
             return True, False
         if node.fn in ("and", "or"):
             (p, c), (q, d) = (self.decide(a) for a in node.args)
-            return (_both(p, q), _both(c, d)) if node.fn == "and" else (_either(p, q), _either(c, d))
+            return (
+                (_both(p, q), _both(c, d)) if node.fn == "and" else (_either(p, q), _either(c, d))
+            )
         if node.fn not in _COMPARED:
             return True, False
         (a, z), (b, y) = ((self._bound(x, "min"), self._bound(x, "max")) for x in node.args)
@@ -179,7 +203,8 @@ class _Bounds:
             inner = self._bound(node.args[0], other)
             return None if inner is None else op("(-{0})", inner)
         left, right = (
-            self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args)
+            self._bound(a, end if node.fn == "add" or not i else other)
+            for i, a in enumerate(node.args)
         )
         return None if left is None or right is None else op("({0})", row(node.fn, left, right))
 
@@ -202,7 +227,9 @@ class _Bounds:
 
 def _is_named(value: Code) -> bool:
     """True for a name or a number, which needs no other name."""
-    return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
+    return isinstance(value, Name) or (
+        isinstance(value, Op) and not value.args and value.fn.isalnum()
+    )
 
 
 # Conditions that a comparison can hold, and that it must hold, for operands in [a, z] and [b, y].
@@ -242,7 +269,9 @@ def _either(a: Code | bool, b: Code | bool) -> Code | bool:
 
 
 def plane_lines(mask: BlockMask) -> list[Statement]:
-    """Return the statement that computes the batch and head of a program, as far as lists differ between them."""
+    """Return the statement that computes the batch and head of a program, as far as lists differ
+    between them.
+    """
     number = over("row", "q_blocks")
     if mask.by_batch and mask.by_head:
         head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)

@@ -12,7 +12,18 @@ from kgen.kernels.attention.lowered.model import TileBody, side_of
 from kgen.kernels.attention.lowered.tile_reads import read_by_rows, read_once
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.plan.tile_reads import asked_ahead
-from kgen.targets.code import Code, Name, Statement, as_type, assign, at_first_use, atom, row, text, times
+from kgen.targets.code import (
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    at_first_use,
+    atom,
+    row,
+    text,
+    times,
+)
 from kgen.targets.triton.printer import Printer
 
 ONLY_MASKED = ("mask", "inner_live")
@@ -27,8 +38,8 @@ def body_of(
 ) -> TileBody:
     """Build the body of a loop for one tile.
 
-    With `by_rows`, addresses of reads per pair are computed before the loop. An element that all pairs
-    share is read once. `given` are bindings that the caller already computes.
+    With `by_rows`, addresses of reads per pair are computed before the loop. An element that all
+    pairs share is read once. `given` are bindings that the caller already computes.
     """
     core = printer.tile(loop.program.results["core"])
     rows, reads, scores = _bound(lowering, loop, printer, by_rows, given)
@@ -68,11 +79,15 @@ def _bound(
 def _logits(
     lowering: Lowering, loop: TileLoop, printer: Printer, core: Code
 ) -> tuple[list[Statement], str, Code | None]:
-    """Return the statements for the logits of a tile, their name, and a factor that is still to be applied."""
+    """Return the statements for the logits of a tile, their name, and a factor that is still to be
+    applied.
+    """
     form, results = lowering.plan.form, loop.program.results
     scale = printer.tile(results["qk_scale"])
     if form.max_of_core:
-        return ([], "qk", atom(scale)) if form.core == QK else ([assign("s", core)], "s", atom(scale))
+        return (
+            ([], "qk", atom(scale)) if form.core == QK else ([assign("s", core)], "s", atom(scale))
+        )
     score: Code = times(core, scale)
     if "bias" in results:
         score = row("add", score, printer.tile(results["bias"]))
@@ -87,7 +102,9 @@ def _mask(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statemen
     program = loop.program
     lines = lowering.lines_of(program.in_loop(needed_by=ONLY_MASKED), printer)
     if loop.inner_live != TRUE:
-        live = assign(f"{side_of(loop.inner).name}_live", printer.own(program.results["inner_live"]))
+        live = assign(
+            f"{side_of(loop.inner).name}_live", printer.own(program.results["inner_live"])
+        )
         lines = at_first_use(lines, [live])
     if loop.masked:
         lines.append(assign("mask", printer.tile(program.results["mask"])))
@@ -95,16 +112,20 @@ def _mask(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statemen
 
 
 def _log_sum_exp(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """Return the statements that convert the stored log-sum-exp to the log-sum-exp of the loop's logits."""
+    """Return the statements that convert the stored log-sum-exp to the log-sum-exp of the loop's
+    logits.
+    """
     results = loop.program.results
     rest = results.get("row_rest")
     value: Code = Name("lse") if rest is None else row("sub", "lse", printer.own(rest))
     if not lowering.plan.form.finite:
-        # If every logit of a row is -inf, so is lse. With lse = inf, P = 2^(-inf - inf) is zero instead of NaN.
+        # If every logit of a row is -inf, so is lse. With lse = inf, P = 2^(-inf - inf) is zero
+        # instead of NaN.
         nothing = row("eq", "lse", text('float("-inf")'))
         value = row("where", nothing, INFINITY, value)
     if any(g.along == "pair" for g in loop.gradients) and results["outer_live"] != TRUE:
-        # Scores of rows past the end are arbitrary, and no mask hides them. P times zero may be NaN.
+        # Scores of rows past the end are arbitrary, and no mask hides them. P times zero may be
+        # NaN.
         value = row("where", "q_live", value, INFINITY)
     lines: list[Statement] = [] if value == Name("lse") else [assign("lse", value)]
     if lowering.plan.exact:

@@ -24,7 +24,9 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
     dqk = "ds" if is_one(loop.dscore) else "dqk"
     # Only a part that is masked again needs a name.
     inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
-    lines: list[Statement] = [line for g in scattered for line in _scattered(lowering, loop, printer, g)]
+    lines: list[Statement] = [
+        line for g in scattered for line in _scattered(lowering, loop, printer, g)
+    ]
     lines += [assign(name, value) for name, value in products.items() if name not in inline]
     if open_ended:
         lines.append(If(Name("MASKED"), tuple(_where_masked(name) for name in open_ended)))
@@ -38,9 +40,13 @@ def gradients_of(lowering: Lowering, loop: TileLoop, printer: Printer) -> Gradie
         dqk=dqk,
         factor=lowering.product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
         factor_may_be_nan=lowering.may_be_nan(loop.dscore_factor),
-        rows=tuple(RowGradient(f"d_{g.name}", lowering.scaled(f"d_{g.name}", g, printer)) for g in kept),
+        rows=tuple(
+            RowGradient(f"d_{g.name}", lowering.scaled(f"d_{g.name}", g, printer)) for g in kept
+        ),
         params=_params(kept, scattered),
-        also=[f"and {a}" for a in dict.fromkeys(f"the gradient of {g.buffer}" for g in loop.gradients)],
+        also=[
+            f"and {a}" for a in dict.fromkeys(f"the gradient of {g.buffer}" for g in loop.gradients)
+        ],
     )
 
 
@@ -79,12 +85,19 @@ def _params(kept: Sequence[ReadGradient], scattered: Sequence[ReadGradient]) -> 
     found = [Param(f"d_{g.name}_ptr", f"d_{g.name}") for g in kept]
     for g in scattered:
         rank = len(g.indices)
-        found += [Param(f"d_{g.name}_ptr", f"d_{g.name}"), *strides_of(f"d_{g.name}", rank, wide=rank)]
+        found += [
+            Param(f"d_{g.name}_ptr", f"d_{g.name}"),
+            *strides_of(f"d_{g.name}", rank, wide=rank),
+        ]
     return tuple(found)
 
 
-def _scattered(lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:
-    """Return the statements that add a gradient per pair to the elements of the buffer, by atomic additions."""
+def _scattered(
+    lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient
+) -> list[Statement]:
+    """Return the statements that add a gradient per pair to the elements of the buffer, by atomic
+    additions.
+    """
     lines, part = contribution(lowering, loop, printer, g)
     indices = tuple(loop.program.results[f"d_{g.name}[{i}]"] for i in range(len(g.indices)))
     address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
@@ -109,7 +122,9 @@ def _scattered(lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGrad
 def contribution(
     lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient
 ) -> tuple[list[Statement], Code]:
-    """Return the statements for a tile's part of the gradient of a read, and the part before its sum."""
+    """Return the statements for a tile's part of the gradient of a read, and the part before its
+    sum.
+    """
     if is_one(g.derivative):
         return [], Name("ds")
     part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))

@@ -48,7 +48,8 @@ def loop_kernel(
 ) -> LoopKernel:
     """Lower a loop to its kernel.
 
-    `state` are the values that the loop carries. Without `descriptors`, the kernel loads by pointers only.
+    `state` are the values that the loop carries. Without `descriptors`, the kernel loads by
+    pointers only.
     """
     outer, printer = side_of(loop.outer), lowering.printer(loop)
     guards, before = _guards(lowering, loop, printer), _before(lowering, loop, printer)
@@ -111,7 +112,9 @@ def _before(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statem
     return lines
 
 
-def _split_by_head(lowering: Lowering, before: list[Statement]) -> tuple[list[Statement], list[Statement]]:
+def _split_by_head(
+    lowering: Lowering, before: list[Statement]
+) -> tuple[list[Statement], list[Statement]]:
     """Split statements into those independent of the query head, and the others.
 
     Without grouped queries, all statements are in the first list, because there is one query head.

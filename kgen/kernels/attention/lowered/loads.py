@@ -1,4 +1,6 @@
-"""Loads of tiles of Q, K, V and dO in portable kernels: by TMA or by pointers, one block of columns at a time."""
+"""Loads of tiles of Q, K, V and dO in portable kernels: by TMA or by pointers, one block of columns
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
 def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> Load:
-    """Return the load of a block of columns, with guards for rows and columns that may not exist."""
+    """Return the load of a block of columns, with guards for rows and columns that may not
+    exist.
+    """
     exists = None
     if chunk.width < chunk.size:
         exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
@@ -35,15 +39,17 @@ def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> 
 
 
 def streamed_load(chunk: Chunk, rows: Code | None) -> Load:
-    """Return the load of a block of columns inside the loop, with a guard for rows that may not exist."""
+    """Return the load of a block of columns inside the loop, with a guard for rows that may not
+    exist.
+    """
     return Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
 
 
 def streamed_columns(chunk: Chunk) -> Code:
     """Return the columns of a load inside the loop. All of them exist.
 
-    A padded block repeats its last column. The resident operand is zero there, or the product is not
-    stored. A guard is not possible, because Triton 3.6 reads past it if rows are not aligned.
+    A padded block repeats its last column. The resident operand is zero there, or the product is
+    not stored. A guard is not possible, because Triton 3.6 reads past it if rows are not aligned.
     """
     if chunk.width == chunk.size:
         return Name(chunk.columns)
@@ -74,10 +80,11 @@ def operands_of(
     held: Sequence[str],
     guards: Mapping[str, Code | None],
 ) -> Operands:
-    """Return the loads of a kernel: the tiles of each stream of its loop, and the tiles that it holds.
+    """Return the loads of a kernel: the tiles of each stream of its loop, and the tiles that it
+    holds.
 
-    TMA reads zeros past the end of a tensor or of a packed sequence. Rows that the mask hides may contain
-    NaN, so they are loaded by pointers with a guard.
+    TMA reads zeros past the end of a tensor or of a packed sequence. Rows that the mask hides may
+    contain NaN, so they are loaded by pointers with a guard.
     """
     hidden = {"q": plan.q.live != plan.q.bound, "kv": plan.kv.live != plan.kv.bound}
     streaming = [x for names in streamed for x in names]
@@ -133,7 +140,9 @@ class _Tile:
     def streamed(self, guard: Code | None) -> list[Assign]:
         """Return the loads of a loop, from addresses that are computed before it."""
         return [
-            assign(block.name, _load(row("add", f"{block.x}_rows{block.chunk.tag}", self.step), guard))
+            assign(
+                block.name, _load(row("add", f"{block.x}_rows{block.chunk.tag}", self.step), guard)
+            )
             for block in self.blocks
         ]
 
@@ -147,12 +156,15 @@ def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Til
     first = tma_row(plan.spec.varlen, side, head).indices
     by_tma = [
         op(
-            f"{block.descriptor.name}.load([{first}, {block.chunk.start}]).reshape({rows}, {block.chunk.size})"
+            f"{block.descriptor.name}.load([{first}, {block.chunk.start}]).reshape({rows}, "
+            f"{block.chunk.size})"
         )
         for block in blocks
     ]
     first_column = row("add", f"{x}_ptr", row("mul", column(offsets), f"{stride}s"))
-    addresses = [row("add", first_column, row("mul", along_row(c.columns), f"{stride}d")) for c in chunks]
+    addresses = [
+        row("add", first_column, row("mul", along_row(c.columns), f"{stride}d")) for c in chunks
+    ]
     own = [_load(at, load_of(c, guard).guard) for at, c in zip(addresses, chunks, strict=True)]
     return _Tile(
         blocks,

@@ -22,7 +22,10 @@ ZERO, INFINITY = text("0.0"), text('float("inf")')
 
 
 class Lowering:
-    """Lowers the expressions of one plan. `helpers` collects the functions that a file must define."""
+    """Lowers the expressions of one plan.
+
+    `helpers` collects the functions that a file must define.
+    """
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan = plan
@@ -30,7 +33,8 @@ class Lowering:
         self.helpers: set[str] = set()
         self.open = {n: _open(n, b.shape) for n, b in self.spec.buffers.items()}
         self.layouts = {
-            n: BufferLayout(b.dtype, named_extents(n, b.shape)) for n, b in self.spec.buffers.items()
+            n: BufferLayout(b.dtype, named_extents(n, b.shape))
+            for n, b in self.spec.buffers.items()
         }
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
@@ -60,12 +64,16 @@ class Lowering:
         """Return the kernel parameters of a buffer: its pointer, strides and open extents."""
         rank = len(self.spec.buffers[name].shape)
         found = [Param(f"{name}_ptr", name), *strides_of(name, rank, wide=rank - 1)]
-        return found + [Param(size, f"{name}.shape[{axis}]") for axis, size in self.open[name].items()]
+        return found + [
+            Param(size, f"{name}.shape[{axis}]") for axis, size in self.open[name].items()
+        ]
 
-    # --- values --------------------------------------------------------------------------------------------------
+    # --- values -----------------------------------------------------------------------------------
 
     def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
-        """Return a printer for the expressions of a loop, or of another `program` over the same indices."""
+        """Return a printer for the expressions of a loop, or of another `program` over the same
+        indices.
+        """
         empty = frozenset[str]() if self.plan.self_attention else frozenset({loop.inner.size.name})
         return Printer(
             program or loop.program,
@@ -152,12 +160,17 @@ def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
 
 
 def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
-    """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its dimensions.
+    """Return the parameters of the strides of a tensor of rows, such as Q, in the order of its
+    dimensions.
 
     All strides are 64-bit except the stride of columns.
     """
     return [
-        Param(f"stride_{letter}{d}", None if i else f"*{tensor}.stride()", "" if d == "d" else "tl.int64")
+        Param(
+            f"stride_{letter}{d}",
+            None if i else f"*{tensor}.stride()",
+            "" if d == "d" else "tl.int64",
+        )
         for i, d in enumerate(order)
     ]
 

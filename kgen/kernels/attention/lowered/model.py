@@ -221,7 +221,9 @@ class Part:
 
 @dataclass(frozen=True)
 class SpanLoops:
-    """The loops over one span or over the lists of a block mask, with the statements for their bounds."""
+    """The loops over one span or over the lists of a block mask, with the statements for their
+    bounds.
+    """
 
     bounds: list[Statement]
     loops: list[Part]
@@ -304,7 +306,9 @@ class RowGradient:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The computations after `ds`, the gradient of the modified score, in a tile and after the loop."""
+    """The computations after `ds`, the gradient of the modified score, in a tile and after the
+    loop.
+    """
 
     lines: list[Statement]
     """All statements in a tile."""
@@ -340,7 +344,10 @@ class Gradients:
 
 
 def scaled(x: Code | str, factor: Code, may_be_nan: bool) -> Code:
-    """Return a sum times a factor. A sum of zero stays zero, even if the factor is infinite or NaN."""
+    """Return a sum times a factor.
+
+    A sum of zero stays zero, even if the factor is infinite or NaN.
+    """
     product = times(x, factor)
     return row("where", row("eq", x, text("0.0")), text("0.0"), product) if may_be_nan else product
 

@@ -66,13 +66,23 @@ def pair_params(lowering: Lowering, kernel: PairKernel) -> KernelParams:
 
 def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
     """The parameters of a kernel for a gradient with an element for each distance."""
-    tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("do_ptr", "dout"), *_pointers("lse", "delta", tile.name)]
+    tensors = [
+        *_pointers(*_QUERIES_AND_KEYS),
+        Param("do_ptr", "dout"),
+        *_pointers("lse", "delta", tile.name),
+    ]
     return _params(lowering, tensors, {"g": "dout"})
 
 
-def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Sequence[Param]) -> KernelParams:
+def decode_params(
+    lowering: Lowering, k_strides: Sequence[Param], v_strides: Sequence[Param]
+) -> KernelParams:
     """The parameters of the decoding kernel for one split, without the parameters of pages."""
-    tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("o_ptr", "out"), *_pointers("lse", "part", "part_lse")]
+    tensors = [
+        *_pointers(*_QUERIES_AND_KEYS),
+        Param("o_ptr", "out"),
+        *_pointers("lse", "part", "part_lse"),
+    ]
     found = _params(lowering, tensors, {"o": "out"})
     of_q, *_, of_out = found.strides
     return replace(found, strides=(of_q, tuple(k_strides), tuple(v_strides), of_out))
@@ -81,7 +91,9 @@ def decode_params(lowering: Lowering, k_strides: Sequence[Param], v_strides: Seq
 def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
     """The parameters of the kernel that merges splits. Of the sizes, only those that are `used`."""
     tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
-    problem = [p for of in _by_argument(_problem(lowering)) if any(p.name in used for p in of) for p in of]
+    problem = [
+        p for of in _by_argument(_problem(lowering)) if any(p.name in used for p in of) for p in of
+    ]
     return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), tuple(problem))
 
 
@@ -97,7 +109,10 @@ def _by_argument(params: Iterable[Param]) -> list[list[Param]]:
 
 
 def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) -> KernelParams:
-    """Return the parameters of a kernel with Q, K and V. `more` are other tensors of rows by letter of strides."""
+    """Return the parameters of a kernel with Q, K and V.
+
+    `more` are other tensors of rows by letter of strides.
+    """
     letters = {x: x for x in _QUERIES_AND_KEYS}
     return KernelParams(tuple(tensors), _strides(lowering, letters | more), _problem(lowering))
 
@@ -105,7 +120,12 @@ def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) 
 def _of_backward(kernel: LoopKernel, *written: str) -> list[Param]:
     assert kernel.gradients is not None
     read = [*_pointers(*_QUERIES_AND_KEYS), Param("do_ptr", "dout"), *_descriptors(kernel)]
-    return [*read, *_pointers("lse", "delta", *written), *kernel.ranges.lists, *kernel.gradients.params]
+    return [
+        *read,
+        *_pointers("lse", "delta", *written),
+        *kernel.ranges.lists,
+        *kernel.gradients.params,
+    ]
 
 
 def _pointers(*tensors: str) -> list[Param]:

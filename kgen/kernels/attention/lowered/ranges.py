@@ -1,4 +1,6 @@
-"""The loops of a kernel over tiles of the inner index: over spans, or over the lists of a block mask."""
+"""The loops of a kernel over tiles of the inner index: over spans, or over the lists of a block
+mask.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,22 @@ from kgen.targets.triton.printer import Printer
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
-    """Return the names of a block mask's lists of blocks of keys (`kv`) or queries (`q`), as in FlexAttention."""
+    """Return the names of a block mask's lists of blocks of keys (`kv`) or queries (`q`), as in
+    FlexAttention.
+    """
     return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
 
 
 def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
-    """Return the searches of sorted buffers for a loop's bounds, and the spans in terms of their results.
+    """Return the searches of sorted buffers for a loop's bounds, and the spans in terms of their
+    results.
 
     One statement searches for two values of a row.
     """
     rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
-    for node in (n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)):
+    for node in (
+        n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)
+    ):
         if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
             searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
             if node not in searches:
@@ -59,8 +66,13 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list
     return lines, [span.over(found) for span in loop.spans]
 
 
-def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapping[Node, Node]) -> Ranges:
-    """Return the tiles that a loop visits. `known` maps the reads that its kernel has done to their names."""
+def ranges_of(
+    plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapping[Node, Node]
+) -> Ranges:
+    """Return the tiles that a loop visits.
+
+    `known` maps the reads that its kernel has done to their names.
+    """
     searches = list[Statement]()
     if loop.listed:
         assert plan.block_mask is not None
@@ -79,7 +91,8 @@ def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapp
     gapped = any(part.gap is not None for span in spans for part in span.loops)
     return Ranges(
         spans=tuple(
-            replace(span, loops=[_told(part, loop, gapped) for part in span.loops]) for span in spans
+            replace(span, loops=[_told(part, loop, gapped) for part in span.loops])
+            for span in spans
         ),
         searches=searches,
         listed=loop.listed,
@@ -135,7 +148,8 @@ def span_loops(
 ) -> SpanLoops:
     """Return the tile-aligned loop bounds of one span, and the loops between them.
 
-    `divisible` means that the length is a multiple of the tile. `first` and `last` are the span's position.
+    `divisible` means that the length is a multiple of the tile. `first` and `last` are the span's
+    position.
     """
     inner, size = side_of(loop.inner), loop.inner.size
     x, block = inner.name, Name(inner.block)
@@ -173,8 +187,9 @@ def span_loops(
     full = Part(full_lo, full_hi, False)
     if from_start:
         return SpanLoops(lines, [full, Part(full_hi, hi, True)])
-    # One loop visits the boundary tiles of both ends. A third copy of the body makes registers spill:
-    # dK/dV tiles of 64 x 64 spilled 224 to 368 bytes with three copies, and 0 to 160 with two.
+    # One loop visits the boundary tiles of both ends. A third copy of the body makes registers
+    # spill: dK/dV tiles of 64 x 64 spilled 224 to 368 bytes with three copies, and 0 to 160 with
+    # two.
     gap = Name(f"{x}_gap")
     lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
     return SpanLoops(lines, [Part(lo, hi, True, gap=(full_lo, gap)), full])
@@ -194,7 +209,9 @@ def in_tiles(number: Code, block: Code) -> Code:
 
 
 def listed_loops(block_mask: BlockMask, loop: TileLoop) -> SpanLoops:
-    """Return the loops over the listed blocks of a tile: partial blocks with the mask, and full blocks without it."""
+    """Return the loops over the listed blocks of a tile: partial blocks with the mask, and full
+    blocks without it.
+    """
     outer, inner = side_of(loop.outer).name, side_of(loop.inner).name
     num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
     head = {
@@ -212,10 +229,13 @@ def listed_loops(block_mask: BlockMask, loop: TileLoop) -> SpanLoops:
     lines: list[Statement] = [
         assign("row", own),
         Assign(
-            ("n_partial", "n_full"), tuple(load(row("add", n, "row")) for n in (num_blocks, full_num_blocks))
+            ("n_partial", "n_full"),
+            tuple(load(row("add", n, "row")) for n in (num_blocks, full_num_blocks)),
         ),
         assign(f"{inner}_blocks", row("add", indices, first)),
     ]
     listed = Name(f"{inner}_blocks")
     with_mask = Part(listed, Name("n_partial"), loop.masked)
-    return SpanLoops(lines, [with_mask, Part(row("add", listed, "n_partial"), Name("n_full"), False)])
+    return SpanLoops(
+        lines, [with_mask, Part(row("add", listed, "n_partial"), Name("n_full"), False)]
+    )

@@ -116,7 +116,9 @@ class _Bound:
     """Guard of a store if it is not."""
 
 
-_BOTH = Assign(("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL)))
+_BOTH = Assign(
+    ("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL))
+)
 _SHARED = {
     (): Shared("B * HQ", [_BOTH], None),
     ("b",): Shared("HQ", [assign("h", "inner")], "B"),
@@ -133,11 +135,16 @@ def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
     own = tuple(d for d in ("b", "h") if d in g.summed)
     outer: dict[str, Code] = {n: Name("outer") for n in own}
     if len(own) == 2:
-        outer = {"b": over("outer", "HQ"), "h": op("{0} % {1}", "outer", "HQ", binds=MUL, operand=MUL)}
+        outer = {
+            "b": over("outer", "HQ"),
+            "h": op("{0} % {1}", "outer", "HQ", binds=MUL, operand=MUL),
+        }
     tile, bounds = _recomputed(lowering, loop, printer), _bounds(lowering.plan)
     indices = tuple(Var(f"outer_{n}" if n in outer else n, Type.INT) for n in g.summed)
     address = printer.address(tile.name, indices, ("q", "kv"))
-    lines, inside = (lowering.lines_of(program.before_loop(), p) for p in (printer, _inside(printer)))
+    lines, inside = (
+        lowering.lines_of(program.before_loop(), p) for p in (printer, _inside(printer))
+    )
     unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
     before = at_first_use(lines, _conditions(loop, printer, in_loop=False))
     rank = len(g.indices)
@@ -192,7 +199,10 @@ def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recompu
         body=replace(body, mask_lines=mask_lines, score_lines=scored),
         q_loads=[load_of(c, q_guard) for c in plan.qk_chunks],
         k_loads=[streamed_load(c, kv_guard) for c in plan.qk_chunks],
-        v_loads=[ValueLoads(v, replace(v, guard=guard)) for v, guard in zip(v_loads, do_guards, strict=True)],
+        v_loads=[
+            ValueLoads(v, replace(v, guard=guard))
+            for v, guard in zip(v_loads, do_guards, strict=True)
+        ],
         vector_guard=None if q_live == TRUE else Name("q_live"),
         gradient_lines=lines,
         part=part,
@@ -200,14 +210,17 @@ def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recompu
 
 
 def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Statement]:
-    """Return the statements for live positions of each side and for the mask, in the loop or before it."""
+    """Return the statements for live positions of each side and for the mask, in the loop or before
+    it.
+    """
     program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
     own = {name: printer.own(program.results[result]) for name, result in names.items()}
     own |= {"mask": printer.tile(program.results["mask"])}
     return [
         assign(name, value)
         for name, value in own.items()
-        if (node := program.results[names.get(name, name)]) != TRUE and program.place(node).in_loop == in_loop
+        if (node := program.results[names.get(name, name)]) != TRUE
+        and program.place(node).in_loop == in_loop
     ]
 
 
@@ -227,9 +240,13 @@ def _bounds(plan: AttentionPlan) -> list[_Bound]:
 def _inside(printer: Printer) -> Printer:
     """Return a printer for tiles that are inside both tensors."""
     greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
-    return replace(printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest}))
+    return replace(
+        printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest})
+    )
 
 
 def _in_two(line: Statement, unguarded: Statement | None) -> Statement:
-    """Return a statement, or a branch between its form for tiles inside both tensors and its general form."""
+    """Return a statement, or a branch between its form for tiles inside both tensors and its
+    general form.
+    """
     return line if unguarded is None else If(Name("whole"), (unguarded,), (line,))

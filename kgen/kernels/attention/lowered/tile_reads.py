@@ -18,13 +18,18 @@ from kgen.targets.triton.printer import Printer
 def read_by_rows(
     binding: Binding, loop: TileLoop, printer: Printer
 ) -> tuple[list[Statement], list[Statement]] | None:
-    """Return the addresses before the loop and the loads inside it, for a read indexed by the loop's index.
+    """Return the addresses before the loop and the loads inside it, for a read indexed by the
+    loop's index.
 
-    In tiles without a mask, the loads have guards for the outer index only. Return None for other reads.
+    In tiles without a mask, the loads have guards for the outer index only. Return None for other
+    reads.
     """
     read, inner, place = binding.node, loop.inner.index, loop.program.place
     if not (
-        isinstance(read, Read) and binding.place == TILE and loop.masked and read.indices.count(inner) == 1
+        isinstance(read, Read)
+        and binding.place == TILE
+        and loop.masked
+        and read.indices.count(inner) == 1
     ):
         return None
     if any(place(index).in_loop for index in read.indices if index != inner):
@@ -37,15 +42,20 @@ def read_by_rows(
     stride = f"stride_{read.buffer}_{read.indices.index(inner)}"
     at = row("add", f"{binding.name}_rows", row("mul", f"{side}_start", stride))
     masked, full = (
-        assign(binding.name, printer.loaded(read.buffer, at, p.guard(read.buffer, read.indices, axes)))
+        assign(
+            binding.name, printer.loaded(read.buffer, at, p.guard(read.buffer, read.indices, axes))
+        )
         for p in (printer, unmasked)
     )
     lines: list[Statement] = [full] if masked == full else [If(Name("MASKED"), (masked,), (full,))]
     return [assign(f"{binding.name}_rows", rows)], lines
 
 
-def read_once(binding: Binding, loop: TileLoop, printer: Printer, lines: list[Statement]) -> list[Statement]:
-    """Add a branch to the `lines` of a read: if all pairs of a tile read one element, load and broadcast it.
+def read_once(
+    binding: Binding, loop: TileLoop, printer: Printer, lines: list[Statement]
+) -> list[Statement]:
+    """Add a branch to the `lines` of a read: if all pairs of a tile read one element, load and
+    broadcast it.
 
     Return `lines` unchanged if the read has no bounds within a tile.
     """
@@ -54,8 +64,12 @@ def read_once(binding: Binding, loop: TileLoop, printer: Printer, lines: list[St
         return lines
     indices, before, same = list(read.indices), list[Statement](), None
     for dim, ends in bounds.items():
-        least, most = (f"{binding.name}_{end}{f'_{dim}' if same else ''}" for end in ("least", "most"))
-        before += [assign(name, printer.own(end)) for name, end in zip((least, most), ends, strict=True)]
+        least, most = (
+            f"{binding.name}_{end}{f'_{dim}' if same else ''}" for end in ("least", "most")
+        )
+        before += [
+            assign(name, printer.own(end)) for name, end in zip((least, most), ends, strict=True)
+        ]
         equal = row("eq", least, most)
         same = equal if same is None else op("{0} and {1}", same, equal)
         indices[dim] = Var(least, Type.INT)
@@ -64,7 +78,10 @@ def read_once(binding: Binding, loop: TileLoop, printer: Printer, lines: list[St
     guarded = printer.guard(read.buffer, read.indices, printer.axes)
     guard = printer.guard(read.buffer, at, ()) if guarded is not None else None
     one = printer.loaded(read.buffer, printer.address(read.buffer, at, ()), guard)
-    rows, columns = loop.outer.index.name, "BLOCK_N" if loop.inner.index.name == "kv_idx" else "BLOCK_M"
+    rows, columns = (
+        loop.outer.index.name,
+        "BLOCK_N" if loop.inner.index.name == "kv_idx" else "BLOCK_M",
+    )
     everywhere = op("{tl}.broadcast_to({0}, [{1}.shape[0], {2}])", one, rows, columns)
     note = "all pairs of the tile read one element"
     return [*before, If(same, (assign(binding.name, everywhere),), tuple(lines), note)]

@@ -1,4 +1,7 @@
-"""The check before each pass that all ranks are alive and make the same call. It uses gloo, on the hosts."""
+"""The check before each pass that all ranks are alive and make the same call.
+
+It uses gloo, on the hosts.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Told:
 _TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
 """The gloo group of each group that has no gloo backend for CPUs.
 
-References are weak. If a group outlives `destroy_process_group`, its threads may release a tensor while Python exits,
-which aborts the process.
+References are weak. If a group outlives `destroy_process_group`, its threads may release a tensor
+while Python exits, which aborts the process.
 """
 _MET: MutableSet[dist.ProcessGroup] = weakref.WeakSet()
 """Groups whose ranks have all taken part in one NCCL operation."""
@@ -47,14 +50,16 @@ def talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
         members = dist.get_process_group_ranks(group)
         _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
     if device.type == "cuda" and "cuda:gloo" not in backends and group not in _MET:
-        # If the first transfer of a group involves only some of its ranks, NCCL waits for the others.
+        # If the first transfer of a group involves only some of its ranks, NCCL waits for the
+        # others.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
         _MET.add(group)
     return group if spoken else _TALKS[group]
 
 
 class Words:
-    """The description of a rank's call: the numbers of its rows, and the values that all ranks must share.
+    """The description of a rank's call: the numbers of its rows, and the values that all ranks must
+    share.
 
     The constructor sends it without waiting. `heard` waits for the descriptions of the others.
     """
@@ -71,7 +76,9 @@ class Words:
         words = torch.tensor([*rows, *map(digest, alike)], dtype=torch.int64)
         self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
         with _missing():
-            self.work = dist.all_gather(self.others, words, group=talk(group, device), async_op=True)
+            self.work = dist.all_gather(
+                self.others, words, group=talk(group, device), async_op=True
+            )
 
     def heard(self) -> list[tuple[int, int]]:
         """Wait for all ranks, and return their numbers of queries and keys.
@@ -93,7 +100,9 @@ class Words:
                 shown = value.words if isinstance(value, Told) else value
                 raise Disagreement(f"{parts} differ in {name}, which is {shown} on this rank")
         if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
-            raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
+            raise Disagreement(
+                "; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong)
+            )
         return [(row[0], row[1]) for row in rows]
 
 

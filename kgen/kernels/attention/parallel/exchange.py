@@ -1,4 +1,6 @@
-"""Transfers of keys to the ranks that need them, and of gradients to the ranks that own the keys."""
+"""Transfers of keys to the ranks that need them, and of gradients to the ranks that own the
+keys.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +23,21 @@ from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
 """Pairs of a rank, with their keys and values."""
 BRIEF = 2**20
-"""Bytes per rank up to which kernels read keys directly in peer memory. A second stream would cost more CPU time."""
+"""Bytes per rank up to which kernels read keys directly in peer memory. A second stream would cost
+more CPU time.
+"""
 
 
 def steps(keys: Keys, agreed: Callable[[], None], home: KeyGradients | None = None) -> Steps:
-    """Yield the pairs of this rank with their keys and values: own keys first, then those of others.
+    """Yield the pairs of this rank with their keys and values: own keys first, then those of
+    others.
 
-    Nothing is sent before all ranks have `agreed`. The transfer of a step starts before the previous step computes, so
-    that both overlap. Kernels that occupy all multiprocessors block a transfer that starts after them. `home` sends the
-    gradients of a step when it ends.
+    Nothing is sent before all ranks have `agreed`. The transfer of a step starts before the
+    previous step computes, so that both overlap. Kernels that occupy all multiprocessors block a
+    transfer that starts after them. `home` sends the gradients of a step when it ends.
 
-    A caller that closes the generator early waits for running transfers. `abandon` does not wait, because the other end
-    of a transfer may be missing.
+    A caller that closes the generator early waits for running transfers. `abandon` does not wait,
+    because the other end of a transfer may be missing.
     """
     beside = Beside(keys.k.device)
     found = _gathered_pairs if keys.plan.gathered else _pairs_by_steps
@@ -89,7 +94,10 @@ class _Sent:
 
     def __init__(self, keys: Keys, beside: Beside) -> None:
         plan, rank = keys.plan, keys.rank
-        runs = [*plan.shared_by(rank), *(run for other in keys.others for run in plan.sent(rank, other))]
+        runs = [
+            *plan.shared_by(rank),
+            *(run for other in keys.others for run in plan.sent(rank, other)),
+        ]
         self.keys, self.beside = keys, beside
         self.leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
 
@@ -103,7 +111,11 @@ class _Sent:
 
         Returns the received keys and values of each run, and the works.
         """
-        sent = [(target, x) for run in self.keys.plan.sent(self.keys.rank, target) for x in self.leaving[run]]
+        sent = [
+            (target, x)
+            for run in self.keys.plan.sent(self.keys.rank, target)
+            for x in self.leaving[run]
+        ]
         with self.beside.stream() if sent or intervals else nullcontext():
             here = [self.keys.empty(interval) for interval in intervals]
             received = [(source, x) for pair in here for x in pair]
@@ -138,7 +150,8 @@ class _Read:
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
         """Return runs of keys of `source`, and the works.
 
-        The tensors are views of its buffer if kernels read it directly, and otherwise targets of copies.
+        The tensors are views of its buffer if kernels read it directly, and otherwise targets of
+        copies.
         """
         axis, found = self.keys.axis, []
         copies: list[tuple[Tensor, Tensor]] = []
@@ -167,18 +180,23 @@ class _Read:
         for (lo, hi), offsets in left(self.keys, rank)[0].items():
             shapes = [rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v)]
             dtypes = self.keys.k.dtype, self.keys.v.dtype
-            found[lo, hi] = [self.peers.view(rank, *one) for one in zip(offsets, shapes, dtypes, strict=True)]
+            found[lo, hi] = [
+                self.peers.view(rank, *one) for one in zip(offsets, shapes, dtypes, strict=True)
+            ]
         return found
 
 
 @kept_with_plan
 def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
-    """Return the layout of a rank's buffer: the offsets of keys and values of each run that others need, and the end.
+    """Return the layout of a rank's buffer: the offsets of keys and values of each run that others
+    need, and the end.
 
     Offsets are in bytes.
     """
     end, found = 0, dict[Interval, list[int]]()
-    for lo, hi in merged(run for other in range(keys.plan.ranks) for run in keys.plan.sent(rank, other)):
+    for lo, hi in merged(
+        run for other in range(keys.plan.ranks) for run in keys.plan.sent(rank, other)
+    ):
         found[lo, hi] = []
         for x in (keys.k, keys.v):
             found[lo, hi].append(end)
@@ -190,17 +208,23 @@ def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
 def _most_bytes(keys: Keys) -> int:
     """Return the most bytes of keys and values that any rank receives."""
     most = max(map(keys.plan.received, range(keys.plan.ranks)))
-    return sum(math.prod(rows_first(x, keys.axis, most)) * x.element_size() for x in (keys.k, keys.v))
+    return sum(
+        math.prod(rows_first(x, keys.axis, most)) * x.element_size() for x in (keys.k, keys.v)
+    )
 
 
 @kept_with_plan
 def _room_of_few(keys: Keys) -> int:
-    """Return the bytes of a buffer for keys that others need, followed by gradients of others' keys."""
+    """Return the bytes of a buffer for keys that others need, followed by gradients of others'
+    keys.
+    """
     return max(homeward(keys, rank, left(keys, rank)[1])[1] for rank in range(keys.plan.ranks))
 
 
 class _Step:
-    """The keys of step `number`: from rank `rank - number`, while rank `rank + number` gets keys of this rank."""
+    """The keys of step `number`: from rank `rank - number`, while rank `rank + number` gets keys of
+    this rank.
+    """
 
     def __init__(self, keys: Keys, beside: Beside, way: _Sent | _Read, number: int) -> None:
         plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
@@ -261,7 +285,9 @@ class _Shared:
             mine = [(interval, tensors) for s, interval, tensors in self.here if s == source]
             intervals = [interval for interval, _ in mine]
             if source != self.keys.rank:
-                yield from _pairs_in(self.keys, source, intervals, [tensors for _, tensors in mine], home)
+                yield from _pairs_in(
+                    self.keys, source, intervals, [tensors for _, tensors in mine], home
+                )
             if home is not None:
                 for interval in intervals:
                     home.reduce(source, interval)
@@ -322,18 +348,24 @@ def _gathered_pairs(
 
 
 def _whole(keys: Keys, peers: Peers | None, rank: int) -> list[Tensor]:
-    """Return tensors for the keys and values of all ranks, rows first; with peers, in a rank's buffer."""
+    """Return tensors for the keys and values of all ranks, rows first; with peers, in a rank's
+    buffer.
+    """
     found, offset = [], 0
     for x in (keys.k, keys.v):
         shape = rows_first(x, keys.axis, keys.plan.kv.length)
-        found.append(x.new_empty(shape) if peers is None else peers.view(rank, offset, shape, x.dtype))
+        found.append(
+            x.new_empty(shape) if peers is None else peers.view(rank, offset, shape, x.dtype)
+        )
         offset += aligned(shape, x.dtype)
     return found
 
 
 @kept_with_plan
 def _room(keys: Keys) -> int:
-    """Return the bytes of a buffer for all keys and values, which gradients of others' keys reuse later."""
+    """Return the bytes of a buffer for all keys and values, which gradients of others' keys reuse
+    later.
+    """
     shapes = [(rows_first(x, keys.axis, keys.plan.kv.length), x.dtype) for x in (keys.k, keys.v)]
     most = max(homeward(keys, sender)[1] for sender in range(keys.plan.ranks))
     return max(most, sum(aligned(shape, dtype) for shape, dtype in shapes))

@@ -1,4 +1,5 @@
-"""The kernel calls of a rank when keys are gathered: few calls, with some own keys kept for each transfer.
+"""The kernel calls of a rank when keys are gathered: few calls, with some own keys kept for each
+transfer.
 
 A call has one run of queries and one run of keys. Kernels skip the tiles that the mask leaves out.
 """
@@ -44,14 +45,17 @@ def pieces(lo: int, hi: int) -> list[Interval]:
     return [piece for piece in pairwise([*ends, hi]) if piece[0] < piece[1]]
 
 
-def calls_of(queries: Sequence[Interval], own: Sequence[Run], others: Sequence[Run], back: bool) -> Calls:
+def calls_of(
+    queries: Sequence[Interval], own: Sequence[Run], others: Sequence[Run], back: bool
+) -> Calls:
     """Return the calls of a rank, for forward or for backward (`back`).
 
-    queries: runs of queries, none adjacent to another. own: pairs with own keys, cut into `pieces`. others: pairs with
-    others' keys.
+    queries: runs of queries, none adjacent to another. own: pairs with own keys, cut into `pieces`.
+    others: pairs with others' keys.
 
-    Runs of queries that need no others' keys come first. If there are any, no own keys are kept for the transfer of
-    keys. Each other run of queries has one call, besides the calls with its kept keys.
+    Runs of queries that need no others' keys come first. If there are any, no own keys are kept for
+    the transfer of keys. Each other run of queries has one call, besides the calls with its kept
+    keys.
     """
     waiting = [run for run in queries if _of(run, others)]
     first = [call for run in queries if run not in waiting for call in _joined(_of(run, own))]
@@ -74,13 +78,17 @@ def _of(queries: Interval, calls: Sequence[Run]) -> list[Run]:
 def _kept(
     queries: Interval, own: Sequence[Run], others: Sequence[Run], number: int
 ) -> tuple[list[Run], list[Run]]:
-    """Return the calls with own keys that a run of queries keeps for a transfer, and the remaining own calls."""
+    """Return the calls with own keys that a run of queries keeps for a transfer, and the remaining
+    own calls.
+    """
     kept = _outer(_of(queries, own), _of(queries, others))[: max(1, number)]
     return _joined(kept), [call for call in own if call not in kept]
 
 
 def _outer(own: Sequence[Run], others: Sequence[Run]) -> list[Run]:
-    """Return the calls with own keys, the farthest from others' keys first, so that the rest is adjacent to them."""
+    """Return the calls with own keys, the farthest from others' keys first, so that the rest is
+    adjacent to them.
+    """
     keys = [keys for _, keys in others]
     lo, hi = min(a for a, _ in keys), max(z for _, z in keys)
     above = [call for call in own if call[1][0] >= hi]

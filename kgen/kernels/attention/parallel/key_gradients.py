@@ -19,21 +19,26 @@ from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, 
 class KeyGradients:
     """Transfers of dk and dv to the ranks that own the keys.
 
-    A single part travels as its kernel stored it. A sum of several travels in float32, and the owner rounds it.
+    A single part travels as its kernel stored it. A sum of several travels in float32, and the
+    owner rounds it.
     """
 
     def __init__(self, keys: Keys, own: tuple[Sum, Sum]) -> None:
         self.keys, self.own = keys, own
         self.plan, self.group, self.axis, self.rank = keys.plan, keys.group, keys.axis, keys.rank
         self.open: dict[int, tuple[list[Interval], list[tuple[Sum, Sum]]]] = {}
-        self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
+        self.coming: list[
+            tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]
+        ] = []
         self.gathered: tuple[Sum, Sum] | None = None
         self.peers: Peers | None = None
         self.laid: dict[int, Laid] = {}
         self.over: list[Any] = []
         """Works to wait for at the end."""
 
-    def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
+    def begin(
+        self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]
+    ) -> None:
         """Prepare sums for the gradients of another rank's keys."""
         sums = [(Sum(k.shape, k, self.axis), Sum(v.shape, v, self.axis)) for k, v in keys]
         self.open[kv_rank] = intervals, sums
@@ -46,26 +51,38 @@ class KeyGradients:
             at, sums = self.plan.kv.rows(self.rank, *pair.kv), self.own
         else:
             intervals, all_sums = self.open[pair.kv_rank]
-            found = next(i for i, (lo, hi) in enumerate(intervals) if lo <= pair.kv[0] and pair.kv[1] <= hi)
-            at, sums = (pair.kv[0] - intervals[found][0], pair.kv[1] - intervals[found][0]), all_sums[found]
+            found = next(
+                i for i, (lo, hi) in enumerate(intervals) if lo <= pair.kv[0] and pair.kv[1] <= hi
+            )
+            at, sums = (
+                (pair.kv[0] - intervals[found][0], pair.kv[1] - intervals[found][0]),
+                all_sums[found],
+            )
         for total, gradient in zip(sums, (dk, dv), strict=True):
             total.add(at, gradient)
 
     def _room(self, q_rank: int, interval: Interval, empty: Callable[..., Tensor]) -> list[Tensor]:
         """Return tensors for the gradients of own keys that another rank sends."""
         length, wide = interval[1] - interval[0], self.plan.several(q_rank, interval)
-        return [empty(total.like, self.axis, length, torch.float32 if wide else None) for total in self.own]
+        return [
+            empty(total.like, self.axis, length, torch.float32 if wide else None)
+            for total in self.own
+        ]
 
     def read(self, peers: Peers, end: Callable[[int], int]) -> None:
-        """Transfer gradients in peer memory: each rank reads the gradients of its keys from the others' buffers.
+        """Transfer gradients in peer memory: each rank reads the gradients of its keys from the
+        others' buffers.
 
         `end(rank)` is the offset, in bytes, at which gradients begin in the buffer of a rank.
         """
         self.peers = peers
-        self.laid = {rank: homeward(self.keys, rank, end(rank))[0] for rank in range(self.plan.ranks)}
+        self.laid = {
+            rank: homeward(self.keys, rank, end(rank))[0] for rank in range(self.plan.ranks)
+        }
 
     def send(self, step: int) -> list[Any]:
-        """Start transfers of a step's gradients: to the owner of its keys, and of own keys to this rank.
+        """Start transfers of a step's gradients: to the owner of its keys, and of own keys to this
+        rank.
 
         In peer memory, only write the gradients into the buffer, and return no works.
         """
@@ -81,7 +98,8 @@ class KeyGradients:
             wide = self.plan.several(self.rank, interval)
             sent += [total.wide() if wide else total.result().contiguous() for total in sums]
         coming = [
-            (interval, *self._room(target, interval, like)) for interval in self.plan.sent(self.rank, target)
+            (interval, *self._room(target, interval, like))
+            for interval in self.plan.sent(self.rank, target)
         ]
         received = [(target, x) for _, *pair in coming for x in pair]
         works = exchanged(self.group, [(source, x) for x in sent], received)
@@ -91,7 +109,9 @@ class KeyGradients:
         return works
 
     def scatter(self) -> list[Any]:
-        """Start transfers of the gradients of gathered keys to their owners, and return the works."""
+        """Start transfers of the gradients of gathered keys to their owners, and return the
+        works.
+        """
         assert self.gathered is not None
         axis, (sums, self.gathered) = self.axis, (self.gathered, None)
         if self.peers is not None:
@@ -107,7 +127,9 @@ class KeyGradients:
                     wide = self.plan.several(self.rank, interval)
                     sent += [(owner, _run(total, axis, interval, wide)) for total in sums]
             coming = self._rooms()
-            works = exchanged(self.group, sent, [(other, x) for other, _, pair in coming for x in pair])
+            works = exchanged(
+                self.group, sent, [(other, x) for other, _, pair in coming for x in pair]
+            )
             self._expect(works, [x for _, x in sent], coming)
         for run in self.plan.kv.parts[self.rank]:
             for own, total in zip(self.own, sums, strict=True):
@@ -116,7 +138,9 @@ class KeyGradients:
         return works
 
     def collect(self) -> list[Any]:
-        """Start copies of the gradients of own keys from the others' buffers, and return the works."""
+        """Start copies of the gradients of own keys from the others' buffers, and return the
+        works.
+        """
         assert self.peers is not None
         copies, coming = [], self._rooms()
         for other, interval, pair in coming:
@@ -135,7 +159,9 @@ class KeyGradients:
         for i, total in enumerate(sums):
             offset, dtype = self.laid[self.rank][owner, interval, i]
             shape = rows_first(total.like, self.axis, interval[1] - interval[0])
-            total.write(rows, self.peers.view(self.rank, offset, shape, dtype).movedim(0, self.axis))
+            total.write(
+                rows, self.peers.view(self.rank, offset, shape, dtype).movedim(0, self.axis)
+            )
 
     def _rooms(self) -> list[tuple[int, Interval, list[Tensor]]]:
         """Return tensors for the gradients of own keys, rows first, by rank and run."""
@@ -186,7 +212,10 @@ class KeyGradients:
 
 
 def _run(total: Sum, axis: int, interval: Interval, wide: bool) -> Tensor:
-    """Return the sum of a run, rows first and contiguous, in float32 if `wide`. Do not copy a single part."""
+    """Return the sum of a run, rows first and contiguous, in float32 if `wide`.
+
+    Do not copy a single part.
+    """
     alone = None if wide else total.alone(interval)
     if alone is not None and alone.movedim(axis, 0).is_contiguous():
         return alone.movedim(axis, 0)
@@ -202,7 +231,9 @@ Laid = dict[tuple[int, Interval, int], tuple[int, torch.dtype]]
 
 @kept_with_plan
 def homeward(keys: Keys, sender: int, end: int = 0) -> tuple[Laid, int]:
-    """Return the layout of gradients of others' keys in a rank's buffer, from the offset `end` on, and its end."""
+    """Return the layout of gradients of others' keys in a rank's buffer, from the offset `end` on,
+    and its end.
+    """
     found = {}
     for other in range(keys.plan.ranks):
         for interval in keys.plan.sent(other, sender):

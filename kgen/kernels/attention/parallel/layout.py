@@ -38,7 +38,8 @@ class Layout:
         group = _group(self.group)
         if (size := dist.get_world_size(group)) != self.plan.ranks:
             raise ValueError(
-                f"the plan is for {self.plan.ranks} ranks, the group has {size}: pass `rank`, or make the plan with "
+                f"the plan is for {self.plan.ranks} ranks, the group has {size}: pass `rank`, or "
+                "make the plan with "
                 "this group as `ranks`"
             )
         return int(dist.get_rank(group))
@@ -46,24 +47,32 @@ class Layout:
     def shard(self, x: Tensor, dim: int, rank: int | None = None, keys: bool = False) -> Tensor:
         """Return the rows of a rank (default: this one) from a tensor with all rows along `dim`.
 
-        `keys=True` shards by the plan of the keys. Rows after the last packed sequence are left out. Raises
-        `ValueError` if the tensor has another number of rows than the plan.
+        `keys=True` shards by the plan of the keys. Rows after the last packed sequence are left
+        out. Raises `ValueError` if the tensor has another number of rows than the plan.
         """
         side = self.plan.kv if keys else self.plan.q
         if x.shape[dim] < side.length or (x.shape[dim] > side.length and not self.packed):
-            raise ValueError(f"expected {side.length} rows along dimension {dim}, got shape {list(x.shape)}")
+            raise ValueError(
+                f"expected {side.length} rows along dimension {dim}, got shape {list(x.shape)}"
+            )
         parts = [x.narrow(dim, lo, hi - lo) for lo, hi in side.parts[self._rank(rank)]]
-        return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
+        return (
+            torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
+        )
 
     def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
-        """Gather all rows on every rank, from tensors with the rows of a rank along `dim`. It has no gradient.
+        """Gather all rows on every rank, from tensors with the rows of a rank along `dim`. It has
+        no gradient.
 
         Raises `ValueError` on all ranks if one has another number of rows than the plan.
         """
         side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
         lengths = [side.local(rank) for rank in range(side.ranks)]
         rows = x.shape[dim]
-        there = [n for n, _ in Words(group, x.device, (rows, rows, rows), {"unshard": (dim, keys)}).heard()]
+        there = [
+            n
+            for n, _ in Words(group, x.device, (rows, rows, rows), {"unshard": (dim, keys)}).heard()
+        ]
         if there != lengths:
             raise ValueError(f"expected {lengths} rows along dimension {dim}, by rank, got {there}")
         heard, _ = gathered(group, dim, x.detach(), lengths, async_op=False)
@@ -80,8 +89,12 @@ class Layout:
         return torch.cat([pieces[lo] for lo in sorted(pieces)], dim)
 
     def positions(self, device: Any = None, rank: int | None = None) -> Tensor:
-        """Return the position of each row of a rank (default: this one), [S] int64, for rotary embeddings."""
-        runs = [torch.arange(lo, hi, device=device) for lo, hi in self.plan.q.parts[self._rank(rank)]]
+        """Return the position of each row of a rank (default: this one), [S] int64, for rotary
+        embeddings.
+        """
+        runs = [
+            torch.arange(lo, hi, device=device) for lo, hi in self.plan.q.parts[self._rank(rank)]
+        ]
         return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64, device=device)
 
 
@@ -95,14 +108,16 @@ def laid_out(
 ) -> Layout:
     """Plan a call over ranks.
 
-    lengths: numbers of queries and keys. given: buffers and numbers that the mask reads, by name. sizes: sequences,
-    heads, and heads of keys. ranks: a number, a process group, a DeviceMesh, or None for all ranks. sharding: a name.
+    lengths: numbers of queries and keys. given: buffers and numbers that the mask reads, by name.
+    sizes: sequences, heads, and heads of keys. ranks: a number, a process group, a DeviceMesh, or
+    None for all ranks. sharding: a name.
 
     Raises `ValueError` for an unknown sharding, and for an invalid length, size or number of ranks.
     """
     if min(lengths) < 0 or min(sizes) < 1 or (isinstance(ranks, int) and ranks < 1):
         raise ValueError(
-            f"lengths must be at least 0, sizes and ranks at least 1, got {lengths}, {sizes} and {ranks}"
+            f"lengths must be at least 0, sizes and ranks at least 1, got {lengths}, {sizes} and "
+            f"{ranks}"
         )
     number, group = (ranks, None) if type(ranks) is int else (None, group_of(ranks))
     number = dist.get_world_size(_group(group)) if number is None else number
@@ -127,7 +142,8 @@ def laid_out(
 
 
 def group_of(group: Any) -> str:
-    """Return the name of a process group, or of a one-dimensional DeviceMesh's group (default: all ranks).
+    """Return the name of a process group, or of a one-dimensional DeviceMesh's group (default: all
+    ranks).
 
     Raises `TypeError` for anything else, and `ValueError` if there is no process group.
     """
@@ -138,7 +154,9 @@ def group_of(group: Any) -> str:
             raise TypeError(f"expected a process group or a DeviceMesh, got {group!r}")
         group = group.get_group()
     if group is None:
-        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+        raise ValueError(
+            "there is no process group: call torch.distributed.init_process_group first"
+        )
     return str(group.group_name)
 
 
@@ -149,23 +167,28 @@ def _group(name: str | None) -> dist.ProcessGroup:
 def local(
     q: Any, k: Any, v: Any, dim: int, plan: Layout | None, group: Any
 ) -> tuple[str, Tensor, Tensor, Tensor, Callable[[Tensor], Any]]:
-    """Return the group of a call, its local q, k and v, and a function that converts the local result.
+    """Return the group of a call, its local q, k and v, and a function that converts the local
+    result.
 
     The function returns a DTensor if q, k and v are DTensors.
 
     Raises:
-        ValueError: DTensors are not sharded along positions over one mesh dimension, or the plan does not fit them.
+        ValueError: DTensors are not sharded along positions over one mesh dimension, or the plan
+            does not fit them.
         TypeError: `plan` is not a `Layout`.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard
 
     if plan is not None and not isinstance(plan, Layout):
         raise TypeError(
-            f"plan must be a Layout, the result of the package's plan function, got {type(plan).__name__}"
+            "plan must be a Layout, the result of the package's plan function, got "
+            f"{type(plan).__name__}"
         )
     if not any(isinstance(x, DTensor) for x in (q, k, v)):
         name = (
-            plan.group if group is None and plan is not None and plan.group is not None else group_of(group)
+            plan.group
+            if group is None and plan is not None and plan.group is not None
+            else group_of(group)
         )
         return name, q, k, v, lambda out: out
     placed = [getattr(x, "placements", None) for x in (q, k, v)]
@@ -174,13 +197,15 @@ def local(
     if len(over) != 1 or partial or placed[1] != placed[0] or placed[2] != placed[0]:
         said = [getattr(x, "placements", "no DTensor") for x in (q, k, v)]
         raise ValueError(
-            f"DTensors q, k and v must be sharded alike, over one mesh dimension along dimension {dim}, got {said}"
+            "DTensors q, k and v must be sharded alike, over one mesh dimension along dimension "
+            f"{dim}, got {said}"
         )
     if plan is not None and any(
         len(part) > 1 for side in (plan.plan.q, plan.plan.kv) for part in side.joined.parts
     ):
         raise ValueError(
-            f"DTensors need a plan with one run of positions per rank, got {plan.sharding}: use contiguous"
+            f"DTensors need a plan with one run of positions per rank, got {plan.sharding}: use "
+            "contiguous"
         )
     mesh, placements = q.device_mesh, q.placements
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))

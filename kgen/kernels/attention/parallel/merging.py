@@ -10,13 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 SMALL = 2**21
-"""Number of elements up to which PyTorch's copy or addition is faster than launching a Triton kernel."""
+"""Number of elements up to which PyTorch's copy or addition is faster than launching a Triton
+kernel.
+"""
 
 
 def merge(
     out: Tensor, parts: Sequence[Tensor], lse: Tensor | None = None, lses: Sequence[Tensor] = ()
 ) -> None:
-    """Write the sum of parts into `out`. With `lses`, write the output over all their keys, and its `lse`.
+    """Write the sum of parts into `out`. With `lses`, write the output over all their keys, and its
+    `lse`.
 
     out, parts: [B, H, S, D], or [T, H, D] for packed sequences, with contiguous columns.
     lse, lses: base-2 log-sum-exps, [B, H, S] or [H, T], float32 or float64.
@@ -49,7 +52,10 @@ def merge(
 def _merge_kernel(  # type: ignore[no-untyped-def]
     out, parts, logs, H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Merge tiles of BLOCK_S rows. Pointers come with their strides; `logs` has those of `lse` and of `lses`."""
+    """Merge tiles of BLOCK_S rows.
+
+    Pointers come with their strides; `logs` has those of `lse` and of `lses`.
+    """
     out_ptr, out_strides = out
     parts, strides = parts
     lse_ptr, lse_out_strides = logs[0]
@@ -66,7 +72,8 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         most = tl.full((BLOCK_S,), float("-inf"), lse_ptr.dtype.element_ty)
         for i in tl.static_range(len(lses)):
             most = tl.maximum(
-                most, tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
+                most,
+                tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf")),
             )
         # A row without a key in any part has no output.
         most = tl.where(most == float("-inf"), 0.0, most)
@@ -77,7 +84,9 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         some = tl.where(total == 0.0, 1.0, total)
     out = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
     for i in tl.static_range(len(parts)):
-        part = tl.load(_rows(parts[i], strides[i], b, h, s)[:, None] + d[None, :], mask=both, other=0.0)
+        part = tl.load(
+            _rows(parts[i], strides[i], b, h, s)[:, None] + d[None, :], mask=both, other=0.0
+        )
         if len(lses):
             lse = tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
             out += part.to(tl.float32) * (tl.exp2((lse - most).to(tl.float32)) / some)[:, None]

@@ -1,4 +1,7 @@
-"""Sums of parts, by rows. A single part stays as its kernel stored it; several are summed in one pass."""
+"""Sums of parts, by rows.
+
+A single part stays as its kernel stored it; several are summed in one pass.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class _Run:
             return self
         inner = rows[0] - self.rows[0], rows[1] - self.rows[0]
         parts = (
-            (run_of(x, axis, inner), lse if lse is None else run_of(lse, -1, inner)) for x, lse in self.parts
+            (run_of(x, axis, inner), lse if lse is None else run_of(lse, -1, inner))
+            for x, lse in self.parts
         )
         return _Run(rows, tuple(parts), self.in_place)
 
@@ -43,8 +47,8 @@ class _Run:
 class Sum:
     """A float32 sum of parts, each of some rows along `axis`.
 
-    The result has this shape, and the dtype and device of `like`. Outputs are added with their log-sum-exp, by which
-    they are merged.
+    The result has this shape, and the dtype and device of `like`. Outputs are added with their
+    log-sum-exp, by which they are merged.
     """
 
     def __init__(self, shape: Sequence[int], like: Tensor, axis: int) -> None:
@@ -62,9 +66,18 @@ class Sum:
             self.whole = empty(self.shape, self.like), None
         return run_of(self.whole[0], self.axis, rows)
 
-    def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None, placed: bool = False) -> None:
-        """Add a part, with contiguous columns, which the sum may overwrite. `placed`: it is the view from `room`."""
-        first = self.whole is None and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
+    def add(
+        self, rows: Interval, part: Tensor, lse: Tensor | None = None, placed: bool = False
+    ) -> None:
+        """Add a part, with contiguous columns, which the sum may overwrite.
+
+        `placed`: it is the view from `room`.
+        """
+        first = (
+            self.whole is None
+            and rows == (0, self.shape[self.axis])
+            and part.dtype == self.like.dtype
+        )
         first = first and part.stride() == strides(self.shape, self.like)
         if first:
             self.whole = part, lse
@@ -78,7 +91,11 @@ class Sum:
             found += [old.cut(run, self.axis) for run in without([old.rows], [both])]
             before = old.cut(both, self.axis)
             parts = before.parts, new.cut(both, self.axis).parts
-            run = _Run(both, sum(parts[::-1] if new.in_place else parts, ()), before.in_place or new.in_place)
+            run = _Run(
+                both,
+                sum(parts[::-1] if new.in_place else parts, ()),
+                before.in_place or new.in_place,
+            )
             found.append(self._added_up(run) if len(run.parts) > WAITING else run)
         self.runs = found
 
@@ -100,7 +117,9 @@ class Sum:
                 yield run.rows, part
 
     def alone(self, rows: Interval) -> Tensor | None:
-        """Return the only part of these rows if it covers them and has the result's dtype, otherwise None."""
+        """Return the only part of these rows if it covers them and has the result's dtype,
+        otherwise None.
+        """
         parts = list(self.parts(rows))
         if len(parts) == 1 and parts[0][0] == rows and parts[0][1].dtype == self.like.dtype:
             return parts[0][1]
@@ -137,7 +156,10 @@ class Sum:
             rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
             # The kernels compute float32 probabilities from a float64 log-sum-exp.
             dtype = torch.float64 if self.like.dtype == torch.float32 else torch.float32
-            out, lse = empty(self.shape, self.like), self.like.new_full(rows, -math.inf, dtype=dtype)
+            out, lse = (
+                empty(self.shape, self.like),
+                self.like.new_full(rows, -math.inf, dtype=dtype),
+            )
         else:
             out, of_whole = self.whole
             assert of_whole is not None
@@ -169,7 +191,9 @@ def copied(out: Tensor, x: Tensor) -> None:
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Return an uninitialized tensor in the memory order of `like`: [B, S, H, D], or the order of the shape."""
+    """Return an uninitialized tensor in the memory order of `like`: [B, S, H, D], or the order of
+    the shape.
+    """
     return like.new_empty_strided(tuple(shape), strides(shape, like))
 
 

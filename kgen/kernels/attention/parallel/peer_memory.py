@@ -1,7 +1,8 @@
 """Peer memory: buffers on the GPUs of one host that other ranks can read.
 
-Copy engines transfer data without multiprocessors, which attention kernels occupy. NCCL's kernels would need some. The
-buffers use PyTorch's symmetric memory: one buffer per rank, all of one size, mapped by the others.
+Copy engines transfer data without multiprocessors, which attention kernels occupy. NCCL's kernels
+would need some. The buffers use PyTorch's symmetric memory: one buffer per rank, all of one size,
+mapped by the others.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def aligned(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class Done:
-    """A transfer that ends at an event. Without an event it runs on the compute stream, and nothing waits."""
+    """A transfer that ends at an event.
+
+    Without an event it runs on the compute stream, and nothing waits.
+    """
 
     event: torch.cuda.Event | None
 
@@ -64,12 +68,16 @@ class Peers:
     views: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def begin(self, brief: bool = False) -> bool:
-        """Let the current stream wait for earlier uses of this rank's buffer, before it writes there.
+        """Let the current stream wait for earlier uses of this rank's buffer, before it writes
+        there.
 
-        Returns True if transfers run on the current stream: they are `brief`, and no CUDA graph is captured. In a
-        graph, a second stream costs the CPU nothing.
+        Returns True if transfers run on the current stream: they are `brief`, and no CUDA graph is
+        captured. In a graph, a second stream costs the CPU nothing.
         """
-        here, capturing = torch.cuda.current_stream(self.device), torch.cuda.is_current_stream_capturing()
+        here, capturing = (
+            torch.cuda.current_stream(self.device),
+            torch.cuda.is_current_stream_capturing(),
+        )
         self.beside = capturing or not brief
         if capturing:
             self.captured = True  # no wait: a call ends with all its streams joined
@@ -91,7 +99,9 @@ class Peers:
         if key not in self.views:
             if len(self.views) == MOST_VIEWS:
                 self.views.clear()
-            self.views[key] = self.handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
+            self.views[key] = self.handle.get_buffer(
+                rank, tuple(shape), dtype, offset // dtype.itemsize
+            )
         return self.views[key]
 
     def stream(self) -> AbstractContextManager[object]:
@@ -115,7 +125,8 @@ class Peers:
             return self._done()
 
     def close(self) -> Done:
-        """Return the point at which all ranks are done with earlier copies, and may overwrite their buffers.
+        """Return the point at which all ranks are done with earlier copies, and may overwrite their
+        buffers.
 
         Each pass waits for it, because a CUDA graph may follow, which does not wait.
         """
@@ -150,7 +161,8 @@ _FOUND: MutableMapping[dist.ProcessGroup, _Found] = weakref.WeakKeyDictionary()
 def peers_of(
     group: dist.ProcessGroup, device: torch.device, size: int, agreed: Callable[[], None]
 ) -> Peers | None:
-    """Return buffers of at least `size` bytes, equal on all ranks, or None if there is no peer memory.
+    """Return buffers of at least `size` bytes, equal on all ranks, or None if there is no peer
+    memory.
 
     Ranks find this out once, after they have `agreed`. Ranks of one host warn if they have none.
     """
@@ -160,7 +172,9 @@ def peers_of(
     if found is not None and (found.peers is None or found.peers.size >= size):
         return found.peers
     if torch.cuda.is_current_stream_capturing():
-        say_once("a CUDA graph is captured before the first call of its size. NCCL does its transfers")
+        say_once(
+            "a CUDA graph is captured before the first call of its size. NCCL does its transfers"
+        )
         return None
     agreed()
     speaking = talk(group, device)
@@ -174,7 +188,10 @@ def peers_of(
     if hindered is None:
         made, hindered = _made(group, speaking, device, size)
     if hindered:
-        say_once(f"ranks of one host cannot read each other's memory: {hindered}. NCCL does their transfers")
+        say_once(
+            f"ranks of one host cannot read each other's memory: {hindered}. NCCL does their "
+            "transfers"
+        )
     if before is None or found is None:
         found = _FOUND[group] = _Found(made)
     else:
@@ -185,7 +202,9 @@ def peers_of(
 
 
 def _hindered(speaking: dist.ProcessGroup, device: torch.device) -> str | None:
-    """Return why there is no peer memory; None if there can be, and "" if ranks are on several hosts."""
+    """Return why there is no peer memory; None if there can be, and "" if ranks are on several
+    hosts.
+    """
     host = socket.gethostname(), Path("/proc/sys/kernel/random/boot_id").read_text()
     places = _told(speaking, (host, device.index))
     if len({one for one, _ in places}) > 1:
@@ -202,7 +221,10 @@ def _hindered(speaking: dist.ProcessGroup, device: torch.device) -> str | None:
 def _made(
     group: dist.ProcessGroup, speaking: dist.ProcessGroup, device: torch.device, size: int
 ) -> tuple[Peers | None, str | None]:
-    """Allocate and map buffers. Returns them and None, or None and the reason, on all ranks alike."""
+    """Allocate and map buffers.
+
+    Returns them and None, or None and the reason, on all ranks alike.
+    """
     buffer = error = None
     try:
         import torch.distributed._symmetric_memory as symmetric

@@ -1,8 +1,10 @@
-"""The keys that each rank needs from each other rank, for sequences that are sharded along positions.
+"""The keys that each rank needs from each other rank, for sequences that are sharded along
+positions.
 
-Positions count from the start of the whole sequence. Intervals `(lo, hi)` are half-open. A `Mask` returns intervals
-that contain all keys which a run of queries sees, and the reverse. From these and the sharding, each rank computes the
-same `Plan`: which queries attend to which keys, and how keys are transferred.
+Positions count from the start of the whole sequence. Intervals `(lo, hi)` are half-open. A `Mask`
+returns intervals that contain all keys which a run of queries sees, and the reverse. From these and
+the sharding, each rank computes the same `Plan`: which queries attend to which keys, and how keys
+are transferred.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ Ranges = Callable[..., Sequence[Interval]]
 
 @dataclass(frozen=True)
 class Mask:
-    """Ranges of a mask: intervals that contain every key that a run of queries sees, and the reverse.
+    """Ranges of a mask: intervals that contain every key that a run of queries sees, and the
+    reverse.
 
-    keys: `keys(b=, h=, q_start=, q_last=, **given)` returns intervals of keys for the queries `q_start .. q_last`.
-    queries: the same for keys `kv_start .. kv_last`, or None if there is no range.
-    given: numbers and `Rows` that these functions read.
+    keys: `keys(b=, h=, q_start=, q_last=, **given)` returns intervals of keys for the queries
+    `q_start .. q_last`. queries: the same for keys `kv_start .. kv_last`, or None if there is no
+    range. given: numbers and `Rows` that these functions read.
     batches, heads: the number of sequences and heads whose ranges differ.
     starts: for packed sequences, the starts of all sequences and the end, of queries and of keys.
     """
@@ -95,8 +98,8 @@ class Pair:
 class Plan:
     """The kernel calls of each rank, and the transfers of keys between ranks.
 
-    gathered: if True, a rank receives all keys at once, into a buffer indexed by position. Otherwise it receives keys
-    from one rank after the other.
+    gathered: if True, a rank receives all keys at once, into a buffer indexed by position.
+    Otherwise it receives keys from one rank after the other.
     shared: ranks and runs of keys that all ranks need; each is broadcast once.
     of: a digest of the function, and of the numbers and sizes that its mask reads.
     """
@@ -132,9 +135,15 @@ class Plan:
 
     @cached_property
     def few(self) -> bool:
-        """True if some rank receives keys, no rank receives more than it owns, and none are shared."""
+        """True if some rank receives keys, no rank receives more than it owns, and none are
+        shared.
+        """
         taken = [(self.received(rank), self.kv.local(rank)) for rank in range(self.ranks)]
-        return not self.shared and any(one for one, _ in taken) and all(one <= own for one, own in taken)
+        return (
+            not self.shared
+            and any(one for one, _ in taken)
+            and all(one <= own for one, own in taken)
+        )
 
     def received(self, rank: int) -> int:
         """Return the number of keys that a rank receives."""
@@ -142,7 +151,9 @@ class Plan:
         return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
 
     def calls(self, rank: int, back: bool) -> Calls:
-        """Return the kernel calls of a rank when keys are gathered, for forward or for backward (`back`)."""
+        """Return the kernel calls of a rank when keys are gathered, for forward or for backward
+        (`back`).
+        """
         if (rank, back) not in self._calls:
             mine = [pair for pair in self.pairs if pair.q_rank == rank]
             own, others = (
@@ -189,17 +200,21 @@ class Plan:
         return found
 
 
-def planned(q: Sharding, kv: Sharding, mask: Mask, gathered: bool | None = None, few: int = 4096) -> Plan:
+def planned(
+    q: Sharding, kv: Sharding, mask: Mask, gathered: bool | None = None, few: int = 4096
+) -> Plan:
     """Plan the calls and transfers of a mask.
 
-    By default, keys are gathered under two conditions. Ranks need more than half of the keys of others. There are two
-    ranks, or at most `few` keys per rank. Fewer, larger calls then outweigh the memory and the later start. `gathered`
-    overrides this.
+    By default, keys are gathered under two conditions. Ranks need more than half of the keys of
+    others. There are two ranks, or at most `few` keys per rank. Fewer, larger calls then outweigh
+    the memory and the later start. `gathered` overrides this.
 
     Raises `ValueError` if the shardings have different numbers of ranks.
     """
     if q.ranks != kv.ranks:
-        raise ValueError(f"queries and keys must have the same number of ranks, got {q.ranks} and {kv.ranks}")
+        raise ValueError(
+            f"queries and keys must have the same number of ranks, got {q.ranks} and {kv.ranks}"
+        )
     plan = Plan(q, kv, tuple(_pairs(q.joined, kv.joined, mask)))
     if gathered is None:
         ranks = range(q.ranks)
@@ -245,7 +260,9 @@ def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
 
 
 def work(mask: Mask, length: int, lo: int, hi: int) -> int:
-    """Return the number of pairs in the tiles that kernels visit for the queries `[lo, hi)` and `length` keys."""
+    """Return the number of pairs in the tiles that kernels visit for the queries `[lo, hi)` and
+    `length` keys.
+    """
     total = 0
     for start in range(lo, hi, TILE):
         end = min(start + TILE, hi)
@@ -256,8 +273,8 @@ def work(mask: Mask, length: int, lo: int, hi: int) -> int:
 def chosen(mask: Mask, length: int, ranks: int) -> tuple[str, Sharding]:
     """Choose the sharding with the lowest maximum work per rank, and return its name and itself.
 
-    Within 2 %, prefer fewer keys sent, then the earlier one in `SHARDINGS`. A received key costs as much as `EXCHANGED`
-    pairs of positions.
+    Within 2 %, prefer fewer keys sent, then the earlier one in `SHARDINGS`. A received key costs as
+    much as `EXCHANGED` pairs of positions.
     """
     found = []
     for name in SHARDINGS:
@@ -268,7 +285,9 @@ def chosen(mask: Mask, length: int, ranks: int) -> tuple[str, Sharding]:
         most = max(own + EXCHANGED * keys for own, keys in zip(done, received, strict=True))
         found.append((most, sum(received), name, sharding))
     least = min(most for most, *_ in found)
-    _, name, sharding = min((row[1:] for row in found if row[0] <= 1.02 * least), key=lambda row: row[0])
+    _, name, sharding = min(
+        (row[1:] for row in found if row[0] <= 1.02 * least), key=lambda row: row[0]
+    )
     return name, sharding
 
 
@@ -317,7 +336,9 @@ def decoded(numbers: Sequence[int]) -> Plan:
         return take(), take()
 
     of, gathered, ranks = take(), bool(take()), take()
-    q, kv = (Sharding(tuple(tuple(run() for _ in range(take())) for _ in range(ranks))) for _ in "qk")
+    q, kv = (
+        Sharding(tuple(tuple(run() for _ in range(take())) for _ in range(ranks))) for _ in "qk"
+    )
     pairs = tuple(Pair(take(), take(), run(), run()) for _ in range(take()))
     shared = tuple((take(), run()) for _ in range(take()))
     return Plan(q, kv, pairs, gathered, shared, of)
@@ -343,7 +364,9 @@ class Rows:
 
 
 def first_at_least(row: object, value: int) -> int:
-    """Return the first index of an ascending row whose element is at least `value`, or the row's length."""
+    """Return the first index of an ascending row whose element is at least `value`, or the row's
+    length.
+    """
     values: Any = row.values if isinstance(row, Rows) else row
     return int(bisect.bisect_left(values, value))
 

@@ -1,4 +1,6 @@
-"""The queries of a rank in the backward pass, and the values that calls with the same queries share."""
+"""The queries of a rank in the backward pass, and the values that calls with the same queries
+share.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .sharding import Interval, without
 class Attended:
     """Tensors of all queries of a rank in backward.
 
-    dout: gradient of the output. dlse: gradient of the base-2 log-sum-exp, or None. out, lse: results of forward.
+    dout: gradient of the output. dlse: gradient of the base-2 log-sum-exp, or None. out, lse:
+    results of forward.
     """
 
     dout: Tensor
@@ -47,8 +50,9 @@ class Part:
 class Queries:
     """All queries of a rank, in adjacent runs.
 
-    If the kernels add dq to one shared sum, each call gets all queries of a run. It visits those that see its keys.
-    Delta is then computed once, dq is rounded once, and no parts of dq have to be summed.
+    If the kernels add dq to one shared sum, each call gets all queries of a run. It visits those
+    that see its keys. Delta is then computed once, dq is rounded once, and no parts of dq have to
+    be summed.
     """
 
     def __init__(self, plan: Plan, rank: int, axis: int, tensors: Attended) -> None:
@@ -60,8 +64,8 @@ class Queries:
     ) -> Tensor | None:
         """Begin shared sums of dq, if the kernels have them for about as many keys as `k` has.
 
-        Only the first call has an effect. The sums replace parts of `total`. Returns the gradient of the sinks from
-        these queries, or None.
+        Only the first call has an effect. The sums replace parts of `total`. Returns the gradient
+        of the sinks from these queries, or None.
         """
         if self.begun is not None:
             return None

@@ -1,8 +1,10 @@
-"""Attention over sequences that are sharded over ranks, with torch.distributed and kernels for parts.
+"""Attention over sequences that are sharded over ranks, with torch.distributed and kernels for
+parts.
 
-Each rank attends with its own queries to its own keys, and then to the keys of others. The transfer of the next step
-runs while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the same steps with the
-log-sum-exp of all keys. It sends dk and dv to the owners of the keys.
+Each rank attends with its own queries to its own keys, and then to the keys of others. The transfer
+of the next step runs while a step computes. Parts are merged by their log-sum-exp, in float32.
+Backward takes the same steps with the log-sum-exp of all keys. It sends dk and dv to the owners of
+the keys.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Kernels:
 
     module: `module(q, v)` returns the emitted file for these tensors.
     name: the function in it.
-    views: (name, buffer, sides) of each slice of a buffer. `sides` has one entry per dimension: "q" or "kv" if it is
+    views: (name, buffer, sides) of each slice of a buffer. `sides` has one entry per dimension: "q"
+    or "kv" if it is
         sliced by queries or keys, None if it is whole.
     tensors, numbers: the arguments of the operators, in order.
     places: the arguments that contain the position of the part.
@@ -69,7 +72,10 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Call:
-    """One call on one rank. `given` has its buffers and numbers, and `cu_seqlens_q` and `cu_seqlens_k`, by name."""
+    """One call on one rank.
+
+    `given` has its buffers and numbers, and `cu_seqlens_q` and `cu_seqlens_k`, by name.
+    """
 
     kernels: Kernels
     plan: Plan
@@ -86,12 +92,16 @@ class Call:
         return list(dict.fromkeys(found[name] for name in self.kernels.learned))
 
     def arguments(self, pair: Pair) -> tuple[list[Tensor], dict[str, Any]]:
-        """Return the arguments of a pair besides q, k and v: the starts of packed sequences, and the rest by name."""
+        """Return the arguments of a pair besides q, k and v: the starts of packed sequences, and
+        the rest by name.
+        """
         kernels, given = self.kernels, self.given
         runs = {"q": slice(*pair.q), "kv": slice(*pair.kv)}
         named = {n: given[n] for n in kernels.numbers if n in given}
         for name, buffer, sides in kernels.views:
-            named[name] = given[buffer][tuple(runs[side] if side else slice(None) for side in sides)]
+            named[name] = given[buffer][
+                tuple(runs[side] if side else slice(None) for side in sides)
+            ]
         lengths = {"q_length": self.plan.q.length, "kv_length": self.plan.kv.length}
         places = lengths | {"q_start": pair.q[0], "kv_start": pair.kv[0]}
         packed: list[Tensor] = []
@@ -105,7 +115,8 @@ class Call:
         return packed, named | {name: places[name] for name in kernels.places}
 
     def apart(self, pair: Pair, free: Sequence[Interval]) -> Iterator[tuple[Pair, Interval, bool]]:
-        """Split a pair by whether sinks join its rows, and yield each part with its rows and that flag.
+        """Split a pair by whether sinks join its rows, and yield each part with its rows and that
+        flag.
 
         Sinks join the rows that are `free`: they have no part yet.
         """
@@ -118,7 +129,9 @@ class Call:
             for lo, hi in some:
                 yield replace(pair, q=(lo + ahead, hi + ahead)), (lo, hi), joined
 
-    def operands(self, pair: Pair, module: Any, q: Tensor, k: Tensor, sinks: Tensor | None) -> list[Any]:
+    def operands(
+        self, pair: Pair, module: Any, q: Tensor, k: Tensor, sinks: Tensor | None
+    ) -> list[Any]:
         """Return the arguments of a pair's operators after q, k and v."""
         packed, named = self.arguments(pair)
         lists: Sequence[Tensor] = ()
@@ -129,7 +142,10 @@ class Call:
             sizes = {"B": batch, "HQ": heads, "HKV": k.shape[1], "SQ": queries, "SK": k.shape[2]}
             sizes["device"] = q.device
             lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
-        tensors = [*(named[name] for name in self.kernels.tensors), *([] if sinks is None else [sinks])]
+        tensors = [
+            *(named[name] for name in self.kernels.tensors),
+            *([] if sinks is None else [sinks]),
+        ]
         numbers = [named[name] for name in self.kernels.numbers]
         return [*packed, *tensors, *lists, self.given["scale"], *numbers]
 
@@ -146,9 +162,11 @@ class Call:
     def backward(
         self, part: Part, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
-        """Return dq (None if it is shared), dk and dv of a pair, and the gradients of buffers and sinks.
+        """Return dq (None if it is shared), dk and dv of a pair, and the gradients of buffers and
+        sinks.
 
-        A gradient of a buffer is its name, the slice that the gradient belongs to, and the gradient.
+        A gradient of a buffer is its name, the slice that the gradient belongs to, and the
+        gradient.
         """
         pair, q = part.pair, part.q
         module = self.kernels.module(q, v)
@@ -156,10 +174,13 @@ class Call:
         function = module._backward_op
         if part.shared is not None:
             function = functools.partial(module._gradients, shared=part.shared)
-        dq, dk, dv, *gradients = function(part.dout, part.dlse, part.out, part.lse, q, k, v, *operands)
+        dq, dk, dv, *gradients = function(
+            part.dout, part.dlse, part.out, part.lse, q, k, v, *operands
+        )
         runs = {"q": slice(*pair.q), "kv": slice(*pair.kv), None: slice(None)}
         places = {
-            name: (buffer, tuple(runs[side] for side in sides)) for name, buffer, sides in self.kernels.views
+            name: (buffer, tuple(runs[side] for side in sides))
+            for name, buffer, sides in self.kernels.views
         }
         learned = self.kernels.learned
         if sinks is not None:
@@ -171,8 +192,8 @@ class Call:
     def agreeing(self, steps: Steps, home: KeyGradients | None = None) -> Iterator[None]:
         """Re-raise the local error if all ranks agree on the call. Otherwise raise `Disagreement`.
 
-        If ranks agree, wait for the running transfers: later operations of gloo would block on a dropped one. If they
-        do not agree, a transfer may have no other end, so do not wait.
+        If ranks agree, wait for the running transfers: later operations of gloo would block on a
+        dropped one. If they do not agree, a transfer may have no other end, so do not wait.
         """
         try:
             yield
@@ -192,14 +213,18 @@ class Call:
         return Keys(self.plan, self.group, self.kernels.axis, k, v)
 
     def steps(self, keys: Keys, home: KeyGradients | None = None) -> Steps:
-        """Yield the pairs of this rank with their keys and values: own keys first, then those of others."""
+        """Yield the pairs of this rank with their keys and values: own keys first, then those of
+        others.
+        """
         return steps(keys, self.agreed, home)
 
 
 # --- forward ------------------------
 
 
-def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return out and the base-2 log-sum-exp [.., H, S] of this rank's queries."""
     axis, handed = call.kernels.axis, _handed(sinks)
     total = Sum((*q.shape[:-1], v.shape[-1]), q, axis)
@@ -245,14 +270,16 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Return dq, dk and dv of this rank, and the float32 gradients of buffers and sinks by name.
 
-    `attended` has a base-2 lse, and dlse is the gradient with respect to it. With `reduce`, the gradients of buffers
-    and sinks are summed over all ranks.
+    `attended` has a base-2 lse, and dlse is the gradient with respect to it. With `reduce`, the
+    gradients of buffers and sinks are summed over all ranks.
     """
     axis, given, handed = call.kernels.axis, call.given, _handed(sinks)
     q, dlse = attended.q, attended.dlse
     total_dq = Sum(q.shape, q, axis)
     own = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
-    learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
+    learned = {
+        buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned
+    }
     here = call.keys(k, v)
     home = KeyGradients(here, own)
     if sinks is not None:
@@ -300,11 +327,13 @@ def called(
 ) -> Call:
     """Start a call that all ranks of a group make, each with its own q, k and v.
 
-    numbers: a plan from `encoded`, or None if each rank has a run of positions. given: the buffers and numbers of the
-    call by name. back: True for backward. alike: further values that all ranks must share.
+    numbers: a plan from `encoded`, or None if each rank has a run of positions. given: the buffers
+    and numbers of the call by name. back: True for backward. alike: further values that all ranks
+    must share.
 
     Raises:
-        Disagreement: on all ranks, if they differ in a value that they must share, or if a rank is gone.
+        Disagreement: on all ranks, if they differ in a value that they must share, or if a rank is
+            gone.
         ValueError: the plan is for another function or other sizes, or a tensor has a wrong shape.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
@@ -318,7 +347,9 @@ def called(
     dims = 3 if kernels.packed else 4
     if any(x.dim() != dims for x in tensors):
         words.heard()
-        raise ValueError(f"q, k and v must have {dims} dimensions, got {[list(x.shape) for x in tensors]}")
+        raise ValueError(
+            f"q, k and v must have {dims} dimensions, got {[list(x.shape) for x in tensors]}"
+        )
     sizes = q.shape[0], q.shape[1], k.shape[1]
     if plan is None:
         q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
@@ -326,13 +357,19 @@ def called(
         plan = _by_default(kernels, q_sharding, kv_sharding, sizes, given)
         return Call(kernels, plan, ranks, given, rank, lambda: None)
     agreed = functools.partial(_agree, words, plan)
-    if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != rows[:2] or rows[1] != rows[2]:
+    if (
+        rank >= plan.ranks
+        or (plan.q.local(rank), plan.kv.local(rank)) != rows[:2]
+        or rows[1] != rows[2]
+    ):
         agreed()
     if plan.of != stands_for(kernels, given, sizes):
         agreed()
         raise ValueError(
-            f"the plan was made for another function than {kernels.name.removesuffix('_part')}, or for other numbers "
-            f"or sizes: make a plan for {dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
+            f"the plan was made for another function than {kernels.name.removesuffix('_part')}, or "
+            "for other numbers "
+            "or sizes: make a plan for "
+            f"{dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
         )
     check(kernels, (plan.q.length, plan.kv.length), given)
     return Call(kernels, plan, ranks, given, rank, agreed)
@@ -357,21 +394,28 @@ def _shared(
         ],
         "tensors that plans read": _read(kernels, given) if plan.alike is None else "nothing",
         "other arguments": [
-            (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
+            (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x)
+            for n, x in alike.items()
         ],
     }
 
 
 def _agree(words: Words, plan: Plan) -> None:
-    """Wait for the descriptions of all ranks. Raise on all ranks if they differ, or differ from the plan's rows."""
+    """Wait for the descriptions of all ranks.
+
+    Raise on all ranks if they differ, or differ from the plan's rows.
+    """
     heard = words.heard()
     if plan.ranks != len(heard):
         raise ValueError(
-            f"the plan is for {plan.ranks} ranks, the group has {len(heard)}: make a plan for this group"
+            f"the plan is for {plan.ranks} ranks, the group has {len(heard)}: make a plan for this "
+            "group"
         )
     wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
     if wanted != heard:
-        raise Disagreement(f"expected (queries, keys) of {wanted}, by rank, as in the plan, got {heard}")
+        raise Disagreement(
+            f"expected (queries, keys) of {wanted}, by rank, as in the plan, got {heard}"
+        )
 
 
 def _rows(x: Tensor, axis: int) -> int:
@@ -399,17 +443,28 @@ def _read(kernels: Kernels, given: Mapping[str, Any]) -> Told:
 def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int, int]) -> int:
     """Return a digest of the mask, and of the numbers and sizes that it reads.
 
-    A plan depends on these, on lengths and on elements of buffers. `sizes`: sequences, heads, and heads of keys.
+    A plan depends on these, on lengths and on elements of buffers. `sizes`: sequences, heads, and
+    heads of keys.
     """
     by_name = dict(zip(("B", "HQ", "HKV"), sizes, strict=True)) | {"b": sizes[0], "h": sizes[1]}
-    sized = [(n, by_name[n]) for n in kernels.reads if n in by_name and not (kernels.packed and n in "Bb")]
+    sized = [
+        (n, by_name[n])
+        for n in kernels.reads
+        if n in by_name and not (kernels.packed and n in "Bb")
+    ]
     # Equal numbers have different reprs: 5, 5.0, numpy.int64(5).
-    read = [(n, float(given[n])) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
+    read = [
+        (n, float(given[n]))
+        for n in kernels.reads
+        if n in given and not isinstance(given[n], Tensor)
+    ]
     return digest((kernels.name, sized, read))
 
 
 def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a buffer does not have one element per position of the whole sequence."""
+    """Raise `ValueError` if a buffer does not have one element per position of the whole
+    sequence.
+    """
     whole = dict(zip(("q", "kv"), lengths, strict=True))
     for _, buffer, sides in kernels.views:
         if buffer not in given:
@@ -418,7 +473,8 @@ def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) 
         for axis, side in enumerate(sides):
             if side is not None and shape[axis : axis + 1] != (whole[side],):
                 raise ValueError(
-                    f"{buffer} must have {whole[side]} elements along dimension {axis}, one per position of the whole "
+                    f"{buffer} must have {whole[side]} elements along dimension {axis}, one per "
+                    "position of the whole "
                     f"sequence, got shape {list(shape)}"
                 )
 
@@ -434,7 +490,8 @@ def _by_default(
     tensors = [n for n in kernels.reads if isinstance(given.get(n), Tensor)]
     if tensors or kernels.packed:
         say_once(
-            f"{kernels.name}: each call copies {', '.join(tensors) or 'cu_seqlens'} to the host: pass `plan=`"
+            f"{kernels.name}: each call copies {', '.join(tensors) or 'cu_seqlens'} to the host: "
+            "pass `plan=`"
         )
         with reading(kernels):
             mask = mask_of(kernels, given, (q_sharding.length, kv_sharding.length), *sizes)
@@ -446,13 +503,16 @@ def _by_default(
 
 @contextmanager
 def reading(kernels: Kernels) -> Iterator[None]:
-    """Convert errors of a mask's ranges to `ValueError`: the arguments that they read are invalid."""
+    """Convert errors of a mask's ranges to `ValueError`: the arguments that they read are
+    invalid.
+    """
     try:
         yield
     except (TypeError, IndexError, AssertionError) as error:
         read = ", ".join(kernels.reads)
         message = (
-            f"{kernels.name.removesuffix('_part')}: invalid arguments of the mask (it reads {read}): {error}"
+            f"{kernels.name.removesuffix('_part')}: invalid arguments of the mask (it reads "
+            f"{read}): {error}"
         )
         raise ValueError(message) from error
 
@@ -478,7 +538,12 @@ def _named(plan: tuple[int, ...]) -> int:
 
 
 def mask_of(
-    kernels: Kernels, given: dict[str, Any], lengths: tuple[int, int], batches: int, heads: int, kv_heads: int
+    kernels: Kernels,
+    given: dict[str, Any],
+    lengths: tuple[int, int],
+    batches: int,
+    heads: int,
+    kv_heads: int,
 ) -> Mask:
     """Return the mask with these buffers and numbers. Tensors are copied to the host."""
     sizes = {"B": batches, "HQ": heads, "HKV": kv_heads, "SQ": lengths[0], "SK": lengths[1]}
@@ -487,7 +552,9 @@ def mask_of(
         starts = tuple(given[f"cu_seqlens_{side}"].tolist() for side in "qk")
         sizes["B"] = len(starts[0]) - 1
     values = {n: given.get(n, sizes.get(n)) for n in kernels.reads if n not in ("b", "h")}
-    values = {n: x.item() if isinstance(x, Tensor) and not x.dim() else x for n, x in values.items()}
+    values = {
+        n: x.item() if isinstance(x, Tensor) and not x.dim() else x for n, x in values.items()
+    }
     values = {n: Rows(x.tolist()) if isinstance(x, Tensor) else x for n, x in values.items()}
     return Mask(
         kernels.keys,

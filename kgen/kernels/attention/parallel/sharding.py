@@ -49,7 +49,8 @@ class Sharding:
                 return first + lo - own_lo, first + hi - own_lo
             first += own_hi - own_lo
         raise ValueError(
-            f"positions [{lo}, {hi}) are not one run of rank {rank}, which has {self.joined.parts[rank]}"
+            f"positions [{lo}, {hi}) are not one run of rank {rank}, which has "
+            f"{self.joined.parts[rank]}"
         )
 
 
@@ -60,7 +61,9 @@ def cut(length: int, pieces: int) -> list[Interval]:
 
 
 def contiguous(length: int, ranks: int) -> Sharding:
-    """Return one run of positions per rank, with the lengths of `torch.chunk` and of a DTensor's `Shard`."""
+    """Return one run of positions per rank, with the lengths of `torch.chunk` and of a DTensor's
+    `Shard`.
+    """
     most = -(-length // ranks)
     ends = [min(rank * most, length) for rank in range(ranks + 1)]
     return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in pairwise(ends)))
@@ -76,16 +79,21 @@ def runs(lengths: Sequence[int]) -> Sharding:
 
 
 def head_tail(length: int, ranks: int) -> Sharding:
-    """Return two runs per rank, equally far from the start and the end: equal work under a causal mask."""
+    """Return two runs per rank, equally far from the start and the end: equal work under a causal
+    mask.
+    """
     pieces = cut(length, 2 * ranks)
     ends = [(pieces[r], pieces[-1 - r]) for r in range(ranks)]
     return Sharding(tuple(tuple((lo, hi) for lo, hi in two if lo < hi) for two in ends))
 
 
-def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
+def by_cost(
+    length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2
+) -> Sharding:
     """Return the same number of runs per rank, balanced greedily.
 
-    The most expensive remaining run goes to the rank with the least work. `cost(lo, hi)` is the work of a run.
+    The most expensive remaining run goes to the rank with the least work. `cost(lo, hi)` is the
+    work of a run.
     """
     pieces = cut(length, runs_each * ranks)
     costs = {piece: cost(*piece) for piece in pieces}
@@ -123,6 +131,9 @@ def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[I
     found = list(intervals)
     for lo, hi in others:
         found = [
-            piece for a, b in found for piece in ((a, min(b, lo)), (max(a, hi), b)) if piece[0] < piece[1]
+            piece
+            for a, b in found
+            for piece in ((a, min(b, lo)), (max(a, hi), b))
+            if piece[0] < piece[1]
         ]
     return found

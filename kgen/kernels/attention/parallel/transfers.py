@@ -49,7 +49,9 @@ class Keys:
         return run_of(self.k, self.axis, rows), run_of(self.v, self.axis, rows)
 
     def empty(self, interval: Interval) -> tuple[Tensor, Tensor]:
-        """Return uninitialized tensors for the keys and values of a run of positions of another rank."""
+        """Return uninitialized tensors for the keys and values of a run of positions of another
+        rank.
+        """
         length = interval[1] - interval[0]
         return like(self.k, self.axis, length), like(self.v, self.axis, length)
 
@@ -87,7 +89,8 @@ def exchanged(
 def gathered(
     group: dist.ProcessGroup, axis: int, x: Tensor, lengths: list[int], async_op: bool = True
 ) -> tuple[list[Tensor], Any]:
-    """Gather the rows of all ranks along an axis. Returns the tensors by rank, and the work to wait for.
+    """Gather the rows of all ranks along an axis. Returns the tensors by rank, and the work to wait
+    for.
 
     `lengths` has the number of rows of each rank.
     """
@@ -99,7 +102,9 @@ def gathered(
         run_of(own, axis, (0, x.shape[axis])).copy_(x)
     there = [like(x, axis, longest) for _ in lengths]
     work = dist.all_gather(there, own, group=group, async_op=async_op)
-    return [run_of(one, axis, (0, length)) for one, length in zip(there, lengths, strict=True)], work
+    return [
+        run_of(one, axis, (0, length)) for one, length in zip(there, lengths, strict=True)
+    ], work
 
 
 # --- empty tensors ------------------------
@@ -113,7 +118,9 @@ def like(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) ->
 
 
 def empty_rows_first(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an uninitialized tensor of rows like those of `x`, rows first: any run of them is contiguous."""
+    """Return an uninitialized tensor of rows like those of `x`, rows first: any run of them is
+    contiguous.
+    """
     return x.new_empty(rows_first(x, axis, length), dtype=dtype)
 
 
@@ -145,7 +152,10 @@ class Beside:
     def begin(self) -> None:
         """Let later transfers wait for the work that the compute stream has so far."""
         if self.apart:
-            self.here, self.beside = torch.cuda.current_stream(self.device.index), _stream_beside(self.device)
+            self.here, self.beside = (
+                torch.cuda.current_stream(self.device.index),
+                _stream_beside(self.device),
+            )
             self.beside.wait_stream(self.here)
 
     def stream(self) -> AbstractContextManager[object]:
@@ -153,16 +163,19 @@ class Beside:
         return nullcontext() if self.beside is None else torch.cuda.stream(self.beside)
 
     def wait(self, works: list[Any] | None = None, received: Sequence[Tensor] = ()) -> None:
-        """Let the compute stream wait for these transfers. Then give other running transfers time to start.
+        """Let the compute stream wait for these transfers. Then give other running transfers time
+        to start.
 
-        A kernel that occupies all multiprocessors blocks a transfer that becomes ready at the same time.
+        A kernel that occupies all multiprocessors blocks a transfer that becomes ready at the same
+        time.
         """
         if self.here is None or self.beside is None:
             over(works or [])
             return
         if not any(self.under_way):
             return
-        with self.stream():  # their memory belongs to this stream: it must not be reused before they end
+        # their memory belongs to this stream: it must not be reused before they end
+        with self.stream():
             over(works or [])
             if any(self.under_way):
                 torch.cuda._sleep(LEAD)
@@ -171,7 +184,9 @@ class Beside:
             x.record_stream(self.here)
 
     def lead(self, works: list[Any]) -> None:
-        """Give these transfers, which wait for the compute stream, time to start before it continues."""
+        """Give these transfers, which wait for the compute stream, time to start before it
+        continues.
+        """
         self.begin()
         if self.here is not None and self.beside is not None and works:
             with self.stream():

@@ -1,4 +1,5 @@
-"""The choice between spans and a block mask, and the programs of the kernel that builds a block mask.
+"""The choice between spans and a block mask, and the programs of the kernel that builds a block
+mask.
 
 Spans (`kgen.expr.tile_ranges`) cost nothing and are exact for most masks. Other masks get lists:
 
@@ -6,8 +7,8 @@ Spans (`kgen.expr.tile_ranges`) cost nothing and are exact for most masks. Other
 - For each block of keys, its partial and its full blocks of queries, for dk and dv.
 
 A block is as large as the largest tile, so that kernels of any tile shape can use one list. The
-lists have the names of the `BlockMask` of FlexAttention. Full blocks follow the partial blocks in one
-list of indices.
+lists have the names of the `BlockMask` of FlexAttention. Full blocks follow the partial blocks in
+one list of indices.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class BlockMask:
     sides: Mapping[Node, str]
     """Operands of `pairs` that depend on one index, with their names in `decision`."""
     decision: Program
-    """Results: `some` (false if the block is empty), and each of `sides`, of which kernels take bounds."""
+    """Results: `some` (false if the block is empty), and each of `sides`, of which kernels take
+    bounds.
+    """
     evaluation: Program
     """Result: `mask`, which is `pairs` for a single pair."""
     by_batch: bool
@@ -87,7 +90,9 @@ class Choice:
     """True if the kernels support block masks."""
 
 
-def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapping[str, object]) -> Choice:
+def choose(
+    wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapping[str, object]
+) -> Choice:
     """Apply `block_mask: auto | always | never`, which is `wanted`.
 
     With `auto`, a condition without a span gets lists, unless it repeats within a block. In that
@@ -148,10 +153,17 @@ def _axes(node: Node) -> frozenset[str]:
 
 
 def _sides(node: Node) -> Iterator[Node]:
-    """Yield the largest operands that depend on at most one index. The kernel computes their bounds in a block."""
+    """Yield the largest operands that depend on at most one index.
+
+    The kernel computes their bounds in a block.
+    """
     if len(_axes(node)) < 2:
         yield node
-    elif isinstance(node, Call) and node.fn in BOUNDED and all(a.type is not Type.FLOAT for a in node.args):
+    elif (
+        isinstance(node, Call)
+        and node.fn in BOUNDED
+        and all(a.type is not Type.FLOAT for a in node.args)
+    ):
         for arg in node.args:
             yield from _sides(arg)
 
@@ -161,7 +173,9 @@ BOUNDED = frozenset({"and", "or", "lt", "le", "gt", "ge", "eq", "ne", "add", "su
 
 
 def _of_block(node: Node, number: Callable[[Node], int | None]) -> Node:
-    """Replace the index in `q_idx // 256` by the first of its block, because all have the same quotient."""
+    """Replace the index in `q_idx // 256` by the first of its block, because all have the same
+    quotient.
+    """
     if not (isinstance(node, Call) and node.fn == "floordiv" and node.args[0] in _FIRST):
         return node
     divisor = number(node.args[1])
@@ -210,7 +224,9 @@ def period(node: Node) -> int | None:
 
 
 def _is_polynomial(node: Node) -> bool:
-    """True if a value is an integer polynomial, so that its remainder follows from the remainders of its operands."""
+    """True if a value is an integer polynomial, so that its remainder follows from the remainders
+    of its operands.
+    """
     if isinstance(node, Read):
         return period(node) == 1
     if isinstance(node, Call) and node.fn not in ("add", "sub", "neg", "mul"):

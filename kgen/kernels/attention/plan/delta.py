@@ -38,7 +38,9 @@ class DeltaPlan:
 
 
 def plan_delta(spec: AttentionSpec) -> DeltaPlan:
-    """Choose eight threads per row, or more if a thread would otherwise need more than two loads per operand."""
+    """Choose eight threads per row, or more if a thread would otherwise need more than two loads
+    per operand.
+    """
     vector = ACCESS // ELEMENT_SIZE[spec.dtype]
     accesses = -(-spec.head_dim.v // vector)
     threads = 8

@@ -1,6 +1,7 @@
 """Dependences of the ends of a loop's range.
 
-A consumer that holds a part of a tile can use a tighter range. This needs ends that move with the tile.
+A consumer that holds a part of a tile can use a tighter range. This needs ends that move with the
+tile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class End:
     searches: bool = False
     """True if the end is a binary search in a sorted buffer."""
     reads_first: bool = False
-    """True if a buffer is read at the first position of the tile. For a part, this may be past the end."""
+    """True if a buffer is read at the first position of the tile. For a part, this may be past the
+    end.
+    """
     may_be_length: bool = False
     """True if an empty range may begin at the length of the inner tensor."""
 
@@ -68,7 +71,9 @@ def ends_of(loop: TileLoop) -> Ends:
     if loop.listed:
         return _FIXED
     (span,) = loop.spans
-    lo, hi, full_lo, full_hi = (_end(bound, loop) for bound in (span.lo, span.hi, span.full_lo, span.full_hi))
+    lo, hi, full_lo, full_hi = (
+        _end(bound, loop) for bound in (span.lo, span.hi, span.full_lo, span.full_hi)
+    )
     if span.lo != Const(0, Type.INT):
         full_lo = full_lo | lo  # full_lo is never before lo
     return Ends(lo, hi, full_lo, full_hi, span.has_full and loop.masked)

@@ -1,4 +1,6 @@
-"""Facts about lengths: promised multiples, equal lengths, and sorted rows that kernels may search."""
+"""Facts about lengths: promised multiples, equal lengths, and sorted rows that kernels may
+search.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def named_extents(buffer: str, shape: Sequence[int | str]) -> tuple[int | str, .
 def without_promises(loaded: Loaded) -> Loaded:
     """Return the spec without `multiple_of`, for lengths of any size."""
     lengths = loaded.spec.lengths
-    sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
-    return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
+    sides = {
+        side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")
+    }
+    return replace(
+        loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)})
+    )
 
 
 def ties_lengths(
@@ -54,8 +60,8 @@ def ties_lengths(
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
     """True if the read elements ascend with the position, for all positions.
 
-    The buffer must be sorted, its row must exist, and no position may read past its end. Reads there
-    return zero. `tied` means SQ == SK.
+    The buffer must be sorted, its row must exist, and no position may read past its end. Reads
+    there return zero. `tied` means SQ == SK.
     """
     if not buffer.sorted:
         return False
@@ -70,6 +76,8 @@ def _ends_before(position: Node, length: str, tied: bool) -> bool:
     same: dict[Node, Node] = {SQ: SK} if tied else {}
     own_length = Var("own_length", Type.INT)
     names: dict[Node, Node] = {Read(KV_LENS, (Var("b", Type.INT),), Type.INT): own_length, **same}
-    greatest = {index.name: {"SK" if tied else size: 1, "": -1} for index, size in _POSITIONS.items()}
+    greatest = {
+        index.name: {"SK" if tied else size: 1, "": -1} for index, size in _POSITIONS.items()
+    }
     ranges = IndexRanges({**HEADS.greatest, **greatest, own_length.name: {"SK": 1}}, SIZES)
     return ranges.below(substitute(position, names), substitute(Var(length, Type.INT), same))

@@ -1,4 +1,6 @@
-"""Idioms in the program of a loop that a chip computes in a better way: linear biases and sorted documents."""
+"""Idioms in the program of a loop that a chip computes in a better way: linear biases and sorted
+documents.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class Idioms:
 
 @dataclass(frozen=True)
 class LinearBias:
-    """A bias that grows linearly along a row: logit = qk * scale + slope * (distance + column of the tile).
+    """A bias that grows linearly along a row: logit = qk * scale + slope * (distance + column of
+    the tile).
 
     ALiBi (Press et al., "Train Short, Test Long", section 3) has this form.
     """
@@ -111,19 +114,27 @@ def documents(loop: TileLoop) -> Documents | None:
     if of_first is None or of_last is None or of_first.buffer != of_last.buffer:
         return None
     values = of_first.indices[-1], of_last.indices[-1]
-    if of_first.indices[:-1] != of_last.indices[:-1] or not all(isinstance(v, Read) for v in values):
+    if of_first.indices[:-1] != of_last.indices[:-1] or not all(
+        isinstance(v, Read) for v in values
+    ):
         return None
     buffer, heads = of_first.buffer.removesuffix(FIRST_AT_LEAST), of_first.indices[:-1]
     program = loop.program
-    reads = [b for b in program.in_loop(needed_by=("mask", "inner_live")) if isinstance(b.node, Read)]
+    reads = [
+        b for b in program.in_loop(needed_by=("mask", "inner_live")) if isinstance(b.node, Read)
+    ]
     if len(reads) != 1 or reads[0].node != Read(buffer, (*heads, KV_IDX), reads[0].node.type):
         return None
     (of_keys,) = reads
     of_queries = [
-        b.name for b in program.bindings if b.node == Read(buffer, (*heads, Q_IDX), of_keys.node.type)
+        b.name
+        for b in program.bindings
+        if b.node == Read(buffer, (*heads, Q_IDX), of_keys.node.type)
     ]
     for part in conjuncts(program.results["mask"]):
-        sides = {n.name for n in part.args if isinstance(n, Var)} if isinstance(part, Call) else set()
+        sides = (
+            {n.name for n in part.args if isinstance(n, Var)} if isinstance(part, Call) else set()
+        )
         if isinstance(part, Call) and part.fn == "eq" and sides == {of_keys.name, *of_queries}:
             return Documents(of_first, of_last, of_keys, part)
     return None

@@ -41,7 +41,9 @@ class Loop:
     masked_at: Place = TILE
     """The place of the mask."""
 
-    def roots(self, form: SoftmaxForm, mask: Node, live: Mapping[str, Node]) -> dict[str, tuple[Node, Place]]:
+    def roots(
+        self, form: SoftmaxForm, mask: Node, live: Mapping[str, Node]
+    ) -> dict[str, tuple[Node, Place]]:
         """Return the values that the loop needs, by name, each with its place.
 
         `live` has the condition for live positions of each index.
@@ -66,5 +68,8 @@ class Loop:
         for gradient in self.gradients:
             roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
             if gradient.along == "pair" and gradient.summed is None:
-                roots |= {f"d_{gradient.name}[{i}]": (node, TILE) for i, node in enumerate(gradient.indices)}
+                roots |= {
+                    f"d_{gradient.name}[{i}]": (node, TILE)
+                    for i, node in enumerate(gradient.indices)
+                }
         return roots

@@ -57,7 +57,8 @@ class Guards:
 class ReadGradient:
     """The gradient through one distinct read of a buffer.
 
-    The element at `indices` is the sum of `d score_mod * derivative * factor` over all pairs that read it.
+    The element at `indices` is the sum of `d score_mod * derivative * factor` over all pairs that
+    read it.
     """
 
     name: str
@@ -66,9 +67,12 @@ class ReadGradient:
     indices: tuple[Node, ...]
     """Indices of the read. With `along` "distance", they depend on the distance."""
     along: str
-    """Granularity of the kernel's sums, one value per: "q" (query), "kv" (key), "distance" or "pair"."""
+    """Granularity of the kernel's sums, one value per: "q" (query), "kv" (key), "distance" or
+    "pair".
+    """
     summed: tuple[str, ...] | None
-    """The dimensions among `b h q_idx kv_idx` that are the indices. The gradient is a sum over the others.
+    """The dimensions among `b h q_idx kv_idx` that are the indices. The gradient is a sum over the
+    others.
 
     None if the values must be scattered.
     """
@@ -82,9 +86,9 @@ class ReadGradient:
 class TileLoop:
     """The computation of one kernel for a tile of `outer`, with a loop over tiles of `inner`.
 
-    The forward loop is FlashAttention-2 (Dao 2023, Algorithm 1), with the online softmax of Milakov and
-    Gimelshein (2018). The backward loops are Algorithm 2 in two parts, one for dq and one for dk and
-    dv. So the portable kernels add up dq without atomic additions.
+    The forward loop is FlashAttention-2 (Dao 2023, Algorithm 1), with the online softmax of Milakov
+    and Gimelshein (2018). The backward loops are Algorithm 2 in two parts, one for dq and one for
+    dk and dv. So the portable kernels add up dq without atomic additions.
     """
 
     outer: Axis
@@ -116,7 +120,8 @@ class TileLoop:
         Ranges that move with the outer tile do not have this problem.
         """
         return not self.listed and all(
-            not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans
+            not variables(span.lo) & {self.outer.start.name, self.outer.last.name}
+            for span in self.spans
         )
 
 
@@ -157,12 +162,16 @@ class AttentionPlan:
     """The decision for or against a block mask, and its reasons."""
     block_mask: BlockMask | None
     called: Mapping[str, str]
-    """The callers' names of parameters and buffers that were renamed because kernels use the name."""
+    """The callers' names of parameters and buffers that were renamed because kernels use the
+    name.
+    """
 
     @cached_property
     def gradients(self) -> tuple[ReadGradient, ...]:
         """Gradients of buffers, by loop: dq, dkdv, pairs, diagonals."""
-        loops = [loop for loop in (self.dq, self.dkdv, *self.pairs, *self.diagonals) if loop is not None]
+        loops = [
+            loop for loop in (self.dq, self.dkdv, *self.pairs, *self.diagonals) if loop is not None
+        ]
         return tuple(g for loop in loops for g in loop.gradients)
 
     @property
@@ -177,15 +186,17 @@ class AttentionPlan:
 
     @property
     def exact(self) -> bool:
-        """True if all kernels compute the same bits of a score, and store the log-sum-exp in float64."""
+        """True if all kernels compute the same bits of a score, and store the log-sum-exp in
+        float64.
+        """
         return exact(self.spec)
 
 
 def exact(spec: AttentionSpec) -> bool:
     """True if all kernels compute the same bits of a score, and store the log-sum-exp in float64.
 
-    Backward recomputes P = 2^(s - lse). The ulp of a score or of a float32 log-sum-exp grows with the
-    score, and its error multiplies P. With 16-bit inputs, the rounding of P is larger.
+    Backward recomputes P = 2^(s - lse). The ulp of a score or of a float32 log-sum-exp grows with
+    the score, and its error multiplies P. With 16-bit inputs, the rounding of P is larger.
     """
     return spec.dtype == "fp32"
 
@@ -201,11 +212,11 @@ def grouped(spec: AttentionSpec) -> bool:
 def chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     """Split a head dim into one or two blocks, each a power of two of at least 16 columns.
 
-    Matrix units need at least 16 columns. The first block is the largest power of two. The second is the
-    rest, padded to a power of two: 192 = 128 + 64, 576 = 512 + 64.
+    Matrix units need at least 16 columns. The first block is the largest power of two. The second
+    is the rest, padded to a power of two: 192 = 128 + 64, 576 = 512 + 64.
 
-    There is a single padded block if the padded rest is as large as the first block. The same holds if the
-    first block has less than 64 columns: 56 becomes 64.
+    There is a single padded block if the padded rest is as large as the first block. The same holds
+    if the first block has less than 64 columns: 56 becomes 64.
     """
     size = max(16, 1 << (head_dim.bit_length() - 1))
     if size >= head_dim:
@@ -214,4 +225,6 @@ def chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     padded = max(16, 1 << (rest - 1).bit_length())
     if padded == size or size < 64:
         return (Chunk(columns, "", 0, 2 * size, head_dim),)
-    return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(f"{columns}_1", "_1", size, padded, rest)
+    return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(
+        f"{columns}_1", "_1", size, padded, rest
+    )

@@ -1,7 +1,8 @@
 """The grid of tiles that the forward loop visits, as text.
 
 One character is a tile of queries (rows) by keys (columns): `.` is not visited, `+` is visited with
-the mask, `#` without it. The grid evaluates the bounds of the plan, which the emitted kernel also uses.
+the mask, `#` without it. The grid evaluates the bounds of the plan, which the emitted kernel also
+uses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, children, measured, reads, variables
+from kgen.expr.nodes import (
+    FIRST_AT_LEAST,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    children,
+    measured,
+    reads,
+    variables,
+)
 from kgen.expr.spans import Span
 from kgen.expr.unparse import show
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
@@ -57,7 +69,9 @@ class Run:
 
 
 def conditions(plan: AttentionPlan) -> list[Node]:
-    """Return the expressions that select the visited tiles: bounds of spans, or the condition of a block mask."""
+    """Return the expressions that select the visited tiles: bounds of spans, or the condition of a
+    block mask.
+    """
     if plan.block_mask is not None:
         return [plan.block_mask.condition]
     return [node for span in plan.forward.spans for node in _bounds(span)]
@@ -92,7 +106,10 @@ def _listed(
     size: int,
     assumed: tuple[str, ...],
 ) -> tuple[tuple[str, ...], tuple[int, int], tuple[str, ...]]:
-    """Classify blocks by their pairs. If there are more than `MOST_PAIRS`, evaluate a sample of the positions."""
+    """Classify blocks by their pairs.
+
+    If there are more than `MOST_PAIRS`, evaluate a sample of the positions.
+    """
     allowed = compiled(mask.condition, scalars, buffers)
     step = max(1, math.isqrt(length * length // MOST_PAIRS))
     places = [[*range(start, min(start + size, length), step)] for start in range(0, length, size)]
@@ -124,7 +141,10 @@ def _row(
         # A tile across the end of the keys needs the mask too.
         if not any(lo < end and start < hi for lo, hi, _, _ in spans):
             yield SKIPPED
-        elif any(full_lo <= start and end <= full_hi for _, _, full_lo, full_hi in spans) or not loop.masked:
+        elif (
+            any(full_lo <= start and end <= full_hi for _, _, full_lo, full_hi in spans)
+            or not loop.masked
+        ):
             yield FULL
         else:
             yield MASKED
@@ -135,7 +155,9 @@ def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
     return span.lo, span.hi, *((span.full_lo, span.full_hi) if span.has_full else (empty, empty))
 
 
-def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict[str, Row], tuple[str, ...]]:
+def usual(
+    plan: AttentionPlan, run: Run
+) -> tuple[dict[str, Number | None], dict[str, Row], tuple[str, ...]]:
     """Return typical values of scalars and of rows of buffers, and a line for each assumption.
 
     The values cover all names in `conditions(plan)`.
@@ -157,7 +179,9 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict
         scalars[name] = 3 * length // 4
         assumed.append(f"{show(Var(name, Type.INT))} = {scalars[name]}")
     quarter = max(1, length // 4)
-    for name in dict.fromkeys(r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)):
+    for name in dict.fromkeys(
+        r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)
+    ):
         buffer = plan.spec.buffers[name]
         extent = buffer.shape[-1] if buffer.shape else 1
         if buffer.sorted:
@@ -174,7 +198,9 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict
             assumed.append(f"{name}: {words} its last axis, in runs of {run_of}")
         elif extent in ("HQ", "HKV") and sizes[extent] > 1:
             # Each head has its own number, so that heads differ.
-            buffers[name] = [3 * length // 4 * (i + 1) // sizes[extent] for i in range(sizes[extent])]
+            buffers[name] = [
+                3 * length // 4 * (i + 1) // sizes[extent] for i in range(sizes[extent])
+            ]
             assumed.append(f"{name} up to {buffers[name][-1]}, more with each head")
         else:
             # One number: a length, an offset.
@@ -184,7 +210,10 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Number | None], dict
 
 
 def value(node: Node, env: Mapping[str, Number | None], buffers: Mapping[str, Row]) -> Any:
-    """Evaluate a tree of scalars. Reads use the last index only, and return zero outside the buffer."""
+    """Evaluate a tree of scalars.
+
+    Reads use the last index only, and return zero outside the buffer.
+    """
     if isinstance(node, Const):
         return node.value
     if isinstance(node, Var):
@@ -225,8 +254,11 @@ def compiled(
 
     written = f"lambda q_idx, kv_idx: {text(node)}"
     scope = {**_SCOPE, **scalars, **rows, "inf": math.inf}
-    made: Callable[[int, int], bool] = eval(written, scope)  # `written` comes from `text`, not from a user
+    # `written` comes from `text`, not from a user
+    made: Callable[[int, int], bool] = eval(written, scope)
     return made
 
 
-_SCOPE: Mapping[str, Callable[..., Number]] = {name: row.value for name, row in TABLE.items() if row.callable}
+_SCOPE: Mapping[str, Callable[..., Number]] = {
+    name: row.value for name, row in TABLE.items() if row.callable
+}

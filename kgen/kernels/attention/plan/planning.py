@@ -1,15 +1,21 @@
-"""Planning: build an `AttentionPlan` from a spec, with the loads, hoisted values, loops and stores of each kernel.
+"""Planning: build an `AttentionPlan` from a spec, with the loads, hoisted values, loops and stores
+of each kernel.
 
 The plan contains all decisions, as expressions. A target only prints them. All kernels have one
-description, `TileLoop`: a program holds a tile of the *outer* index and visits tiles of the *inner* one.
+description, `TileLoop`: a program holds a tile of the *outer* index and visits tiles of the *inner*
+one.
 
     forward   outer q_idx, inner kv_idx     out, lse
     dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
-    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
-    pair      one tile of both              gradient of a buffer with an element for each (query, key)
-    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance q_idx - kv_idx
+    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key
+                                            alone
+    pair      one tile of both              gradient of a buffer with an element for each
+                                            (query, key)
+    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance
+                                            q_idx - kv_idx
 
-The loops follow FlashAttention-2 (Dao 2023, Algorithms 1 and 2). See `TileLoop` for the differences.
+The loops follow FlashAttention-2 (Dao 2023, Algorithms 1 and 2). See `TileLoop` for the
+differences.
 """
 
 from __future__ import annotations
@@ -77,8 +83,8 @@ from kgen.spec.once import once_each
 def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     """Plan the kernels of a loaded attention spec.
 
-    With `packed`, the query heads of a KV head are rows of one tile, so that `h` differs between rows.
-    The plan then has the forward loop only. Decoding uses it.
+    With `packed`, the query heads of a KV head are rows of one tile, so that `h` differs between
+    rows. The plan then has the forward loop only. Decoding uses it.
     """
     loaded = named_apart(loaded)
     known = numbers(loaded.spec.params)
@@ -97,7 +103,9 @@ class _Planner:
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")  # the canonical form has no `detach`
         params = self.spec.params
-        self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
+        self.positive = frozenset(
+            n for n, p in params.items() if p.value is not None and p.value > 0
+        )
         self.algebra = Algebra(self.positive)
         self.divisible_q = _promised(self.spec.lengths.q)
         self.divisible_kv = _promised(self.spec.lengths.kv)
@@ -114,12 +122,15 @@ class _Planner:
         backward = "backward" in spec.passes and not self.packed
         gradients = self._gradients() if backward else ()
         outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
-        by_query = tuple(g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None))
+        by_query = tuple(
+            g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None)
+        )
         by_key = tuple(g for g in gradients if g.along == "kv")
         by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
         by_distance = tuple(g for g in gradients if g.along == "distance")
         dscore = self._derivative(SCORE)
-        # dk sums over the query heads of a group. A factor that differs between them must stay inside the loop.
+        # dk sums over the query heads of a group. A factor that differs between them must stay
+        # inside the loop.
         by_head = (Var("h", Type.INT),) if grouped(spec) else ()
         forward = self._loop(*outer_q)
         loops = {
@@ -154,7 +165,9 @@ class _Planner:
             called=self.called,
         )
 
-    def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
+    def _tile_problem(
+        self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop
+    ) -> Problem:
         tile_reads = [
             b.node for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE
         ]
@@ -177,10 +190,12 @@ class _Planner:
             return "bias" if self.spec.fast_math else "function"
         return "plain" if self.form.max_of_core else "bias"
 
-    # --- masks ---------------------------------------------------------------------------------------------------
+    # --- masks ------------------------------------------------------------------------------------
 
     def _split_mask(self) -> tuple[Guards, Guards, Node]:
-        """Return the guards of queries, the guards of keys, and the whole mask over `q_live` and `kv_live`."""
+        """Return the guards of queries, the guards of keys, and the whole mask over `q_live` and
+        `kv_live`.
+        """
         sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
         rows = {"q_idx", "h"} if self.packed else {"q_idx"}
         for condition in conjuncts(normalize(self.mask_mod or TRUE)):
@@ -206,15 +221,21 @@ class _Planner:
 
     def _choose_block_mask(self) -> Choice:
         spec = self.spec
-        able = not (self.packed or spec.varlen or "decode" in spec.passes or spec.paged_kv is not None)
+        able = not (
+            self.packed or spec.varlen or "decode" in spec.passes or spec.paged_kv is not None
+        )
         sides = [(KV_AXIS, Q_AXIS), (Q_AXIS, KV_AXIS)][: 1 + ("backward" in spec.passes)]
-        unclassified = [c for axes in sides for c in self._finder(*axes).unclassified(self.mask_mod or TRUE)]
+        unclassified = [
+            c for axes in sides for c in self._finder(*axes).unclassified(self.mask_mod or TRUE)
+        ]
         values = {name: param.value for name, param in spec.params.items()}
         return choose(spec.block_mask, able, tuple(dict.fromkeys(unclassified)), values)
 
     def _number(self, node: Node) -> int | None:
         """Return the value of an expression over numbers and compile-time parameters, else None."""
-        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, numbers(self.spec.params))))
+        known = self.algebra.to_tree(
+            self.algebra.to_sympy(substitute(node, numbers(self.spec.params)))
+        )
         return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
 
     def _whole_mask(self) -> Node:
@@ -224,7 +245,7 @@ class _Planner:
     def _is_sorted(self, read: Read) -> bool:
         return is_searched(read, self.spec.buffers[read.buffer], self._ties_lengths())
 
-    # --- loops ---------------------------------------------------------------------------------------------------
+    # --- loops ------------------------------------------------------------------------------------
 
     def _loop(
         self,
@@ -233,7 +254,10 @@ class _Planner:
         dscore: tuple[Node, Node] = (ONE, ONE),
         gradients: tuple[ReadGradient, ...] = (),
     ) -> TileLoop:
-        outer_name, inner_name = outer.index.name.removesuffix("_idx"), inner.index.name.removesuffix("_idx")
+        outer_name, inner_name = (
+            outer.index.name.removesuffix("_idx"),
+            inner.index.name.removesuffix("_idx"),
+        )
         row, column = Place(False, (outer_name,)), Place(True, (inner_name,))
         places = {
             outer.index.name: row,
@@ -258,12 +282,15 @@ class _Planner:
         places |= {name: Place(name not in gradient.summed, ()) for name in ("b", "h")}
         # The live positions of a side may depend on the batch.
         row, column = (
-            places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
+            places[x.name] | place_of(g.live, places)
+            for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
         )
         places |= {"q_live": row, "kv_live": column}
         masked = place_of(self._mask_in(Q_AXIS), places)
         return self._tile_loop(
-            Loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked)
+            Loop(
+                Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked
+            )
         )
 
     def _diagonal(self, gradient: ReadGradient) -> TileLoop:
@@ -273,12 +300,28 @@ class _Planner:
         """
         row, column = Place(True, ("q",)), Place(True, ("kv",))
         places = {"q_idx": row, "q_live": row, "kv_idx": column, "kv_live": column, "qk": TILE}
-        places |= {"q_start": Place(True, ()), "kv_start": Place(True, ()), DISTANCE.name: ALONG_DIAGONAL}
+        places |= {
+            "q_start": Place(True, ()),
+            "kv_start": Place(True, ()),
+            DISTANCE.name: ALONG_DIAGONAL,
+        }
         kept = [over_distance(c, self.algebra) for c in conjuncts(normalize(self.mask_mod or TRUE))]
         allowed = all_of([c for c in kept if c is not None and DISTANCE.name in variables(c)])
-        gradient = replace(gradient, derivative=reads_over_distance(gradient.derivative, self.algebra))
+        gradient = replace(
+            gradient, derivative=reads_over_distance(gradient.derivative, self.algebra)
+        )
         return self._tile_loop(
-            Loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), along_diagonal=allowed)
+            Loop(
+                Q_AXIS,
+                KV_AXIS,
+                places,
+                row,
+                column,
+                (ONE, ONE),
+                (gradient,),
+                (),
+                along_diagonal=allowed,
+            )
         )
 
     def _tile_loop(self, loop: Loop) -> TileLoop:
@@ -293,7 +336,9 @@ class _Planner:
             )
         # Rows past the end of a tensor are not stored, but sums along diagonals include them.
         mask = self.mask if loop.along_diagonal is not None else self._mask_in(loop.outer)
-        by_columns = loop.inner is KV_AXIS and loop.spans and not self.packed and not exact(self.spec)
+        by_columns = (
+            loop.inner is KV_AXIS and loop.spans and not self.packed and not exact(self.spec)
+        )
         if form.bias is not None and by_columns:
             form = replace(form, bias=self._by_column(form.bias))
         live = {"q_idx": self.q.live, "kv_idx": self.kv.live}
@@ -327,16 +372,19 @@ class _Planner:
         return call("add", call("mul", self.algebra.to_tree(slope), OFFS_N), first)
 
     def _mask_in(self, outer: Axis) -> Node:
-        """Return the mask inside a tile, without the bound of the outer index: rows past its end are never stored."""
+        """Return the mask inside a tile, without the bound of the outer index: rows past its end
+        are never stored.
+        """
         guards = self.q if outer is Q_AXIS else self.kv
         live = Q_LIVE if outer is Q_AXIS else KV_LIVE
         return all_of([c for c in conjuncts(self.mask) if c != live or guards.live != guards.bound])
 
-    # --- buffers -------------------------------------------------------------------------------------------------
+    # --- buffers ----------------------------------------------------------------------------------
 
     def _gradients(self) -> tuple[ReadGradient, ...]:
         found: list[ReadGradient] = []
-        score, order = self.score_mod or SCORE, [*self.spec.buffers]  # independent of the order of reads
+        # independent of the order of reads
+        score, order = self.score_mod or SCORE, [*self.spec.buffers]
         for read in sorted(reads(score), key=lambda r: (order.index(r.buffer), show(r))):
             if not self.spec.buffers[read.buffer].grad:
                 continue
@@ -346,7 +394,11 @@ class _Planner:
             factor, rest = peel_scalar(derivative, self.algebra)
             count = sum(g.buffer == read.buffer for g in found)
             name = read.buffer if not count else f"{read.buffer}_{count + 1}"
-            names = frozenset().union(*(variables(i) for i in read.indices)) if read.indices else frozenset()
+            names = (
+                frozenset().union(*(variables(i) for i in read.indices))
+                if read.indices
+                else frozenset()
+            )
             along = "q" if "kv_idx" not in names else "pair" if "q_idx" in names else "kv"
             indices, summed = read.indices, self._summed(read)
             if along == "pair" and summed is None and not self.spec.varlen:
@@ -359,14 +411,24 @@ class _Planner:
         return without_detach(differentiate(self.score_mod or SCORE, wrt, self.algebra))
 
     def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:
-        """Return "distance" or "pair" for the sums of a gradient, and its indices in those terms."""
+        """Return "distance" or "pair" for the sums of a gradient, and its indices in those
+        terms.
+        """
         by_distance = over_distance(read, self.algebra)
-        return ("pair", read.indices) if by_distance is None else ("distance", children(by_distance))
+        return (
+            ("pair", read.indices) if by_distance is None else ("distance", children(by_distance))
+        )
 
     def _summed(self, read: Read) -> tuple[str, ...] | None:
-        sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
+        sizes: dict[str, tuple[str, ...]] = {
+            "b": ("B",),
+            "h": ("HQ",),
+            "q_idx": ("SQ",),
+            "kv_idx": ("SK",),
+        }
         if self.spec.varlen:
-            # Kernels store one value per token. Only indices without a position allow a plain sum over tokens.
+            # Kernels store one value per token. Only indices without a position allow a plain sum
+            # over tokens.
             sizes = {"h": ("HQ",)}
         if self._ties_lengths():
             sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}

@@ -1,11 +1,13 @@
 """Rewrite of `align`, `per_batch` and `gqa: 1` into the expressions.
 
-Kernels use rows: query `i` of a call is `q_idx = i`, and there are SK keys. This step rewrites other
-conventions into the expressions. Later steps (tile ranges, guards, gradients) need no case for them.
+Kernels use rows: query `i` of a call is `q_idx = i`, and there are SK keys. This step rewrites
+other conventions into the expressions. Later steps (tile ranges, guards, gradients) need no case
+for them.
 
-    align: end                   q_idx is row + SK - SQ: the last query has the position of the last key
-    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] instead
-                                 of SK above
+    align: end                   q_idx is row + SK - SQ: the last query has the position of the last
+                                 key
+    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and
+                                 kv_lens[b] instead of SK above
     gqa: 1                       HKV is HQ, in expressions and in shapes of buffers
 """
 
@@ -24,10 +26,14 @@ HQ, HKV = Var("HQ", Type.INT), Var("HKV", Type.INT)
 
 
 def positioned(loaded: Loaded) -> Loaded:
-    """Return the spec with `align`, `per_batch` and `gqa: 1` written into its expressions and buffers."""
+    """Return the spec with `align`, `per_batch` and `gqa: 1` written into its expressions and
+    buffers.
+    """
     loaded = _with_one_number_of_heads(loaded) if loaded.spec.gqa == 1 else loaded
     spec = loaded.spec
-    end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    end: Node = (
+        Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    )
     trees, named = dict(loaded.trees), dict(loaded.locals)
     # The queries of a cache are its latest tokens. Counted from zero, a causal mask would let a
     # single query see only the first key. flash-attn aligns in the same way.
@@ -37,7 +43,9 @@ def positioned(loaded: Loaded) -> Loaded:
         named = _with(named, {Q_IDX: shifted})
     if spec.per_batch:
         exists = call("lt", KV_IDX, end)
-        trees["mask_mod"] = call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
+        trees["mask_mod"] = (
+            call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
+        )
         spec = _with_lengths(spec)
     return replace(loaded, spec=spec, trees=trees, locals=named)
 
@@ -50,7 +58,9 @@ def _with_one_number_of_heads(loaded: Loaded) -> Loaded:
     """Replace HKV by HQ, because kernels for `gqa: 1` have no argument HKV."""
     trees, named = _with(loaded.trees, {HKV: HQ}), _with(loaded.locals, {HKV: HQ})
     buffers = {
-        name: buffer.model_copy(update={"shape": tuple("HQ" if s == "HKV" else s for s in buffer.shape)})
+        name: buffer.model_copy(
+            update={"shape": tuple("HQ" if s == "HKV" else s for s in buffer.shape)}
+        )
         for name, buffer in loaded.spec.buffers.items()
     }
     return replace(

@@ -1,4 +1,6 @@
-"""Reads of buffers for each pair of a tile: reads of a single element, and loads that start before Q @ K^T."""
+"""Reads of buffers for each pair of a tile: reads of a single element, and loads that start before
+Q @ K^T.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from kgen.kernels.attention.plan.model import TileLoop
 def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
     """Return the least and greatest value in a tile of each index that varies in it, by dimension.
 
-    If the two are equal, all pairs of the tile read one element. The mapping is empty if `binding` is not
-    a read per pair, or if an index has no such bounds.
+    If the two are equal, all pairs of the tile read one element. The mapping is empty if `binding`
+    is not a read per pair, or if an index has no such bounds.
     """
     read = binding.node
     if not isinstance(read, Read) or binding.place != TILE:
@@ -34,9 +36,11 @@ def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
 
 
 def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
-    """Return the values to load before the product Q @ K^T, so that the load and the product overlap.
+    """Return the values to load before the product Q @ K^T, so that the load and the product
+    overlap.
 
-    These are the reads per pair and the values that they need. Reads that depend on the product are excluded.
+    These are the reads per pair and the values that they need. Reads that depend on the product are
+    excluded.
     """
     known = {b.name: b for b in bindings}
 
@@ -54,7 +58,9 @@ def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
 
 
 def mask_reads(loop: TileLoop) -> Mapping[str, str]:
-    """Return the reads of the mask that depend on the inner index only: names of elements, with their buffers."""
+    """Return the reads of the mask that depend on the inner index only: names of elements, with
+    their buffers.
+    """
     inner = loop.inner.index.name.removesuffix("_idx")
     return {
         b.name: b.node.buffer
@@ -64,7 +70,10 @@ def mask_reads(loop: TileLoop) -> Mapping[str, str]:
 
 
 def _ends(loop: TileLoop) -> dict[Node, Bounds]:
-    """Return the first and last position of a tile along each axis. The inner axis counts a whole tile."""
+    """Return the first and last position of a tile along each axis.
+
+    The inner axis counts a whole tile.
+    """
     inner, outer = loop.inner, loop.outer
     block = Var("BLOCK_N" if inner.index.name == "kv_idx" else "BLOCK_M", Type.INT)
     last = call("sub", call("add", inner.start, block), Const(1, Type.INT))

@@ -1,10 +1,10 @@
 """Tile shapes by chip: rows of queries and of keys, warps, and pipeline stages.
 
-The table of `tuned.py` has the tiles that `kgen tune` timed. Compute capability 10.0 uses the rows of
-9.0. For other problems, rules derived from the timings list tiles by preference, and the first
-that fits is chosen. Row 0 is for all other chips: it fits in 99 KiB of shared memory, the least per block
-of a supported chip. This module estimates the shared memory of a tile, and `kgen compile` checks the
-estimate against the compiler.
+The table of `tuned.py` has the tiles that `kgen tune` timed. Compute capability 10.0 uses the rows
+of 9.0. For other problems, rules derived from the timings list tiles by preference, and the first
+that fits is chosen. Row 0 is for all other chips: it fits in 99 KiB of shared memory, the least per
+block of a supported chip. This module estimates the shared memory of a tile, and `kgen compile`
+checks the estimate against the compiler.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ LARGEST_TILE = 128
 class TileTables:
     """Tiles of each kernel by compute capability (90 for 9.0; 0 for any other).
 
-    If a chip has several, the launcher takes the first whose loads the tensors allow. The last one loads
-    by pointers.
+    If a chip has several, the launcher takes the first whose loads the tensors allow. The last one
+    loads by pointers.
     """
 
     forward: dict[int, tuple[Tile, ...]]
@@ -34,7 +34,9 @@ class TileTables:
     pair: dict[int, tuple[Tile, ...]]
     """Tiles for gradients of buffers with an element per pair."""
     diagonal: dict[int, tuple[Tile, ...]]
-    """Tiles for gradients of buffers by distance. They are square, so that tiles on a diagonal have equal distances."""
+    """Tiles for gradients of buffers by distance. They are square, so that tiles on a diagonal have
+    equal distances.
+    """
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,9 @@ def tile_tables(problem: Problem) -> TileTables:
     """Return the tiles of a problem for every chip, without the rows that equal row 0."""
 
     def table(
-        kernel: str, tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
+        kernel: str,
+        tiles: Callable[[Problem, int], list[Tile]],
+        shared: Callable[[Problem, Tile], int],
     ) -> dict[int, tuple[Tile, ...]]:
         def best(chip: int, loads: str) -> Tile:
             timed = nearest(problem.timed_as(min(chip, 90), kernel, loads)) if chip >= 90 else None
@@ -120,8 +124,8 @@ def tile_tables(problem: Problem) -> TileTables:
 def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
     """Return the tiles of `forward`, `dq` or `dkdv` that `kgen tune` should time.
 
-    The accumulators and scores of a candidate fit in registers, and its operands fit in shared memory,
-    both by estimate.
+    The accumulators and scores of a candidate fit in registers, and its operands fit in shared
+    memory, both by estimate.
     """
     estimates: dict[str, tuple[Callable[[Tile], int], int, Callable[[Problem, Tile], int]]] = {
         "forward": (lambda t: t.BLOCK_M * problem.width_v, 1, _forward_shared),
@@ -135,9 +139,14 @@ def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
         for num_warps in (4, 8):
             tile = Tile(*rows, num_warps, stages, tma)
             registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
-            if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (not tma or chip >= 90):
+            if (
+                registers <= 200
+                and shared(problem, tile) <= SHARED_MEMORY[chip]
+                and (not tma or chip >= 90)
+            ):
                 found.append(tile)
-                # A warpgroup multiplies 64 rows at a time. Two warpgroups share 64 rows only to save registers.
+                # A warpgroup multiplies 64 rows at a time. Two warpgroups share 64 rows only to
+                # save registers.
                 if held == 64:
                     break
     return found
@@ -163,7 +172,9 @@ def _forward(problem: Problem, chip: int) -> list[Tile]:
         return [Tile(128, 64, 8, 2), *wide] if width <= 128 else wide
     if width <= 64:
         return (
-            [Tile(64, 64, 4, 3)] if problem.element_size == 2 else [Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)]
+            [Tile(64, 64, 4, 3)]
+            if problem.element_size == 2
+            else [Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)]
         )
     if problem.element_size == 4 and width <= 128:
         return [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)]
@@ -223,14 +234,16 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 
 
 def _pair(problem: Problem, chip: int) -> list[Tile]:
-    # The loop over batches is short, so other programs of the multiprocessor must hide the latency of loads.
-    # Before compute capability 9.0, operands of products are in registers, and 64 x 64 needs too many.
+    # The loop over batches is short, so other programs of the multiprocessor must hide the latency
+    # of loads. Before compute capability 9.0, operands of products are in registers, and 64 x 64
+    # needs too many.
     small = Tile(32, 32, 4, 1)
     return [Tile(64, 64, 4, 1), small] if chip >= 90 else [small]
 
 
 def _diagonal(problem: Problem, chip: int) -> list[Tile]:
-    # The loop is as long as the sequence, so the pipeline hides loads. Registers per pair: the sum, S, dP and the bias.
+    # The loop is as long as the sequence, so the pipeline hides loads. Registers per pair: the sum,
+    # S, dP and the bias.
     small = Tile(32, 32, 4, 1)
     return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), small] if chip >= 90 else [small]
 
@@ -239,7 +252,8 @@ def _diagonal(problem: Problem, chip: int) -> list[Tile]:
 _STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 
 
-# Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the compiler.
+# Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the
+# compiler.
 
 
 def _streamed(problem: Problem, tile: Tile, rows: int) -> int:
@@ -250,7 +264,9 @@ def _streamed(problem: Problem, tile: Tile, rows: int) -> int:
 
 
 def _forward_shared(problem: Problem, tile: Tile) -> int:
-    return problem.element_size * tile.BLOCK_M * problem.width_qk + _streamed(problem, tile, tile.BLOCK_N)
+    return problem.element_size * tile.BLOCK_M * problem.width_qk + _streamed(
+        problem, tile, tile.BLOCK_N
+    )
 
 
 def _dq_shared(problem: Problem, tile: Tile) -> int:
@@ -265,4 +281,7 @@ def _dkdv_shared(problem: Problem, tile: Tile) -> int:
 
 def _pair_shared(problem: Problem, tile: Tile) -> int:
     rows = tile.BLOCK_M + tile.BLOCK_N
-    return problem.element_size * tile.num_stages * rows * (problem.width_qk + problem.width_v) + 2 * KIB
+    return (
+        problem.element_size * tile.num_stages * rows * (problem.width_qk + problem.width_v)
+        + 2 * KIB
+    )

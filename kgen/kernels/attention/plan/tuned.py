@@ -1,7 +1,7 @@
 """Timed tile shapes: the table `tiles.json` in this folder, which `kgen tune` writes.
 
-A row has the fastest tile of a kernel for a class of specs on a chip. A class ignores properties that
-hardly affect the choice:
+A row has the fastest tile of a kernel for a class of specs on a chip. A class ignores properties
+that hardly affect the choice:
 
 - bf16 and fp16 are one class.
 - Head dims are padded.
@@ -35,7 +35,9 @@ class Tile:
     num_stages: int
     """Depth of the load pipeline."""
     TMA: bool = False
-    """True to load by tensor descriptors, if the strides allow it. Needs compute capability 9.0 or later."""
+    """True to load by tensor descriptors, if the strides allow it. Needs compute capability 9.0 or
+    later.
+    """
 
 
 @dataclass(frozen=True, order=True)
@@ -80,8 +82,8 @@ def write(table: dict[Class, Tile], path: Path = PATH) -> None:
 def nearest(wanted: Class, table: dict[Class, Tile] | None = None) -> Tile | None:
     """Return the tile of the class that is closest to `wanted`.
 
-    Closeness compares `packed` first, then `score`, then `mask`. All other fields must be equal. Return
-    None if there is no such class.
+    Closeness compares `packed` first, then `score`, then `mask`. All other fields must be equal.
+    Return None if there is no such class.
     """
     rows = read() if table is None else table
 
@@ -90,6 +92,8 @@ def nearest(wanted: Class, table: dict[Class, Tile] | None = None) -> Tile | Non
         return known.packed != wanted.packed, steps, known.mask != wanted.mask, known
 
     same = ("chip", "bits", "width_qk", "width_v", "kernel", "loads")
-    alike: Iterable[Class] = (c for c in rows if all(getattr(c, n) == getattr(wanted, n) for n in same))
+    alike: Iterable[Class] = (
+        c for c in rows if all(getattr(c, n) == getattr(wanted, n) for n in same)
+    )
     best = min(alike, key=differences, default=None)
     return None if best is None else rows[best]

@@ -1,4 +1,6 @@
-"""Obligations of the kernel that builds a block mask: skipped blocks, full blocks, and its mask of pairs."""
+"""Obligations of the kernel that builds a block mask: skipped blocks, full blocks, and its mask of
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def of_lists(
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided(kernel.possible)))
     yield stated(WHOLE, whole)
     # The kernel evaluates pairs only in blocks that may be partial.
-    yield stated(MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv))))
+    yield stated(
+        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv)))
+    )
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
     if extent.memory:
         yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

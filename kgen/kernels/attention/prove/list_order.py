@@ -1,7 +1,9 @@
-"""Obligations of the lists of a block mask: each block is listed once, and each of its tiles is visited once.
+"""Obligations of the lists of a block mask: each block is listed once, and each of its tiles is
+visited once.
 
-Templates contain `_block_list` and the loops over its lists (`_block_mask.j2`, `_tiles.j2`, templates of schedules).
-This module repeats their index arithmetic, and a test compares these lines of the templates.
+Templates contain `_block_list` and the loops over its lists (`_block_mask.j2`, `_tiles.j2`,
+templates of schedules). This module repeats their index arithmetic, and a test compares these lines
+of the templates.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ NOTHING, PART, WHOLE_BLOCK = range(3)
 
 @dataclass
 class Listed:
-    """A row of blocks of arbitrary kinds, with its list and the properties of running counts at named columns."""
+    """A row of blocks of arbitrary kinds, with its list and the properties of running counts at
+    named columns.
+    """
 
     size: Any
     """Number of positions of a row."""
@@ -55,7 +59,12 @@ class Listed:
         """
         column = z3.Int(name)
         counts = [self._count(kind, column) for kind in range(3)]
-        self.facts += [column >= 0, column < self.columns, self._kind(column) >= 0, self._kind(column) < 3]
+        self.facts += [
+            column >= 0,
+            column < self.columns,
+            self._kind(column) >= 0,
+            self._kind(column) < 3,
+        ]
         self.facts.append(z3.Sum(counts) == column + 1)
         for kind, count in enumerate(counts):
             self.facts += [count >= self._is(column, kind), count <= self.total(kind)]
@@ -85,14 +94,18 @@ class Listed:
         n_partial, n_full = self.total(PART), self.total(WHOLE_BLOCK)
         absent = column - ones - twos + n_partial + n_full
         kind = self._kind(column)
-        return z3.If(kind == PART, ones - 1, z3.If(kind == WHOLE_BLOCK, n_partial + twos - 1, absent))
+        return z3.If(
+            kind == PART, ones - 1, z3.If(kind == WHOLE_BLOCK, n_partial + twos - 1, absent)
+        )
 
     def stored(self, column: Any) -> Any:
         """State that the entry of a column contains that column."""
         return self._list(self.place(column)) == column
 
     def start(self, first: Any, i: Any) -> Any:
-        """Return the position at which tile `i` begins, in the listed blocks from entry `first` on."""
+        """Return the position at which tile `i` begins, in the listed blocks from entry `first`
+        on.
+        """
         return i + (self._list(first + i / BLOCK_SIZE) - i / BLOCK_SIZE) * BLOCK_SIZE
 
     def part(self, kind: int) -> Any:
@@ -119,7 +132,9 @@ def each_block_once(name: str, what: str) -> Obligation:
 
 
 def each_tile_once(name: str, what: str, block: int, masked: bool) -> Obligation:
-    """State that each position of a listed block is in one tile, and that partial blocks have the mask."""
+    """State that each position of a listed block is in one tile, and that partial blocks have the
+    mask.
+    """
     values: dict[str | Place, Any] = {n: z3.Int(n) for n in ("size", "position")}
     return Obligation(name, what, values=values, parts=_visits(block, masked))
 
@@ -138,14 +153,23 @@ def _reached(block: int) -> Stated:
     """State that some tile contains each position of a listed block."""
     row, position = Listed(z3.Int("size")), z3.Int("position")
     column = row.column("column")
-    row.facts += [position >= 0, position < row.size, column == position / BLOCK_SIZE, row.stored(column)]
+    row.facts += [
+        position >= 0,
+        position < row.size,
+        column == position / BLOCK_SIZE,
+        row.stored(column),
+    ]
     reached = []
     for kind in (PART, WHOLE_BLOCK):
         first = row.part(kind)
         i = (row.place(column) - first) * BLOCK_SIZE + position % BLOCK_SIZE / block * block
         visited = z3.And(i >= 0, i < row.total(kind) * BLOCK_SIZE)
-        reached.append(z3.And(row.kind(column) == kind, visited, _in_tile(row, first, i, position, block)))
-    return [("a position without a tile", z3.Implies(row.kind(column) != NOTHING, z3.Or(reached)), row)]
+        reached.append(
+            z3.And(row.kind(column) == kind, visited, _in_tile(row, first, i, position, block))
+        )
+    return [
+        ("a position without a tile", z3.Implies(row.kind(column) != NOTHING, z3.Or(reached)), row)
+    ]
 
 
 def _apart(block: int) -> Stated:
@@ -166,7 +190,9 @@ def _apart(block: int) -> Stated:
 
 
 def _with_mask(block: int, masked: bool) -> Stated:
-    """State that tiles of the second part are in full blocks, and that partial blocks exist only with a mask."""
+    """State that tiles of the second part are in full blocks, and that partial blocks exist only
+    with a mask.
+    """
     row, i = Listed(z3.Int("size")), block * z3.Int("tile")
     row.facts += [i >= 0, i < row.total(WHOLE_BLOCK) * BLOCK_SIZE]
     column = row.named(WHOLE_BLOCK, i / BLOCK_SIZE, "column")

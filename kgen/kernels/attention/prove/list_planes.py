@@ -1,8 +1,8 @@
 """The obligation that a tile reads the list of its own sequence, head and block.
 
-Lists that do not depend on the sequence or the head are shared. The template `_block_mask.j2` contains the rows of
-kinds, and the loop over their columns in `_block_lists_kernel`. This module repeats their index arithmetic, and a test
-compares these lines of the template.
+Lists that do not depend on the sequence or the head are shared. The template `_block_mask.j2`
+contains the rows of kinds, and the loop over their columns in `_block_lists_kernel`. This module
+repeats their index arithmetic, and a test compares these lines of the template.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ from kgen.targets.code import Name, cdiv, over
 
 
 def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligation:
-    """Return the obligation for the tiles of a loop, with `block` positions of its outer axis each."""
+    """Return the obligation for the tiles of a loop, with `block` positions of its outer axis
+    each.
+    """
     world = World({})
     sizes = {n: world.integer(n, 1, LONGEST) for n in ("B", "HQ", "SQ", "SK")}
-    names = {**sizes, "b": world.integer("b", 0, sizes["B"] - 1), "h": world.integer("h", 0, sizes["HQ"] - 1)}
+    names = {
+        **sizes,
+        "b": world.integer("b", 0, sizes["B"] - 1),
+        "h": world.integer("h", 0, sizes["HQ"] - 1),
+    }
     outer = "Q" if loop.outer is Q_AXIS else "K"
     start = block * world.integer("tile", 0)
     world.facts.append(start < sizes[f"S{outer}"])
@@ -39,7 +45,8 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
         counts = {x: reader.value(cdiv(f"S{x}", "BLOCK_SIZE")) for x in "QK"}
         number = reader.value(over(loop.outer.start.name, "BLOCK_SIZE"))
         inside = z3.And(number >= 0, number < counts[outer])
-        # With this claim, the numbers of blocks can be arbitrary, and z3 need not know how they are computed.
+        # With this claim, the numbers of blocks can be arbitrary, and z3 need not know how they are
+        # computed.
         blocks = {x: world.integer(f"{x.lower()}_blocks", 1) for x in "QK"}
         own = world.integer("own", 0, blocks[outer] - 1)
         row = reader.value(Name("row"))
@@ -49,7 +56,10 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
         claims = [
             ("a block of the tensor", inside),
             # So the row is less than the number of lists, `planes` times the number of blocks.
-            ("a list of the mask", z3.And(plane >= 0, plane < planes, row == plane * blocks[outer] + own)),
+            (
+                "a list of the mask",
+                z3.And(plane >= 0, plane < planes, row == plane * blocks[outer] + own),
+            ),
             *(_made_for if outer == "Q" else _column)(world, mask, names, row, own, blocks),
         ]
         return Obligation(name, OWN_LIST, None, list(world.facts), dict(world.shown), parts=claims)
@@ -67,18 +77,27 @@ def _plane(mask: BlockMask, names: Any) -> Any:
 def _column(
     world: World, mask: BlockMask, names: Any, row: Any, own: Any, blocks: Any
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the claims about a list of blocks of queries, which comes from a column of the kinds."""
+    """Yield the claims about a list of blocks of queries, which comes from a column of the
+    kinds.
+    """
     entry = world.integer("q_block", 0, blocks["Q"] - 1)
     plane, column = _divided(world, "list", row, blocks["K"])
     address = plane * blocks["Q"] * blocks["K"] + column + entry * blocks["K"]
     made, place = _divided(world, "kinds", address, blocks["K"])
-    yield "the block of keys", z3.And(column == own, place == own, made == plane * blocks["Q"] + entry)
+    yield (
+        "the block of keys",
+        z3.And(column == own, place == own, made == plane * blocks["Q"] + entry),
+    )
     yield "the plane of a list", plane == _plane(mask, names)
-    yield from _made_for(world, mask, names, _plane(mask, names) * blocks["Q"] + entry, entry, blocks)
+    yield from _made_for(
+        world, mask, names, _plane(mask, names) * blocks["Q"] + entry, entry, blocks
+    )
 
 
 def _divided(world: World, name: str, number: Any, by: Any) -> tuple[Any, Any]:
-    """Return a quotient and its remainder as unknowns, because z3 handles division by unknowns badly."""
+    """Return a quotient and its remainder as unknowns, because z3 handles division by unknowns
+    badly.
+    """
     quotient, rest = world.integer(f"{name}_row", 0), world.integer(f"{name}_column", 0)
     world.facts += [quotient * by + rest == number, rest < by]
     return quotient, rest
@@ -87,7 +106,9 @@ def _divided(world: World, name: str, number: Any, by: Any) -> tuple[Any, Any]:
 def _made_for(
     world: World, mask: BlockMask, names: Any, row: Any, own: Any, blocks: Any
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the claims that a program builds the row of kinds of the right block, sequence and head."""
+    """Yield the claims that a program builds the row of kinds of the right block, sequence and
+    head.
+    """
     maker = Machine(world, values_of({"row": row, "q_blocks": blocks["Q"], "HQ": names["HQ"]}))
     maker.run(plane_lines(mask))
     number, rest = _divided(world, "made", row, blocks["Q"])
@@ -95,5 +116,7 @@ def _made_for(
     yield "the block of queries", z3.And(rest == own, number == plane)
     for name, made in (("b", mask.by_batch), ("h", mask.by_head)):
         if made:
-            found = z3.substitute(maker.value(Name(name)), (maker.value(over("row", "q_blocks")), plane))
+            found = z3.substitute(
+                maker.value(Name(name)), (maker.value(over("row", "q_blocks")), plane)
+            )
             yield name, found == names[name]

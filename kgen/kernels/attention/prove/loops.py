@@ -13,7 +13,16 @@ from kgen.expr.mask_form import TRUE
 from kgen.kernels.attention.lowered.model import LoopKernel, Part, SpanLoops, TileBody
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
-from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
+from kgen.kernels.attention.prove.claims import (
+    INT32,
+    LOADS,
+    MASK,
+    ONCE,
+    SCORE,
+    SKIPPED,
+    STORES,
+    WHOLE,
+)
 from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.list_planes import of_planes
 from kgen.kernels.attention.prove.setting import Setting
@@ -36,11 +45,15 @@ class Visit:
     gap: Any = None
 
     def start(self, number: Any) -> tuple[Any, Any]:
-        """Return the first position of a tile by its number, and the condition that the tile exists."""
+        """Return the first position of a tile by its number, and the condition that the tile
+        exists.
+        """
         at = self.lo + self.block * number
         if self.gap is None:
             return at, z3.And(number >= 0, at < self.hi)
-        return z3.If(at < self.gap_lo, at, at + self.gap), z3.And(number >= 0, at < self.hi - self.gap)
+        return z3.If(at < self.gap_lo, at, at + self.gap), z3.And(
+            number >= 0, at < self.hi - self.gap
+        )
 
     def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
         """Return the facts about its pairs that the lists of a block mask guarantee."""
@@ -64,7 +77,10 @@ class Visit:
 
 @dataclass(frozen=True)
 class Listed(Visit):
-    """A loop over the blocks of a list, in tiles that divide a block. `hi` is the end of the last block."""
+    """A loop over the blocks of a list, in tiles that divide a block.
+
+    `hi` is the end of the last block.
+    """
 
     def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
         if self.masked:
@@ -75,7 +91,8 @@ class Listed(Visit):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A loop of a kernel: the statements before it, the tiles that it visits, and the statements for one tile.
+    """A loop of a kernel: the statements before it, the tiles that it visits, and the statements
+    for one tile.
 
     `spans` are the loops, each with the statements before them.
     """
@@ -94,7 +111,9 @@ class Kernel:
         """Yield the obligations of the kernel."""
         machine = self.setting.machine()
         machine.values |= self.given
-        outer, inner = (axis.index.name.removesuffix("_idx") for axis in (self.loop.outer, self.loop.inner))
+        outer, inner = (
+            axis.index.name.removesuffix("_idx") for axis in (self.loop.outer, self.loop.inner)
+        )
         machine.wraps = True  # operands of scores are also computed here
         machine.run(self.before)
         machine.wraps = False
@@ -130,7 +149,10 @@ class Kernel:
         return visits
 
     def _listed(self, machine: Machine) -> list[Visit]:
-        """Return the loops over partial and full blocks. Other obligations prove the contents of the lists."""
+        """Return the loops over partial and full blocks.
+
+        Other obligations prove the contents of the lists.
+        """
         size, block = self.setting.inner_size, self.setting.inner_block
         end = (size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
         return [Listed(z3.IntVal(0), end, masked, block) for masked in (self.loop.masked, False)]
@@ -147,13 +169,22 @@ class Kernel:
         number, lane = z3.Int(f"{inner}_tile"), setting.lane
         start, visited = visit.start(number)
         position = start + lane
-        q, kv = (setting.names["q_idx"], position) if inner == "kv" else (position, setting.names["kv_idx"])
+        q, kv = (
+            (setting.names["q_idx"], position)
+            if inner == "kv"
+            else (position, setting.names["kv_idx"])
+        )
         facts = [visited, lane >= 0, lane < visit.block, *visit.known(setting, q, kv)]
         # Loads in the tile run under the facts about the tile.
         of_tile = replace(machine, path=tuple(facts))
         offsets = {"kv": "offs_n", "q": "offs_m"}[inner]
         of_tile.given(
-            **{f"{inner}_start": start, f"{inner}_idx": position, offsets: lane, "MASKED": visit.masked}
+            **{
+                f"{inner}_start": start,
+                f"{inner}_idx": position,
+                offsets: lane,
+                "MASKED": visit.masked,
+            }
         )
         if visit.masked:
             of_tile.run(self.body.mask_lines)
@@ -163,7 +194,9 @@ class Kernel:
         setting.world.shown |= {f"{inner}_start": start, f"{inner}_idx": position}
         return _Body(visit, of_tile, q, kv, start, position, facts, loads, computed)
 
-    def _obligation(self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any) -> Obligation:
+    def _obligation(
+        self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any
+    ) -> Obligation:
         world = self.setting.world
         return Obligation(self.name, what, claim, [*world.facts, *facts], dict(world.shown), **more)
 
@@ -174,7 +207,9 @@ class Kernel:
         inner = setting.inner.index.name
         position = z3.Int(inner)
         q, kv = (
-            (setting.names["q_idx"], position) if setting.by_query else (position, setting.names["kv_idx"])
+            (setting.names["q_idx"], position)
+            if setting.by_query
+            else (position, setting.names["kv_idx"])
         )
         allowed = setting.allowed(q, kv)
         there = [setting.there, *setting.promises, position >= 0, position < setting.inner_size]
@@ -194,9 +229,14 @@ class Kernel:
 
     # --- memory ------------------------
 
-    def _loads(self, machine: Machine, bodies: Sequence[_Body], inner: str, outer: str) -> Obligation:
+    def _loads(
+        self, machine: Machine, bodies: Sequence[_Body], inner: str, outer: str
+    ) -> Obligation:
         live = f"{outer}_live"
-        loads = [*machine.loads, *(load for body in bodies for load in body.machine.loads[body.loads :])]
+        loads = [
+            *machine.loads,
+            *(load for body in bodies for load in body.machine.loads[body.loads :]),
+        ]
         try:
             guard = machine.value(Name(live)) if live in machine.values else z3.BoolVal(True)
             parts = [(f"rows of {outer}", z3.Implies(guard, self.setting.there))]
@@ -238,7 +278,9 @@ class Kernel:
             inside = body.position < self.setting.inner_size
             try:
                 mask = body.machine.value(Name("mask"))
-                claim = z3.Implies(self.setting.there, masks(self.setting, mask, inside, (body.q, body.kv)))
+                claim = z3.Implies(
+                    self.setting.there, masks(self.setting, mask, inside, (body.q, body.kv))
+                )
                 yield self._obligation(MASK, claim, [*body.facts, *self.setting.promises])
             except Beyond as beyond:
                 yield self._obligation(MASK, None, beyond=str(beyond))
@@ -261,7 +303,9 @@ class Kernel:
 
 
 def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any:
-    """State that a mask is true for all allowed pairs, and false if a kernel must not compute the score."""
+    """State that a mask is true for all allowed pairs, and false if a kernel must not compute the
+    score.
+    """
     allowed = z3.And(there, setting.allowed(*pair))
     if not setting.hides_by_score:
         return mask == allowed
@@ -295,11 +339,17 @@ def in_32_bits(computed: Sequence[Computed]) -> list[tuple[str, Any]]:
     """Return the claims that integers fit 32 bits, each with its code as text."""
     least, most = -(2**31), 2**31
     distinct = {(c.when.get_id(), c.term.get_id()): c for c in computed}
-    return [(c.text, z3.Implies(c.when, z3.And(c.term >= least, c.term < most))) for c in distinct.values()]
+    return [
+        (c.text, z3.Implies(c.when, z3.And(c.term >= least, c.term < most)))
+        for c in distinct.values()
+    ]
 
 
 def loads_inside(loads: Iterable[Load]) -> list[tuple[str, Any]]:
-    """Return the claims that loads are in bounds. Raise `Beyond` for an address without an encoding."""
+    """Return the claims that loads are in bounds.
+
+    Raise `Beyond` for an address without an encoding.
+    """
     found = []
     for load in loads:
         if load.inside is None:
@@ -309,9 +359,15 @@ def loads_inside(loads: Iterable[Load]) -> list[tuple[str, Any]]:
 
 
 def row_rest(
-    setting: Setting, loop: TileLoop, machine: Machine, pair: tuple[Any, Any], more: Mapping[str, Any]
+    setting: Setting,
+    loop: TileLoop,
+    machine: Machine,
+    pair: tuple[Any, Any],
+    more: Mapping[str, Any],
 ) -> Any:
-    """Return `row_rest`, which `lse` adds: a tree of the plan, with the names that its program binds."""
+    """Return `row_rest`, which `lse` adds: a tree of the plan, with the names that its program
+    binds.
+    """
     rest = loop.program.results.get("row_rest")
     if rest is None:
         return z3.RealVal(0)

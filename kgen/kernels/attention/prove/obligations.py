@@ -18,7 +18,9 @@ PAIRS = Extent(memory=False, values=False)
 
 
 def of_pairs(loaded: Loaded) -> Iterator[Obligation]:
-    """Yield the obligations to decide before files are written: pairs, each once, and their scores."""
+    """Yield the obligations to decide before files are written: pairs, each once, and their
+    scores.
+    """
     return obligations(loaded, PAIRS)
 
 

@@ -1,7 +1,8 @@
-"""Compare masks, scores and ranges of a plan with the written spec, at boundary points and at random points.
+"""Compare masks, scores and ranges of a plan with the written spec, at boundary points and at
+random points.
 
-The comparison needs neither z3 nor torch, and takes milliseconds. It covers only these points. z3 covers all others,
-and the printed statements of kernels.
+The comparison needs neither z3 nor torch, and takes milliseconds. It covers only these points. z3
+covers all others, and the printed statements of kernels.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def differences(loaded: Loaded) -> Iterator[str]:
         for pair in call.pairs():
             for name, loop in loops.items():
                 if loop is not None and (wrong := _wrong(call, loop, pair)):
-                    at = f"SQ = {sizes['SQ']}, SK = {sizes['SK']}, q_idx = {pair[0]}, kv_idx = {pair[1]}"
+                    at = (
+                        f"SQ = {sizes['SQ']}, SK = {sizes['SK']}, q_idx = {pair[0]}, kv_idx = "
+                        f"{pair[1]}"
+                    )
                     yield f"{name}: {wrong}: {at}"
                     return
 
@@ -95,7 +99,9 @@ class _Call:
         self.scalars |= {"scale": 0.3, "qk": rng.uniform(-3, 3), LOG2E.name: math.log2(math.e)}
         self.scalars |= {"inf": math.inf, "GQA": self.sizes["HQ"] // self.sizes["HKV"]}
         for name, buffer in self.plan.spec.buffers.items():
-            found = (s for s in named_extents(name, buffer.shape) if isinstance(s, str) and measured(s))
+            found = (
+                s for s in named_extents(name, buffer.shape) if isinstance(s, str) and measured(s)
+            )
             self.scalars |= {size: rng.choice((0, 1, 7, 100)) for size in found}
         for name, param in self.plan.spec.params.items():
             drawn = rng.choice((0, 1, 7, 100)) if param.type == "int" else rng.choice((0.5, 2.0))
@@ -121,7 +127,9 @@ class _Call:
     def element(self, buffer: str, indices: Sequence[int]) -> Any:
         """Return an element, or zero if an index is out of bounds."""
         of = self.plan.spec.buffers[buffer]
-        shape = [self.scalars[s] if isinstance(s, str) else s for s in named_extents(buffer, of.shape)]
+        shape = [
+            self.scalars[s] if isinstance(s, str) else s for s in named_extents(buffer, of.shape)
+        ]
         if not all(0 <= i < size for i, size in zip(indices, shape, strict=True)):
             return 0
         if buffer == KV_LENS:
@@ -136,7 +144,8 @@ class _Call:
     def values(
         self, names: Mapping[str, Any], bound: Mapping[str, Node] | None = None
     ) -> Callable[[Node], Any]:
-        """Return a function that evaluates trees, with `names` for numbers and `bound` names for trees.
+        """Return a function that evaluates trees, with `names` for numbers and `bound` names for
+        trees.
 
         It raises `_Undefined` if a value is undefined.
         """
@@ -153,7 +162,8 @@ class _Call:
         def value(node: Node) -> Any:
             try:
                 return of(node)
-            except (ArithmeticError, ValueError, TypeError):  # a power may be complex, which has no order
+            # a power may be complex, which has no order
+            except (ArithmeticError, ValueError, TypeError):
                 raise _Undefined from None
 
         return value
@@ -187,7 +197,9 @@ class _Call:
         spec, (q, kv) = self.plan.spec, pair
         end = self.element(KV_LENS, [self.scalars["b"]]) if spec.per_batch else self.sizes["SK"]
         at = q + end - self.sizes["SQ"] if spec.aligned_to_end else q
-        called = {user: self.scalars[own] for own, user in self.plan.called.items() if own in self.scalars}
+        called = {
+            user: self.scalars[own] for own, user in self.plan.called.items() if own in self.scalars
+        }
         score = self.scalars["qk"] * self.scalars["scale"]
         value = self.values({**called, "q_idx": at, "kv_idx": kv, "score": score})
         trees = self.loaded.trees
@@ -219,7 +231,10 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
 def _bound(loop: TileLoop) -> dict[str, Node]:
     """Return the values that a program computes before its results, by name."""
     axes = {"outer_live": loop.outer, "inner_live": loop.inner}
-    live = {axis.index.name.removesuffix("idx") + "live": loop.program.results[n] for n, axis in axes.items()}
+    live = {
+        axis.index.name.removesuffix("idx") + "live": loop.program.results[n]
+        for n, axis in axes.items()
+    }
     return {**{binding.name: binding.node for binding in loop.program.bindings}, **live}
 
 
@@ -232,7 +247,9 @@ def _position(call: _Call, loop: TileLoop, pair: Pair) -> dict[str, Any]:
     return {**names, "offs_n": pair[1] % 64, "offs_m": pair[0] % 64}
 
 
-def _out_of_range(loop: TileLoop, value: Callable[[Node], Any], pair: Pair, allowed: bool) -> str | None:
+def _out_of_range(
+    loop: TileLoop, value: Callable[[Node], Any], pair: Pair, allowed: bool
+) -> str | None:
     at = pair[1] if loop.outer is Q_AXIS else pair[0]
     inside = [value(span.lo) <= at < value(span.hi) for span in loop.spans]
     if allowed and not any(inside):

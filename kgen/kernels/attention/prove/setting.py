@@ -1,4 +1,5 @@
-"""The setting of a proof: sizes that the launcher admits, a tile, a pair of positions, and the written spec.
+"""The setting of a proof: sizes that the launcher admits, a tile, a pair of positions, and the
+written spec.
 
 The spec states which pairs are allowed, and their scores.
 """
@@ -50,7 +51,9 @@ class Extent:
     memory: bool = True
     """True to check integer widths, and loads and stores in every tile shape."""
     values: bool = True
-    """True to check masks and scores in every tile shape, although their statements are the same."""
+    """True to check masks and scores in every tile shape, although their statements are the
+    same.
+    """
 
 
 ALL = Extent()
@@ -58,10 +61,11 @@ ALL = Extent()
 
 @dataclass
 class Setting:
-    """A program of a kernel that owns a tile of `outer` and visits tiles of `inner`, of `blocks` (queries, keys).
+    """A program of a kernel that owns a tile of `outer` and visits tiles of `inner`, of `blocks`
+    (queries, keys).
 
-    `q` and `kv` are arbitrary positions. The position of the outer axis is in the program's tile, which may end past
-    the tensor.
+    `q` and `kv` are arbitrary positions. The position of the outer axis is in the program's tile,
+    which may end past the tensor.
     """
 
     loaded: Loaded
@@ -82,7 +86,9 @@ class Setting:
     def __post_init__(self) -> None:
         spec = self.plan.spec
         shapes = {n: named_extents(n, b.shape) for n, b in spec.buffers.items()}
-        buffers = {n: Buffer(shapes[n], b.dtype, bool(b.sorted), b.within) for n, b in spec.buffers.items()}
+        buffers = {
+            n: Buffer(shapes[n], b.dtype, bool(b.sorted), b.within) for n, b in spec.buffers.items()
+        }
         self.world = world = World(buffers)
         sizes = {n: world.integer(n, int(n not in ("SQ", "SK")), LONGEST) for n in SIZES}
         own, other = (sizes["SQ"], sizes["SK"]) if self.by_query else (sizes["SK"], sizes["SQ"])
@@ -94,15 +100,21 @@ class Setting:
         b, h = world.integer("b", 0), world.integer("h", 0)
         world.facts += [b < sizes["B"], h < sizes["HQ"]]
         self._heads(sizes, h)
-        lengths = [s for shape in shapes.values() for s in shape if isinstance(s, str) and measured(s)]
+        lengths = [
+            s for shape in shapes.values() for s in shape if isinstance(s, str) and measured(s)
+        ]
         open_sizes = {name: world.length(name) for name in lengths}
         self.names = {**sizes, "b": b, "h": h, **open_sizes, **self._scalars()}
         self._tile(own)
 
     def _heads(self, sizes: Mapping[str, Any], h: Any) -> None:
-        """State that GQA query heads share a key-value head, with consequences that z3 cannot derive."""
+        """State that GQA query heads share a key-value head, with consequences that z3 cannot
+        derive.
+        """
         gqa = self.plan.spec.gqa
-        self.shared = heads = z3.IntVal(gqa) if isinstance(gqa, int) else self.world.integer("GQA", 1)
+        self.shared = heads = (
+            z3.IntVal(gqa) if isinstance(gqa, int) else self.world.integer("GQA", 1)
+        )
         self.world.divides(sizes["HQ"], heads, sizes["HKV"])
         self.world.facts += [heads <= sizes["HQ"], h / heads >= 0, h / heads < sizes["HKV"]]
 
@@ -150,7 +162,9 @@ class Setting:
         return found
 
     def _tile(self, own: Any) -> None:
-        """Define the tile of the program: its first position, its last one in bounds, and an arbitrary one."""
+        """Define the tile of the program: its first position, its last one in bounds, and an
+        arbitrary one.
+        """
         block = self.blocks[0 if self.by_query else 1]
         if self.packed:
             self._rows(own, block)
@@ -161,13 +175,17 @@ class Setting:
         row = z3.Int("row")
         at = self.world.shown.setdefault(self.outer.index.name, start + row)
         self.world.facts += [start < own, row >= 0, row < block]
-        self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
+        self.names |= {
+            self.outer.start.name: start,
+            self.outer.last.name: last,
+            self.outer.index.name: at,
+        }
 
     def _rows(self, own: Any, block: int) -> None:
         """Define a tile whose rows are (query, head of the group), ordered by query.
 
-        If the number of heads is unknown, the tile is an arbitrary range of queries. A tile size that divides the
-        number of queries also divides the number of rows.
+        If the number of heads is unknown, the tile is an arbitrary range of queries. A tile size
+        that divides the number of queries also divides the number of rows.
         """
         gqa, world = self.plan.spec.gqa, self.world
         start, last, at = (world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
@@ -204,11 +222,17 @@ class Setting:
         end = self.world.read(KV_LENS, (self.names["b"],)) if spec.per_batch else self.names["SK"]
         at = q + (end - self.names["SQ"]) if spec.aligned_to_end else q
         score = z3.Real("qk") * self.names["scale"]
-        own = {user: self.names[inner] for inner, user in self.plan.called.items() if inner in self.names}
+        own = {
+            user: self.names[inner]
+            for inner, user in self.plan.called.items()
+            if inner in self.names
+        }
         return {**self.names, **own, "q_idx": at, "kv_idx": kv, "score": score}
 
     def allowed(self, q: Any, kv: Any) -> Any:
-        """State that the spec allows a pair: its mask is true, and its score is not minus infinity."""
+        """State that the spec allows a pair: its mask is true, and its score is not minus
+        infinity.
+        """
         tree = self.loaded.trees.get("score_mod")
         if tree is None:
             return self._unmasked(q, kv)
@@ -225,15 +249,17 @@ class Setting:
 
     @property
     def hides_by_score(self) -> bool:
-        """True if kernels compute scores of minus infinity, which remove pairs that their mask allows."""
+        """True if kernels compute scores of minus infinity, which remove pairs that their mask
+        allows.
+        """
         score = self.plan.score_mod
         return score is not None and INF in walk(score)
 
     def possible(self, q: Any, kv: Any) -> Any:
         """State that a kernel may compute the score of a pair.
 
-        The spec allows the pair, or removes it by a score of minus infinity that the plan computes. Obligations about
-        scores cover these pairs.
+        The spec allows the pair, or removes it by a score of minus infinity that the plan computes.
+        Obligations about scores cover these pairs.
         """
         if not self.hides_by_score:
             return self.allowed(q, kv)
@@ -253,7 +279,10 @@ class Setting:
     def machine(self) -> Machine:
         """Return the state of a kernel before its first statement, with the names of its tile."""
         params = self.plan.spec.params
-        names = {n.upper() if n in params and not params[n].runtime else n: v for n, v in self.names.items()}
+        names = {
+            n.upper() if n in params and not params[n].runtime else n: v
+            for n, v in self.names.items()
+        }
         names |= {size_name(*size): v for n, v in self.names.items() if (size := measured(n))}
         blocks = {"BLOCK_M": z3.IntVal(self.blocks[0]), "BLOCK_N": z3.IntVal(self.blocks[1])}
         reals = {n: z3.Real(n) for n in ("qk", "lse", "delta", "ds")}
@@ -264,4 +293,6 @@ class Setting:
             else {"BLOCK_M": self.lane, "BLOCK_N": own}
         )
         known = values_of({**names, **blocks, **reals, "GQA": self.shared})
-        return Machine(self.world, known, lanes=lanes).given(**{"offs_m" if self.by_query else "offs_n": own})
+        return Machine(self.world, known, lanes=lanes).given(
+            **{"offs_m" if self.by_query else "offs_n": own}
+        )

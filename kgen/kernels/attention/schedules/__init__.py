@@ -12,6 +12,8 @@ NAMES = (
     "portable",
 )
 """The folders, each with its schedule as `SCHEDULE`."""
-SCHEDULES: tuple[Schedule, ...] = tuple(import_module(f"{__name__}.{name}").SCHEDULE for name in NAMES)
+SCHEDULES: tuple[Schedule, ...] = tuple(
+    import_module(f"{__name__}.{name}").SCHEDULE for name in NAMES
+)
 CHIP = next((schedule.chip for schedule in SCHEDULES if schedule.chip is not None), None)
 """The chip that some files have kernels of their own for."""

@@ -89,7 +89,9 @@ def tune_specs(
     winners = choose(found, before)
     if options.write:
         tuned.write(before | winners, table)
-    found.sort(key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf))
+    found.sort(
+        key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf)
+    )
     rows = [_row(trial, chosen=winners.get(trial.known_as) == trial.tile) for trial in found]
     return rows + [untuned(one.folder) for one in loaded if not _has_table(one)]
 
@@ -123,7 +125,9 @@ def _tried(
     parts = max(1, hands.beside // 2) if not hands.far else PARTS
     compiled = hands.run([task for w in work for task in w.compile(do, parts)])
     for w in work:
-        w.unfit = [t for one in compiled if one.task.key[0] == w.name for t in _trials(one.rows) if t.error]
+        w.unfit = [
+            t for one in compiled if one.task.key[0] == w.name for t in _trials(one.rows) if t.error
+        ]
     timed = 0
 
     def heard(task: Task, row: Row) -> None:
@@ -157,10 +161,15 @@ def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Ti
             if t.known_as == known_as and t.milliseconds is not None:
                 times.setdefault(t.tile, {})[t.spec] = t.milliseconds
         specs = {spec for of_tile in times.values() for spec in of_tile}
-        best = {spec: min(of_tile[spec] for of_tile in times.values() if spec in of_tile) for spec in specs}
+        best = {
+            spec: min(of_tile[spec] for of_tile in times.values() if spec in of_tile)
+            for spec in specs
+        }
         # A tile that failed for one spec cannot serve the class.
         slower = {
-            tile: math.exp(sum(math.log(ms / best[spec]) for spec, ms in of_tile.items()) / len(specs))
+            tile: math.exp(
+                sum(math.log(ms / best[spec]) for spec, ms in of_tile.items()) / len(specs)
+            )
             for tile, of_tile in times.items()
             if len(of_tile) == len(specs)
         }
@@ -192,11 +201,14 @@ class _Work:
         """Return tasks that compile all trials, in parts, on small inputs."""
         size = Shape(1, 2, 256)
         jobs = [
-            _Trials(self.problem, self.path, tuple(self.trials[i::parts]), size, CHIP) for i in range(parts)
+            _Trials(self.problem, self.path, tuple(self.trials[i::parts]), size, CHIP)
+            for i in range(parts)
         ]
         folders = (self.path.parent,)
         return [
-            Task((self.name, f"compile {i}"), do, job, folders) for i, job in enumerate(jobs) if job.trials
+            Task((self.name, f"compile {i}"), do, job, folders)
+            for i, job in enumerate(jobs)
+            if job.trials
         ]
 
     def time(self, do: Callable[..., Iterator[Row]], size: Shape, device: str) -> Task:
@@ -235,7 +247,12 @@ def _trials(rows: Sequence[Row]) -> list[Trial]:
 
 
 def _run(
-    problem: Any, path: Path, trials: list[Trial], shape: Shape, capability: int | None, tried: Tried
+    problem: Any,
+    path: Path,
+    trials: list[Trial],
+    shape: Shape,
+    capability: int | None,
+    tried: Tried,
 ) -> Iterator[Trial]:
     """Yield each trial with its result. A trial that kills or blocks the worker is an error, and
     the next ones go on."""
@@ -247,7 +264,9 @@ def _run(
                 current = line.get("start", current)
                 if "trial" in line:
                     done = line["trial"]
-                    yield replace(trials[done], milliseconds=line.get("milliseconds"), error=_error(line))
+                    yield replace(
+                        trials[done], milliseconds=line.get("milliseconds"), error=_error(line)
+                    )
             return
         except WorkerError as error:
             # A worker that did not reach its first trial will not reach another.

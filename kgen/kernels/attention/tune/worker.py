@@ -83,7 +83,11 @@ class _Compiler:
         def launch(*args: Any, **kwargs: Any) -> None:
             made = JITFunction.run(self.kernel, *args, grid=grid, warmup=True, **kwargs)
             registers, spills = resources(made.asm["cubin"])
-            self.found = {"registers": registers, "spills": spills, "shared": int(made.metadata.shared)}
+            self.found = {
+                "registers": registers,
+                "spills": spills,
+                "shared": int(made.metadata.shared),
+            }
 
         return launch
 
@@ -100,7 +104,9 @@ class Bench:
         shape = job.shape
         self.load = draw_workload(job.problem, shape.batch, shape.heads, shape.length, device)
         self.kernels = {
-            k: getattr(self.module, name) for k, (name, _) in KERNELS.items() if hasattr(self.module, name)
+            k: getattr(self.module, name)
+            for k, (name, _) in KERNELS.items()
+            if hasattr(self.module, name)
         }
         if job.capability:
             self.use()
@@ -129,7 +135,9 @@ class Bench:
         if kernel == "forward":
             with torch.no_grad():
                 return (self.attention(load.q, load.k, load.v),)
-        grads = torch.autograd.grad(self.out, (load.q, load.k, load.v), load.dout, retain_graph=True)
+        grads = torch.autograd.grad(
+            self.out, (load.q, load.k, load.v), load.dout, retain_graph=True
+        )
         return tuple(grads[:1] if kernel == "dq" else grads[1:])
 
 
@@ -160,7 +168,9 @@ def _compiled(bench: Bench, kernel: str, tile: Tile, _: Any) -> dict[str, Any]:
     return compiler.found
 
 
-def _timed(bench: Bench, kernel: str, tile: Tile, expected: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+def _timed(
+    bench: Bench, kernel: str, tile: Tile, expected: dict[str, tuple[Any, ...]]
+) -> dict[str, Any]:
     watch = _Stopwatch(bench.kernels[kernel])
     bench.use(**{kernel: watch})
     found = bench.run(kernel, tile)  # compiles, or reads the cache

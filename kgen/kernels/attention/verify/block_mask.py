@@ -1,6 +1,7 @@
 """Checks of block masks: lists against the mask of every pair, and calls with lists.
 
-Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
 """
 
 from __future__ import annotations
@@ -21,20 +22,34 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.families import Subject, must_refuse
 
 LENGTHS = (
-    *((1, 1), (1, 300), (300, 1), (127, 129), (128, 128), (129, 127), (255, 257), (256, 384), (640, 512)),
+    *(
+        (1, 1),
+        (1, 300),
+        (300, 1),
+        (127, 129),
+        (128, 128),
+        (129, 127),
+        (255, 257),
+        (256, 384),
+        (640, 512),
+    ),
     *((300, 900), (0, 5), (5, 0), (0, 0)),
     (1, 256 * BLOCK_SIZE + 1),  # more blocks than the kernel for lists reads at once
 )
 LONG = ((513, 1025), (1000, 700), (1024, 1024), (2049, 1500))
 """Further sizes on a GPU."""
 MOST_PAIRS = 2**23
-"""Largest number of pairs of a case. With tied lengths, the case of many blocks would have 2**30 pairs."""
+"""Largest number of pairs of a case. With tied lengths, the case of many blocks would have 2**30
+pairs.
+"""
 
 
 def lists_every_pair(subject: Subject) -> None:
-    """Check that each list has exactly the blocks with allowed pairs: partial, then whole blocks, both ascending.
+    """Check that each list has exactly the blocks with allowed pairs: partial, then whole blocks,
+    both ascending.
 
-    So each allowed pair is in one listed block, and a block without the mask has only allowed pairs.
+    So each allowed pair is in one listed block, and a block without the mask has only allowed
+    pairs.
     """
     for number, (sq, sk) in enumerate(LENGTHS + LONG * (subject.device != "cpu")):
         ints = ("mixed", "runs", "zero", "past")[number % 4]
@@ -62,7 +77,9 @@ def _maker(subject: Subject, inputs: Inputs) -> Callable[[], Any]:
 
 def _keywords(function: Any) -> tuple[str, ...]:
     code = function.__code__
-    names: tuple[str, ...] = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    names: tuple[str, ...] = code.co_varnames[
+        code.co_argcount : code.co_argcount + code.co_kwonlyargcount
+    ]
     return names
 
 
@@ -78,8 +95,12 @@ def _compare(problem: Problem, inputs: Inputs, got: Any) -> None:
                 at = (b if batches > 1 else 0, h if heads > 1 else 0)
                 own = kinds.T if side else kinds
                 where = f"{inputs.case.name}, (b, h) = ({b}, {h}), {'qk'[1 - side]} blocks"
-                assert torch.equal(partial_count[at].cpu(), (own == 1).sum(1).int()), f"{where}: partial ones"
-                assert torch.equal(full_count[at].cpu(), (own == 2).sum(1).int()), f"{where}: full ones"
+                assert torch.equal(partial_count[at].cpu(), (own == 1).sum(1).int()), (
+                    f"{where}: partial ones"
+                )
+                assert torch.equal(full_count[at].cpu(), (own == 2).sum(1).int()), (
+                    f"{where}: full ones"
+                )
                 assert torch.equal(indices[at].cpu(), _listed(own)), f"{where}: the lists"
 
 
@@ -107,7 +128,10 @@ def pairs(problem: Problem, inputs: Inputs, b: int, h: int) -> Tensor:
 
 
 def block_kinds(allowed: Tensor) -> Tensor:
-    """Return the kind of each block of a mask [SQ, SK]: 0 empty, 1 partial, 2 whole. Blocks past an end are partial."""
+    """Return the kind of each block of a mask [SQ, SK]: 0 empty, 1 partial, 2 whole.
+
+    Blocks past an end are partial.
+    """
     sq, sk = allowed.shape
     rows, columns = -(-sq // BLOCK_SIZE), -(-sk // BLOCK_SIZE)
     padded = torch.zeros(rows * BLOCK_SIZE, columns * BLOCK_SIZE, dtype=torch.int64)
@@ -123,13 +147,19 @@ def _listed(kinds: Tensor) -> Tensor:
 
 
 def reuses_lists(subject: Subject) -> None:
-    """Check that a call returns the same bits with and without a block mask, and refuses a wrong one."""
+    """Check that a call returns the same bits with and without a block mask, and refuses a wrong
+    one.
+    """
     inputs = sized(subject.problem, "reuse", 200, 200, subject.device)
     built = build(subject, inputs)
-    for (name, value), other in zip(_results(subject, inputs), _results(subject, inputs, built), strict=True):
+    for (name, value), other in zip(
+        _results(subject, inputs), _results(subject, inputs, built), strict=True
+    ):
         assert same_bits(value, other[1]), f"{name} differs with a block mask built before"
     step = BLOCK_SIZE * max(1, subject.problem.q_multiple // BLOCK_SIZE)
-    longer = build(subject, sized(subject.problem, "longer", 200 + step, 200 + step, subject.device))
+    longer = build(
+        subject, sized(subject.problem, "longer", 200 + step, 200 + step, subject.device)
+    )
     wrong: Mapping[str, Any] = {
         "a block mask of other lengths": longer,
         "a block mask of as many blocks but other lengths": built._replace(
@@ -138,7 +168,9 @@ def reuses_lists(subject: Subject) -> None:
         "a tuple": tuple(built),
         "lists alone": built.kv_indices,
     }
-    must_refuse({what: partial(call, subject.function, inputs, block_mask=m) for what, m in wrong.items()})
+    must_refuse(
+        {what: partial(call, subject.function, inputs, block_mask=m) for what, m in wrong.items()}
+    )
 
 
 def compiles_with_lists(subject: Subject) -> None:
@@ -157,7 +189,9 @@ def compiles_with_lists(subject: Subject) -> None:
     assert same_bits(made(), expected), "differs with a block mask made inside"
 
 
-def _results(subject: Subject, inputs: Inputs, block_mask: Any = None) -> Iterator[tuple[str, Tensor]]:
+def _results(
+    subject: Subject, inputs: Inputs, block_mask: Any = None
+) -> Iterator[tuple[str, Tensor]]:
     wanted = differentiable(subject.problem, inputs) if subject.backward else {}
     names = {b.name for b in subject.problem.buffers}
     out, lse = call(subject.function, inputs, block_mask=block_mask, return_lse=True)

@@ -12,12 +12,16 @@ NO_PAGE = 2**30
 
 
 def lengths(batch: int, sk: int, turn: int) -> Tensor:
-    """Return keys per sequence, [B] int32, in a cycle: not a multiple of a tile, all, none, all but one, one.
+    """Return keys per sequence, [B] int32, in a cycle: not a multiple of a tile, all, none, all but
+    one, one.
 
-    `turn` selects the start of the cycle, so any sequence may be the longest. One sequence has all keys.
+    `turn` selects the start of the cycle, so any sequence may be the longest. One sequence has all
+    keys.
     """
     some = (sk // 3 + 1, sk, 0, max(0, sk - 1), 1)
-    found = [min(sk, some[(b + turn) % len(some)]) for b in range(batch)] if batch > 1 else [sk] * batch
+    found = (
+        [min(sk, some[(b + turn) % len(some)]) for b in range(batch)] if batch > 1 else [sk] * batch
+    )
     return torch.tensor(found, dtype=torch.int32)
 
 
@@ -27,7 +31,9 @@ def beyond(lens: Tensor, sk: int) -> Tensor:
 
 
 def share_first_page(x: Tensor, size: int) -> Tensor:
-    """Return x [B, HKV, SK, D] with the same first page in all sequences, as with a common prompt."""
+    """Return x [B, HKV, SK, D] with the same first page in all sequences, as with a common
+    prompt.
+    """
     x = x.clone()
     x[:, :, :size] = x[:1, :, :size]
     return x
@@ -36,8 +42,8 @@ def share_first_page(x: Tensor, size: int) -> Tensor:
 def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tensor, Tensor]:
     """Convert x [B, HKV, SK, D] to a pool [pages, size, HKV, D] and a block table [B, n] int32.
 
-    Pages are in random order. Unused pages and the rest of last pages are NaN. With `share`, all sequences with a whole
-    first page use the same one.
+    Pages are in random order. Unused pages and the rest of last pages are NaN. With `share`, all
+    sequences with a whole first page use the same one.
     """
     batch, heads, sk, width = x.shape
     n = -(-sk // size)
@@ -46,7 +52,9 @@ def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tens
     hidden = beyond(lens.to(x.device), n * size).expand(batch, heads, n * size)[..., None]
     rows = torch.nn.functional.pad(x, (0, 0, 0, n * size - sk)).masked_fill(hidden, torch.nan)
     pool = x.new_full((batch * n + SPARE, size, heads, width), torch.nan)
-    pool[table.flatten().to(x.device)] = rows.unflatten(2, (n, size)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    pool[table.flatten().to(x.device)] = (
+        rows.unflatten(2, (n, size)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    )
     table = table.masked_fill(torch.arange(n) * size >= lens[:, None], NO_PAGE)
     if share:
         whole = lens >= size

@@ -12,10 +12,10 @@ class Case:
 
     `layout`: one of `LAYOUTS`, for q, k, v and the buffers.
     `dout`: `contiguous`, `strided`, `expanded` or `none` (gradient through the log-sum-exp only).
-    `ints`: values of unsorted integer and bool buffers. `mixed`, `runs` (of equal numbers along positions), `zero`,
-    `past` (beyond every length) or `wide` (64-bit buffers, also sorted ones, differ in their high halves).
-    `hidden`: rows of K and V that no query sees at any position hold NaN.
-    `edge`: index of the values of run-time parameters.
+    `ints`: values of unsorted integer and bool buffers. `mixed`, `runs` (of equal numbers along
+    positions), `zero`, `past` (beyond every length) or `wide` (64-bit buffers, also sorted ones,
+    differ in their high halves). `hidden`: rows of K and V that no query sees at any position hold
+    NaN. `edge`: index of the values of run-time parameters.
     `lse`: return the log-sum-exp, with a gradient through it.
     `packed`: lengths (queries, keys) of packed sequences; the longest are `sq` and `sk`.
     `tail`: numbers of tokens after the last sequence.

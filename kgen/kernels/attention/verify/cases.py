@@ -37,7 +37,10 @@ def groups(problem: Problem) -> tuple[str, ...]:
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """Return the names of the cases, the same for each group. `forward` also has the checks of block masks."""
+    """Return the names of the cases, the same for each group.
+
+    `forward` also has the checks of block masks.
+    """
     lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
     return (*(case.name for case in cases(problem, quick)), *lists)
 
@@ -53,7 +56,9 @@ def example(subject: Subject, name: str) -> Example:
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
-    """Return the verdict on each output of a call: `out` and `lse`, or the gradients for `backward`."""
+    """Return the verdict on each output of a call: `out` and `lse`, or the gradients for
+    `backward`.
+    """
     if name in BLOCK_MASKS:
         BLOCK_MASKS[name](subject)
         return []
@@ -70,19 +75,24 @@ def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
 
     def compared_with(stored: Tensor) -> tuple[Result, Result]:
         if not known or not compare.same_bits(known[-1][0], stored):
-            known.append((stored, references(problem, inputs, tuple(wanted), stored if wanted else None)))
+            known.append(
+                (stored, references(problem, inputs, tuple(wanted), stored if wanted else None))
+            )
         return known[-1][1]
 
     def verdicts(fixed: set[str]) -> list[compare.Check]:
         run, broken = compare.careful(
-            lambda: _outputs(subject, inputs, wanted), inputs.tensors, device, fixed=fixed.__contains__
+            lambda: _outputs(subject, inputs, wanted),
+            inputs.tensors,
+            device,
+            fixed=fixed.__contains__,
         )
         got = {name: value for name, value in run.items() if not (wanted and name == "out")}
         found = _compare(problem, got, *compared_with(run["out"]), inputs.case.ties)
         return [*found, *_in_another_order(inputs, got), *broken]
 
-    # Gradients of buffers may be sums of atomics. All others have one order of summation, except dq of the kernel for
-    # all three gradients without deterministic algorithms.
+    # Gradients of buffers may be sums of atomics. All others have one order of summation, except dq
+    # of the kernel for all three gradients without deterministic algorithms.
     fixed = {"out", "lse", "dq", "dk", "dv"}
     if not (wanted and _may_sum_dq_by_atomics(subject, inputs)):
         return verdicts(fixed)
@@ -105,9 +115,11 @@ def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the namespace that calls the kernels for one chip: the file with these kernels, or the emitted file.
+    """Return the namespace that calls the kernels for one chip: the file with these kernels, or the
+    emitted file.
 
-    With an unsupported Triton version, it is the emitted file, because the kernels cannot be imported.
+    With an unsupported Triton version, it is the emitted file, because the kernels cannot be
+    imported.
     """
     serves = names.get("TRITON") in names.get("GLUON_TRITONS", ())
     beside = names[CHIP.module]() if CHIP is not None and CHIP.module in names and serves else None
@@ -116,7 +128,9 @@ def _names_for_chip(names: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_one_kernel(names: dict[str, Any]) -> Iterator[None]:
-    """Use one kernel for all three gradients within the context, if the file has it, for any number of keys."""
+    """Use one kernel for all three gradients within the context, if the file has it, for any number
+    of keys.
+    """
     chosen = names.get("_in_one_kernel")
     if chosen is None:
         yield
@@ -162,7 +176,9 @@ def merges_many_splits(subject: Subject) -> None:
         return
     for wanted in (2, 128):
         with mock.patch.object(
-            subject.module, "_splits", lambda programs, most, at_once, wanted=wanted: min(most, wanted)
+            subject.module,
+            "_splits",
+            lambda programs, most, at_once, wanted=wanted: min(most, wanted),
         ):
             for check in run_case(subject, "forward", "decode-splits"):
                 assert check.ok, f"in {wanted} splits or fewer: {check.message}"
@@ -181,7 +197,8 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 def references(
     problem: Problem, inputs: Inputs, wanted: tuple[str, ...], stored: Tensor | None = None
 ) -> tuple[Result, Result]:
-    """Return the float64 truth and the eager computation, with gradients of `wanted` if it is not empty.
+    """Return the float64 truth and the eager computation, with gradients of `wanted` if it is not
+    empty.
 
     `stored` is the output that a kernel's backward pass read.
     """
@@ -209,7 +226,10 @@ def references(
 
 
 def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Call the emitted function. Return its outputs, or the output and gradients (`dq`, ...) if some are wanted."""
+    """Call the emitted function.
+
+    Return its outputs, or the output and gradients (`dq`, ...) if some are wanted.
+    """
     asks_lse = inputs.dlse is not None
     result = call(subject.function, inputs, **({"return_lse": True} if asks_lse else {}))
     out, lse = result if asks_lse else (result, None)
@@ -219,24 +239,33 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
     pairs += [(lse, inputs.dlse)] if lse is not None else []
     outputs, cotangents = ([pair[i] for pair in pairs] for i in (0, 1))
     grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
-    return {"out": out.detach()} | {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+    return {"out": out.detach()} | {
+        f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)
+    }
 
 
 def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[compare.Check]:
-    """Yield failures of outputs and gradients whose memory order differs from the order of q or k."""
+    """Yield failures of outputs and gradients whose memory order differs from the order of q or
+    k.
+    """
     like = {"out": inputs.q, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
     for name, x in got.items():
         if inputs.case.layout == "bshd" and name in like and x.dim() == 4 and min(x.shape[1:3]) > 1:
             by_token, wanted = (t.stride(1) < t.stride(2) for t in (x, like[name]))
             if by_token != wanted:
-                message = f"{name} has strides {x.stride()}, and what it is like {like[name].stride()}"
+                message = (
+                    f"{name} has strides {x.stride()}, and what it is like {like[name].stride()}"
+                )
                 yield compare.Check(f"{name} (order)", False, math.nan, math.nan, math.nan, message)
 
 
 def _compare(
     problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result, exact: bool
 ) -> list[compare.Check]:
-    """Return the verdict on each output. With `exact` scores, the error of P does not grow with them."""
+    """Return the verdict on each output.
+
+    With `exact` scores, the error of P does not grow with them.
+    """
     finite = truth.lse.nan_to_num(0.0, 0.0, 0.0).abs()
     reach = float(finite.max()) if finite.numel() and not exact else 0.0
     allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
@@ -246,18 +275,19 @@ def _compare(
     found = []
     for name, value in got.items():
         if name == "out":
-            found.append(
-                compare.check(
-                    name, value, truth.out, yardstick.out, allowed, compare.Traits(empty=dead, dtype=dtype)
-                )
-            )
+            found.append(compare.check(
+                name, value, truth.out, yardstick.out, allowed,
+                compare.Traits(empty=dead, dtype=dtype),
+            ))  # fmt: skip
         elif name == "lse":
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
             natural = torch.ones_like(truth.lse)
             limit = compare.of_log_sums(allowed, problem.fast_math, reach)
             found.append(
-                compare.check(name, *values, limit, compare.Traits(natural=natural, dtype=torch.float32))
+                compare.check(
+                    name, *values, limit, compare.Traits(natural=natural, dtype=torch.float32)
+                )
             )
         else:
             source = name[1:]
@@ -265,9 +295,12 @@ def _compare(
             expected = dtype if source in ("q", "k", "v") else yardstick.grads[source].dtype
             limit = allowed
             if source in buffers:
-                # delta uses the rounded output, an independent error in each row. A sum over rows averages it.
+                # delta uses the rounded output, an independent error in each row. A sum over rows
+                # averages it.
                 summed = max(1.0, truth.lse.numel() / max(1, value.numel()))
-                limit = replace(allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed)))
+                limit = replace(
+                    allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed))
+                )
             traits = compare.Traits(
                 natural=truth.natural.get(source),
                 empty=empty,
@@ -286,12 +319,17 @@ def _compare(
 
 
 def _of_its_output(
-    name: str, value: Tensor, want: Tensor, eager: Tensor, allowed: compare.Tolerance, traits: compare.Traits
+    name: str,
+    value: Tensor,
+    want: Tensor,
+    eager: Tensor,
+    allowed: compare.Tolerance,
+    traits: compare.Traits,
 ) -> compare.Check:
     """Return the verdict on dq or dk without the rounding of the output.
 
-    `want` and `eager` use the delta of the output that the kernel stored. The error of a row is then one rounding of
-    dS: half a unit in the last place of the row's terms.
+    `want` and `eager` use the delta of the output that the kernel stored. The error of a row is
+    then one rounding of dS: half a unit in the last place of the row's terms.
     """
     limit = replace(allowed, row_noise=allowed.unit)
     traits = replace(traits, rounding=0.0, parts={"all of it": want})
@@ -303,8 +341,8 @@ def compile_calls(
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Yield calls without and with gradients and log-sum-exp, with different alignments.
 
-    All sizes are divisible by 16, none is, or all except rows of buffers are. With `sizes`, for a package, other calls
-    have one unaligned operand, or each dtype of buffers and sinks.
+    All sizes are divisible by 16, none is, or all except rows of buffers are. With `sizes`, for a
+    package, other calls have one unaligned operand, or each dtype of buffers and sinks.
     """
     dtypes = [DTYPES[d] for d in REALS] if sizes and _open(problem) else [None]
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
@@ -329,7 +367,9 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
     if problem.varlen:
         found = [replace(case, packed=((case.sq, case.sk),) * 2) for case in found]
     if problem.decodes:
-        found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
+        found += [
+            replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)
+        ]
         one_tile = min(length, 16)
         aligned = found[0]
         found.append(replace(aligned, name="one-tile", sq=1, sk=one_tile))

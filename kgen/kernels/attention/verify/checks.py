@@ -1,6 +1,7 @@
 """Checks of attention: misuse of the launcher, and distant rows.
 
-Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def _reaches_far(subject: Subject, sq: int) -> None:
         inputs = replace(inputs, **{n: getattr(inputs, n).detach() for n in ("q", "k", "v")})
         wanted = differentiable(subject.problem, inputs) if subject.backward else {}
         out = call(subject.function, inputs)
-        return [out, *(torch.autograd.grad(out, list(wanted.values()), inputs.dout) if wanted else ())]
+        return [
+            out,
+            *(torch.autograd.grad(out, list(wanted.values()), inputs.dout) if wanted else ()),
+        ]
 
     for got, want in zip(run(far), run(near), strict=True):
         torch.testing.assert_close(got, want)
@@ -63,7 +67,9 @@ def refuses_misuse(subject: Subject) -> None:
     right = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **offsets}
     right |= {**inputs.cache, **inputs.buffers, **inputs.runtime}
     wrong = _misuses(subject, inputs)
-    must_refuse({what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()})
+    must_refuse(
+        {what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()}
+    )
 
 
 def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -79,7 +85,9 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         "all in float64": {"q": q.double(), "k": k.double(), "v": v.double()},
         "an argument that does not exist": {"no_such_argument": 1},
     }
-    found |= {f"scale is {what}": {"scale": x} for what, x in {**NOT_NUMBERS, **_NOT_SCALES}.items()}
+    found |= {
+        f"scale is {what}": {"scale": x} for what, x in {**NOT_NUMBERS, **_NOT_SCALES}.items()
+    }
     for name, value in inputs.runtime.items():
         found |= {f"{name} is {what}": {name: x} for what, x in NOT_NUMBERS.items()}
         if isinstance(value, int):
@@ -119,7 +127,9 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         found[f"{buffer.name} of another shape"] = {buffer.name: other}
         found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
     offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
-    found |= elsewhere({"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device)
+    found |= elsewhere(
+        {"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device
+    )
     return found
 
 

@@ -1,4 +1,6 @@
-"""Lengths at which each decision of a mask and a score goes both ways, for constants of any size."""
+"""Lengths at which each decision of a mask and a score goes both ways, for constants of any
+size.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,26 @@ from kgen.verify.tensors import DTYPES
 SHORT = 24
 """Short side of a case: more positions than masks usually show to all queries."""
 NEAR = 130
-"""Number of queries and keys of plain cases. Equal numbers give whole tiles, also behind a window."""
+"""Number of queries and keys of plain cases. Equal numbers give whole tiles, also behind a
+window.
+"""
 FAR, FAR_TIED = 256 * NEAR, 16 * NEAR
 """Greatest length of a search, with and without a short side."""
 STEP = 32
 """Precision of the smallest deciding length."""
 MARGIN = 173
-"""Positions after the smallest deciding length: more than a tile, and not a multiple of one, so tiles are skipped."""
+"""Positions after the smallest deciding length: more than a tile, and not a multiple of one, so
+tiles are skipped.
+"""
 
 
 @cache
 def shapes_that_decide(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """Return the smallest (queries, keys) at which positions decide the nodes that plain cases leave undecided.
+    """Return the smallest (queries, keys) at which positions decide the nodes that plain cases
+    leave undecided.
 
-    Decisions of buffers, run-time parameters and scores depend on their values, and are not searched.
+    Decisions of buffers, run-time parameters and scores depend on their values, and are not
+    searched.
     """
     found: dict[tuple[int, int], None] = {}
     for node in (n for tree in problem.trees for n in decisions(tree) if _of_positions(problem, n)):
@@ -56,7 +64,9 @@ _NAMES = {"q_idx", "kv_idx", "b", "h", "B", "HQ", "HKV", "SQ", "SK", "inf"}
 
 
 def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
-    """Return the smallest shape with one long and one short side, or two equal sides if they are tied."""
+    """Return the smallest shape with one long and one short side, or two equal sides if they are
+    tied.
+    """
 
     def shapes(long: int) -> list[tuple[int, int]]:
         if problem.tied_lengths:
@@ -81,7 +91,9 @@ def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
 
 
 def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
-    """Return the ways of a node among pairs of the first and last positions, for any values of buffers."""
+    """Return the ways of a node among pairs of the first and last positions, for any values of
+    buffers.
+    """
     params = {p.name: 1 if p.value is None else p.value for p in problem.params}
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": sq, "SK": sk, ANY: max(sq, sk), "b": 0, "h": 0}
     random = torch.Generator().manual_seed(0)
@@ -102,7 +114,9 @@ def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
 def ways_taken(
     problem: Problem, node: Node, env: Mapping[str, Any], queries: Tensor, keys: Tensor
 ) -> set[int]:
-    """Return the ways of a node of the mask or the score among pairs of positions at which it decides."""
+    """Return the ways of a node of the mask or the score among pairs of positions at which it
+    decides.
+    """
     env = {"inf": torch.inf, **env, "q_idx": queries[:, None], "kv_idx": keys[None, :]}
     shape = (len(queries), len(keys))
     shown: Tensor = torch.ones(shape, dtype=torch.bool)

@@ -1,6 +1,7 @@
 """Difficult cases for an attention kernel, drawn from its spec.
 
-`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be
+drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from kgen.verify.tensors import DTYPES, arrange
 class Inputs:
     """The tensors of a case.
 
-    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] have the spec's dtype. dlse is
-    float32 [B, HQ, SQ] or None. Packed sequences have [TQ, HQ, D] etc., and dlse [HQ, TQ]. `clean_k` and `clean_v` are
-    the reference's inputs: zeros instead of NaN in hidden keys. With pages, `k` and `v` are pools.
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] have the spec's
+    dtype. dlse is float32 [B, HQ, SQ] or None. Packed sequences have [TQ, HQ, D] etc., and dlse
+    [HQ, TQ]. `clean_k` and `clean_v` are the reference's inputs: zeros instead of NaN in hidden
+    keys. With pages, `k` and `v` are pools.
     """
 
     case: Case
@@ -60,7 +62,14 @@ class Inputs:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that a kernel must not write to."""
-        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
+        named = {
+            "q": self.q,
+            "k": self.k,
+            "v": self.v,
+            "dout": self.dout,
+            **self.buffers,
+            **self.cache,
+        }
         return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
 
 
@@ -101,24 +110,33 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     # More heads than a group of programs shares.
     yield Case("bshd", 70, 70, batch=2, heads_kv=3, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, batch=2, heads_kv=2, layout="guarded", lse=True)
-    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
+    yield Case(
+        "broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True
+    )
     yield Case("stepped", 50, 34, layout="stepped")
     yield Case("large", 66, 66, heads_kv=4, magnitude=16.0, lse=True)
     # The score is far below zero, the score of keys past the end.
     yield Case("one-key-large", 45, 1, magnitude=16.0, lse=True)
     for place in range(3):  # TMA cannot load one operand, because of one stride
-        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # too many queries to decode
+        # too many queries to decode
+        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     if problem.exact_scores:
         yield Case("ties", 130, 130, heads_kv=2, magnitude=256.0, ties=True, lse=True)
         yield Case("far-ties", 66, 130, magnitude=2.0**16, ties=True, lse=True, few=True)
         if problem.decodes:
             yield Case("decode-ties", 3, 300, batch=2, magnitude=2.0**12, ties=True, lse=True)
-    ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
+    ints = [
+        b
+        for b in problem.buffers
+        if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted
+    ]
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
-        yield Case("ints-past", 70, 70, batch=2, layout="guarded", ints="past")  # no sequence without keys
-        yield Case("ints-far", 20, 160, ints="past", few=True)  # several tiles of keys without a mask
+        # no sequence without keys
+        yield Case("ints-past", 70, 70, batch=2, layout="guarded", ints="past")
+        # several tiles of keys without a mask
+        yield Case("ints-far", 20, 160, ints="past", few=True)
     if any(b.dtype == "int64" for b in problem.buffers):
         yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
     if problem.may_have_no_elements:
@@ -170,7 +188,10 @@ def _small_of_parts(problem: Problem) -> Iterator[Case]:
 
 
 def _large(problem: Problem, ints: bool) -> Iterator[Case]:
-    """Cases that are too large for the interpreter. `ints` is true for a spec with unsorted integer buffers."""
+    """Cases that are too large for the interpreter.
+
+    `ints` is true for a spec with unsorted integer buffers.
+    """
     if problem.decodes:
         yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
         yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
@@ -186,7 +207,8 @@ def _large(problem: Problem, ints: bool) -> Iterator[Case]:
         yield Case("long-blocks", 5000, 4500, heads_kv=2, ints="runs", lse=True)
     yield Case("127", 127, 127, batch=3, heads_kv=2)
     yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
-    yield Case("crowd", 256, 256, batch=16, heads_kv=16)  # several short items for each multiprocessor
+    # several short items for each multiprocessor
+    yield Case("crowd", 256, 256, batch=16, heads_kv=16)
     yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
     yield Case("2048", 2048, 2048, batch=2, heads_kv=2, lse=True)
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
@@ -194,10 +216,13 @@ def _large(problem: Problem, ints: bool) -> Iterator[Case]:
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
     # Tiles of queries past the keys, without a mask.
     yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)
-    yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # whole tiles of queries see one key more
+    # whole tiles of queries see one key more
+    yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
-    yield Case("long-broadcast", 513, 1537, batch=3, heads_kv=3, layout="broadcast", dout="expanded")
+    yield Case(
+        "long-broadcast", 513, 1537, batch=3, heads_kv=3, layout="broadcast", dout="expanded"
+    )
     yield Case("long-large", 515, 515, heads_kv=2, magnitude=8.0, lse=True)
     if ints:
         yield Case("long-ints-zero", 700, 700, batch=2, ints="zero", lse=True)
@@ -224,7 +249,9 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("tail", (30, 50), (65, 67), heads_kv=2, tail=(70, 68), layout="mixed", lse=True)
     yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
     yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
-    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
+    yield case(
+        "broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True
+    )
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
     yield case("large", (66, 66), (2, 2), (45, 1), magnitude=16.0, lse=True)
@@ -239,7 +266,9 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
         for number in range(1, EDGES):
             yield case(f"params-{number}", (71, 71), (8, 8), edge=number)
     if candidates(problem):
-        yield case("unread", (40, 40), (0, 23), (17, 0), (33, 50), heads_kv=2, lse=True, unread=True)
+        yield case(
+            "unread", (40, 40), (0, 23), (17, 0), (33, 50), heads_kv=2, lse=True, unread=True
+        )
     if "backward" in problem.passes:
         yield case("lse-alone", (20, 30), (9, 7), dout="none", lse=True, few=True)
         yield case("k-alone", (30, 20), (9, 7), learned=("k",), few=True)
@@ -254,7 +283,9 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("tall", (2049, 127), (5, 300), heads_kv=2, tail=(1000, 900), layout="offset")
     yield case("short", *((i % 9, i % 7) for i in range(1, 2000)), lse=True)
     yield case("long-large", (515, 515), (300, 300), heads_kv=2, magnitude=8.0, lse=True)
-    yield case("long-guarded", (1025, 1025), (129, 640), heads_kv=3, layout="guarded", dout="strided")
+    yield case(
+        "long-guarded", (1025, 1025), (129, 640), heads_kv=3, layout="guarded", dout="strided"
+    )
 
 
 def fit(problem: Problem, case: Case, number: int) -> Case:
@@ -262,7 +293,9 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
     sq, sk = case.sq, case.sk
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
-    group = (1 if case.few else (1, 2, 3, 4)[number % 4]) if problem.gqa == "any" else int(problem.gqa)
+    group = (
+        (1 if case.few else (1, 2, 3, 4)[number % 4]) if problem.gqa == "any" else int(problem.gqa)
+    )
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
     # SK is the capacity of the pages.
     whole = problem.page_size if problem.reads_sk else None
@@ -290,7 +323,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         dlse = None if dlse is None else dlse.flatten()[0].expand_as(dlse)
 
     hidden = (
-        _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
+        _hidden(problem, case, buffers, params)
+        if case.hidden
+        else torch.zeros(columns, dtype=torch.bool)
     )
     cache: dict[str, Tensor] = {}
     if problem.page_size is not None:
@@ -302,7 +337,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
     if case.unread:
         keys = cache["kv_lens"].tolist() if problem.per_batch else [case.sk] * size["B"]
-        lengths = [(sq, sk, sk) for sq, sk in case.packed] or [(case.sq, case.sk, own) for own in keys]
+        lengths = [(sq, sk, sk) for sq, sk in case.packed] or [
+            (case.sq, case.sk, own) for own in keys
+        ]
         buffers = with_anything(problem, buffers, {**size, **params, **cache}, lengths)
     clean = k, v
     if hidden.any():
@@ -322,7 +359,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 
 
 def _extents(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shapes of q and k without the head dimension: [B, H, S], or [T, H] for packed sequences."""
+    """Return the shapes of q and k without the head dimension: [B, H, S], or [T, H] for packed
+    sequences.
+    """
     size = case.sizes
     if case.packed:
         ends = [cu[-1] for cu in case.cu_seqlens]
@@ -349,7 +388,9 @@ def _operands(problem: Problem, case: Case, random: Any) -> tuple[Tensor, Tensor
 def _buffers(problem: Problem, case: Case, random: Any) -> dict[str, Tensor]:
     """Return the buffers of a spec, including sinks, contiguous, on the CPU."""
     buffers = {
-        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
+        b.name: drawn(
+            b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks"
+        )
         for b in problem.buffers
     }
     if problem.sinks:
@@ -376,9 +417,13 @@ def _arranged(inputs: Inputs, device: str) -> Inputs:
         dlse=_by_token(dlse) if dlse is not None and case.dout == "strided" else dlse,
         clean_k=inputs.clean_k.to(device),
         clean_v=inputs.clean_v.to(device),
-        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(inputs.buffers.items())},
+        buffers={
+            n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(inputs.buffers.items())
+        },
         cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in offsets),
-        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(inputs.cache.items())},
+        cache={
+            n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(inputs.cache.items())
+        },
     )
 
 
@@ -388,7 +433,9 @@ def kv_lens(case: Case) -> Tensor:
 
 
 def _by_token(dlse: Tensor) -> Tensor:
-    """Return dlse with the heads of a token adjacent. autograd keeps dense gradients, and copies others."""
+    """Return dlse with the heads of a token adjacent. autograd keeps dense gradients, and copies
+    others.
+    """
     return dlse.mT.contiguous().mT
 
 
@@ -422,7 +469,13 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str, **more: An
         -(-sk // problem.kv_multiple) * problem.kv_multiple,
     )
     lengths = ((sq - sq // 3, sk - sk // 3), (sq // 3, sk // 3)) if problem.varlen else ()
-    changed: dict[str, Any] = {"name": name, "sq": sq, "sk": sk, "packed": lengths, "lse": False} | more
+    changed: dict[str, Any] = {
+        "name": name,
+        "sq": sq,
+        "sk": sk,
+        "packed": lengths,
+        "lse": False,
+    } | more
     return draw(problem, replace(template, **changed), device)
 
 
@@ -435,6 +488,8 @@ def call(function: Any, inputs: Inputs, **more: Any) -> Any:
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
     """Return the inputs that need gradients by name, with `requires_grad` set."""
     names = [b.name for b in problem.buffers if b.grad]
-    wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
+    wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {
+        name: inputs.buffers[name] for name in names
+    }
     learned = inputs.case.learned or (*wanted,)
     return {name: tensor.requires_grad_() for name, tensor in wanted.items() if name in learned}

@@ -1,7 +1,8 @@
 """Check that kept launches of an emitted file match the calls that reuse them.
 
-Triton specializes on the dtype and alignment of a tensor, and on numbers that are 1, multiples of 16, or above 32 bits.
-A file looks up its launches by the layouts of tensors, which must distinguish all of these.
+Triton specializes on the dtype and alignment of a tensor, and on numbers that are 1, multiples of
+16, or above 32 bits. A file looks up its launches by the layouts of tensors, which must distinguish
+all of these.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.families import Subject
 
 SIZES = ((96, 96, 2, 2), (65, 97, 2, 2), (1, 1, 1, 1), (16, 16, 16, 16))
-"""Queries, keys, sequences and KV heads: 1, multiples of 16, others, and different sizes with equal strides."""
+"""Queries, keys, sequences and KV heads: 1, multiples of 16, others, and different sizes with equal
+strides.
+"""
 
 
 def launches_what_it_compiled_for(subject: Subject) -> None:
@@ -83,7 +86,9 @@ SAVED = 16
 
 
 def _each_laid_out(problem: Problem, inputs: Inputs) -> Iterator[Callable[[Subject], None]]:
-    """Yield calls without and with gradients: unchanged, and with one tensor in one other layout."""
+    """Yield calls without and with gradients: unchanged, and with one tensor in one other
+    layout.
+    """
     yield partial(_call, inputs)
     for (name, x), way in itertools.product(inputs.tensors.items(), WAYS):
         # Offsets must be contiguous, and a scalar has no strides.
@@ -111,7 +116,10 @@ def _with(inputs: Inputs, name: str, x: Tensor) -> Inputs:
 
 
 def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
-    """Run a call without and with gradients. Saved-tensor hooks return the tensor `moved` at another address."""
+    """Run a call without and with gradients.
+
+    Saved-tensor hooks return the tensor `moved` at another address.
+    """
     inputs = replace(inputs, **{name: getattr(inputs, name).detach() for name in ("q", "k", "v")})
     asked: Mapping[str, Any] = {} if inputs.dlse is None else {"return_lse": True}
     if subject.backward:
@@ -141,7 +149,8 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
-    """Replace compilation and launches of the file by records within the context, on the CPU as on a GPU.
+    """Replace compilation and launches of the file by records within the context, on the CPU as on
+    a GPU.
 
     `as_on` has functions of the file that are replaced, to simulate another GPU.
     """
@@ -149,7 +158,9 @@ def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
     launching: dict[str, Any] = names["_layouts"].__globals__
     wrong: list[threading.ExceptHookArgs] = []
     new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}}
-    beside = names[CHIP.module]() if CHIP is not None and not as_on and CHIP.module in names else None
+    beside = (
+        names[CHIP.module]() if CHIP is not None and not as_on and CHIP.module in names else None
+    )
     with contextlib.ExitStack() as stack:
         for own in [names, *([vars(beside)] if beside else [])]:
             kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}
@@ -211,5 +222,6 @@ class _Compiled:
         for name, x in zip(self.kernel.arg_names, args, strict=True):
             kind = self._kind(name, x)
             assert kind == self.kinds[name], (
-                f"{self.kernel.name} was compiled for {self.kinds[name]} of {name}, and is launched with {kind}"
+                f"{self.kernel.name} was compiled for {self.kinds[name]} of {name}, and is "
+                f"launched with {kind}"
             )

@@ -19,7 +19,10 @@ from kgen.targets.arguments import DIVISIONS
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared tensor. `shape` has numbers and the names `B HQ HKV SQ SK any`; `dtype` may be `any`."""
+    """A declared tensor.
+
+    `shape` has numbers and the names `B HQ HKV SQ SK any`; `dtype` may be `any`.
+    """
 
     name: str
     shape: tuple[int | str, ...]
@@ -94,20 +97,28 @@ class Problem:
     @property
     def tied_lengths(self) -> bool:
         """True if the emitted launcher requires SQ == SK."""
-        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+        return ties_lengths(
+            self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end
+        )
 
     @property
     def may_have_no_elements(self) -> bool:
-        """True if a call may have buffers without elements: axes `any` exist, and no length is a divisor."""
+        """True if a call may have buffers without elements: axes `any` exist, and no length is a
+        divisor.
+        """
         nodes = (node for tree in self.trees for node in distinct(tree))
-        divisors = [node.args[1] for node in nodes if isinstance(node, Call) and node.fn in DIVISIONS]
+        divisors = [
+            node.args[1] for node in nodes if isinstance(node, Call) and node.fn in DIVISIONS
+        ]
         divides = any(measured(name) for divisor in divisors for name in variables(divisor))
         return any(ANY in b.shape for b in self.buffers) and not divides
 
     @property
     def reads_sk(self) -> bool:
         """True if the spec reads the number of keys."""
-        return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
+        return any("SK" in b.shape for b in self.buffers) or any(
+            "SK" in variables(t) for t in self.trees
+        )
 
     @property
     def exact_scores(self) -> bool:

@@ -1,8 +1,8 @@
 """Attention on plain PyTorch, from the original expression trees.
 
-`attention` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtype, for comparison of
-errors. Both evaluate the trees as written, so a wrong simplification cannot hide. Both use gradients of autograd, not
-symbolic derivatives.
+`attention` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtype,
+for comparison of errors. Both evaluate the trees as written, so a wrong simplification cannot hide.
+Both use gradients of autograd, not symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Result:
     `dead` [B, HQ, SQ], true for rows without keys.
     `seen` [B, HKV, SK], true for keys that any query of the group sees.
     `grads` by name (`q`, `k`, `v` and buffers).
-    `natural`: norms of the rows of each gradient without cancellation. Rounding errors are relative to them.
-    `rounding`: change of each gradient, as a whole, for a relative change of 1 in every element of `out`. Backward
-    computes delta from the stored output.
+    `natural`: norms of the rows of each gradient without cancellation. Rounding errors are relative
+    to them. `rounding`: change of each gradient, as a whole, for a relative change of 1 in every
+    element of `out`. Backward computes delta from the stored output.
     `shifts`: change of the gradients of q and k due to the output that a kernel stored.
     """
 
@@ -52,7 +52,8 @@ class Call:
     """The arguments of a call except q, k and v.
 
     - `sinks`, [HQ]: logits that join the softmax of every row of their head, without a value.
-    - `dout`, [B, HQ, SQ, DV], and `dlse`, [B, HQ, SQ]: if present, the gradients in `wanted` are computed.
+    - `dout`, [B, HQ, SQ, DV], and `dlse`, [B, HQ, SQ]: if present, the gradients in `wanted` are
+      computed.
     - `kv_lens`, [B]: the number of keys of each sequence.
     - `aligned_to_end`: the last query is at the position of the last key.
     - `cu_seqlens`: the offsets of queries and keys of packed sequences.
@@ -77,7 +78,9 @@ PLAIN = Call()
 
 @dataclass(frozen=True)
 class _Arithmetic:
-    """The dtypes of modifications and softmax (`real`) and of stored tensors, and the two products."""
+    """The dtypes of modifications and softmax (`real`) and of stored tensors, and the two
+    products.
+    """
 
     real: Any
     store: Any
@@ -85,13 +88,16 @@ class _Arithmetic:
     product_of_scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Tensor | None = None) -> Result:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Tensor | None = None
+) -> Result:
     """Compute attention and its gradients in float64.
 
     - q: [B, HQ, SQ, D]; k: [B, HKV, SK, D]; v: [B, HKV, SK, DV]. Any dtype and strides.
-    - With `cu_seqlens`: q [TQ, HQ, D], k [TK, HKV, D], v [TK, HKV, DV], lse and dlse [HQ, TQ]. `b` is the index of
-      a sequence.
-    - HQ is a multiple of HKV. Rows without a key have zeros, -inf (or their sink) and zero gradients.
+    - With `cu_seqlens`: q [TQ, HQ, D], k [TK, HKV, D], v [TK, HKV, DV], lse and dlse [HQ, TQ]. `b`
+      is the index of a sequence.
+    - HQ is a multiple of HKV. Rows without a key have zeros, -inf (or their sink) and zero
+      gradients.
     - `stored`: the output that the backward pass of a kernel read, for `shifts`.
 
     One (b, h) slice is in memory at a time.
@@ -100,11 +106,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, stored: Te
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, call: Call = PLAIN, *, tf32: bool = False) -> Result:
-    """Compute attention with matmuls in the inputs' dtype, modifications and softmax in fp32, and rounded P.
+    """Compute attention with matmuls in the inputs' dtype, modifications and softmax in fp32, and
+    rounded P.
 
-    Scores are float32, as in fused kernels: rounded to 16 bits, large scores would make P useless for comparison. With
-    `tf32`, fp32 matmuls round their operands as PyTorch with TF32 does. Gradients are accumulated over slices in fp32
-    and rounded once to the dtype of their input.
+    Scores are float32, as in fused kernels: rounded to 16 bits, large scores would make P useless
+    for comparison. With `tf32`, fp32 matmuls round their operands as PyTorch with TF32 does.
+    Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     product = _tf32_matmul if tf32 else torch.matmul
     scored = _tf32_matmul if tf32 else _wide_matmul
@@ -194,7 +201,12 @@ class _Slices:
         self.exact = arithmetic.store == torch.float64
         # No expression reads sinks: without them the name may be a buffer's or a param's.
         self.buffers = {**call.buffers, **({} if call.sinks is None else {"sinks": call.sinks})}
-        self.env: dict[str, Any] = {"B": self.batch, "HQ": self.heads, "HKV": self.heads_kv, "inf": torch.inf}
+        self.env: dict[str, Any] = {
+            "B": self.batch,
+            "HQ": self.heads,
+            "HKV": self.heads_kv,
+            "inf": torch.inf,
+        }
         self.env |= dict(call.params)
         self.env |= {name: value.detach() for name, value in self.buffers.items()}
         self.env |= {} if call.kv_lens is None else {"kv_lens": call.kv_lens}
@@ -217,7 +229,9 @@ class _Slices:
         return result
 
     def _start_sums(self, wanted: Sequence[str]) -> None:
-        """Zeros for the gradients, and for the bounds of their errors; buffers with one become leaves."""
+        """Zeros for the gradients, and for the bounds of their errors; buffers with one become
+        leaves.
+        """
         real, device = self.arithmetic.real, self.inputs["q"].device
         self.leaves: dict[str, Tensor] = {}
         for name in (n for n in wanted if n in self.buffers):
@@ -226,7 +240,9 @@ class _Slices:
         self.sums = {name: torch.zeros_like(leaf) for name, leaf in self.leaves.items()}
         own = {n: self.inputs[n].shape for n in wanted if n in self.inputs}
         self.sums |= {n: torch.zeros(shape, dtype=real, device=device) for n, shape in own.items()}
-        self.natural = {name: torch.zeros_like(total) for name, total in self.sums.items() if name != "v"}
+        self.natural = {
+            name: torch.zeros_like(total) for name, total in self.sums.items() if name != "v"
+        }
         self.rounding = {name: torch.zeros_like(total) for name, total in self.natural.items()}
         if self.stored is not None:
             moved = (n for n in ("q", "k") if n in self.sums)
@@ -251,7 +267,9 @@ class _Slices:
             for n, t in self.inputs.items()
         }
         sq, sk = len(here["q"]), len(here["k"])
-        scores = arithmetic.product_of_scores(here["q"], here["k"].mT).to(arithmetic.real) * self.scale
+        scores = (
+            arithmetic.product_of_scores(here["q"], here["k"].mT).to(arithmetic.real) * self.scale
+        )
         length = sk if call.kv_lens is None else int(call.kv_lens[b])
         first = length - sq if call.aligned_to_end else 0
         self.env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
@@ -281,7 +299,9 @@ class _Slices:
             self._bound(one, sources, cotangents)
         _accumulate(self.sums, one.at, sources, [one.out, one.lse], cotangents)
 
-    def _bound(self, one: _Slice, sources: Mapping[str, Tensor], cotangents: Sequence[Tensor]) -> None:
+    def _bound(
+        self, one: _Slice, sources: Mapping[str, Tensor], cotangents: Sequence[Tensor]
+    ) -> None:
         """Add to the sums by which errors are judged: `natural`, `rounding` and `shifts`."""
         dout, dlse = cotangents
         p, out = one.p.detach(), one.out.detach()
@@ -303,7 +323,9 @@ class _Slices:
             result.natural[name] = total.norm(dim=-1) if total.ndim else total.abs()
         # The errors of few rows do not average out.
         spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
-        result.rounding.update({n: spread * float(total.norm()) for n, total in self.rounding.items()})
+        result.rounding.update(
+            {n: spread * float(total.norm()) for n, total in self.rounding.items()}
+        )
         dtypes = {name: x.dtype for name, x in (self.inputs | self.buffers).items()}
         for name, total in self.sums.items():
             result.grads[name] = total if self.exact else total.to(dtypes[name])
@@ -327,7 +349,10 @@ def _modified(
     first: int,
     length: int,
 ) -> Tensor:
-    """Return the scores [SQ, SK] after both modifications, -inf if masked. Query 0 is at position `first`."""
+    """Return the scores [SQ, SK] after both modifications, -inf if masked.
+
+    Query 0 is at position `first`.
+    """
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
@@ -343,8 +368,8 @@ def _modified(
         mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
-    # Evaluate only visible pairs. At a hidden pair, autograd would multiply an infinite derivative by zero,
-    # which is NaN.
+    # Evaluate only visible pairs. At a hidden pair, autograd would multiply an infinite derivative
+    # by zero, which is NaN.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
     env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
     hidden = scores.masked_fill(~mask, -torch.inf)
@@ -354,7 +379,9 @@ def _modified(
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
+    """Return softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of
+    -inf.
+    """
     if scores.shape[1] == 0:
         return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
@@ -367,9 +394,11 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """Return the gradient of the scores [SQ, SK], and of a sink, without cancellation in `p * (dp - delta + dlse)`.
+    """Return the gradient of the scores [SQ, SK], and of a sink, without cancellation in
+    `p * (dp - delta + dlse)`.
 
-    Delta is a sum over the columns of the rounded output. Its rounding errors remain if the columns cancel.
+    Delta is a sum over the columns of the rounded output. Its rounding errors remain if the columns
+    cancel.
     """
     dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True).abs()

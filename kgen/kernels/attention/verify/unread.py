@@ -31,28 +31,37 @@ def with_anything(
     problem: Problem, buffers: Mapping[str, Tensor], scalars: Mapping[str, Any], lengths: Lengths
 ) -> dict[str, Tensor]:
     """Return the buffers with NaN and infinities in elements that no visible pair reads."""
-    seen = {name: torch.zeros(buffers[name].shape, dtype=torch.bool) for name in candidates(problem)}
+    seen = {
+        name: torch.zeros(buffers[name].shape, dtype=torch.bool) for name in candidates(problem)
+    }
     for env in _visible_pairs(problem, {**buffers, **scalars}, lengths):
         for read in reads(problem.score_mod) if problem.score_mod is not None else ():
             if read.buffer in seen and not read.indices:
                 seen[read.buffer] |= env["q_idx"].numel() > 0
             elif read.buffer in seen:
-                at = torch.broadcast_tensors(env["q_idx"], *(evaluate(i, env, torch) for i in read.indices))[
-                    1:
-                ]
+                at = torch.broadcast_tensors(
+                    env["q_idx"], *(evaluate(i, env, torch) for i in read.indices)
+                )[1:]
                 shape = seen[read.buffer].shape
-                inside = torch.stack([(i >= 0) & (i < n) for i, n in zip(at, shape, strict=True)]).all(0)
+                inside = torch.stack(
+                    [(i >= 0) & (i < n) for i, n in zip(at, shape, strict=True)]
+                ).all(0)
                 seen[read.buffer][tuple(i[inside] for i in at)] = True
     return {**buffers, **{name: _anything(buffers[name], of) for name, of in seen.items()}}
 
 
-def _visible_pairs(problem: Problem, env: dict[str, Any], lengths: Lengths) -> Iterator[dict[str, Any]]:
+def _visible_pairs(
+    problem: Problem, env: dict[str, Any], lengths: Lengths
+) -> Iterator[dict[str, Any]]:
     """Yield the positions of the visible pairs for each sequence and head."""
     for b, (sq, sk, keys) in enumerate(lengths):
         first = keys - sq if problem.aligned_to_end else 0
         for h in range(env["HQ"]):
             at = env | {"b": b, "h": h, "SQ": sq, "SK": sk, "inf": torch.inf}
-            at |= {"q_idx": first + torch.arange(sq)[:, None], "kv_idx": torch.arange(keys)[None, :]}
+            at |= {
+                "q_idx": first + torch.arange(sq)[:, None],
+                "kv_idx": torch.arange(keys)[None, :],
+            }
             mask = torch.ones(sq, keys, dtype=torch.bool)
             if problem.mask_mod is not None:
                 mask &= evaluate(problem.mask_mod, at, torch)

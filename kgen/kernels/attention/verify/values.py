@@ -24,10 +24,13 @@ def edge(type_: str, case: Case) -> int | float:
     return edges[case.edge % len(edges)]
 
 
-def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], plain: bool = False) -> Tensor:
+def drawn(
+    buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], plain: bool = False
+) -> Tensor:
     """Return plausible values for a buffer, in its own dtype.
 
-    Integers include values around the constants that they are `compared` with. Heads of a `plain` buffer are equal.
+    Integers include values around the constants that they are `compared` with. Heads of a `plain`
+    buffer are equal.
     """
     longest = max(case.sq, case.sk)
     # With an open extent, some indices are out of range.
@@ -47,7 +50,9 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         if case.ints == "runs":
             return (torch.arange(shape[-1]) // 270).expand(shape).to(dtype)
         # Document ids 0 0 0 1 1 2 2 2 2 ..., including documents of one token.
-        documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
+        documents = (
+            (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
+        )
         return (documents - 1) * 2**32 + 5 if wide else documents
     if dtype == torch.uint8:
         low, high = {"zero": (0, 1), "past": (255, 256)}.get(case.ints, (0, 256))
@@ -56,7 +61,8 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         found = torch.rand(shape, generator=random) < chance
         if case.unread and not per_token:
-            found.view(-1)[0], found.view(-1)[-1] = True, False  # one head or sequence has no visible key
+            # one head or sequence has no visible key
+            found.view(-1)[0], found.view(-1)[-1] = True, False
         return found
     choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
     values = choice[torch.randint(0, len(choice), shape, generator=random)]
@@ -72,9 +78,14 @@ def drawn(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], pl
         values = ((torch.arange(shape[-1]) + values.view(-1)[0]) // 150 % 3).expand(shape)
     elif case.ints in ("zero", "past"):
         values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
-    return (values if buffer.within is None else values.clamp(-buffer.within, buffer.within)).to(dtype)
+    return (values if buffer.within is None else values.clamp(-buffer.within, buffer.within)).to(
+        dtype
+    )
 
 
 def _dtype(buffer: Buffer, case: Case) -> str:
-    """Return the dtype of a case's tensor. An open dtype varies between cases and between buffers."""
+    """Return the dtype of a case's tensor.
+
+    An open dtype varies between cases and between buffers.
+    """
     return buffer.dtypes[zlib.crc32(f"{case.name} {buffer.name}".encode()) % len(buffer.dtypes)]

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from kgen.expr.unparse import show
 from kgen.kernels.chunk_output.verify.problem import Problem
-from kgen.kernels.chunk_output.verify.reference import Call, Chunks, chunk_indices_of, chunk_output, chunks_of
+from kgen.kernels.chunk_output.verify.reference import (
+    Call,
+    Chunks,
+    chunk_indices_of,
+    chunk_output,
+    chunks_of,
+)
 from kgen.verify.tensors import DTYPES
 
 LOG2E = math.log2(math.e)
@@ -37,7 +43,10 @@ class Workload:
 
     @property
     def learned(self) -> tuple[str, ...]:
-        """The inputs with gradients. States come last, since not every peer computes their gradient."""
+        """The inputs with gradients.
+
+        States come last, since not every peer computes their gradient.
+        """
         return tuple(n for n in ("q", "k", "v", "g", "h") if n in self.tensors)
 
 
@@ -87,7 +96,9 @@ class DoesNotApply(Exception):
     """The peer cannot compute this spec."""
 
 
-def prepare(peer: str, workload: Workload, functions: Mapping[str, Any], backward: bool) -> Callable[[], Any]:
+def prepare(
+    peer: str, workload: Workload, functions: Mapping[str, Any], backward: bool
+) -> Callable[[], Any]:
     """Return a function to time. It returns [o], or the gradients of `learned` in order, perhaps
     without the last.
 
@@ -100,7 +111,8 @@ def prepare(peer: str, workload: Workload, functions: Mapping[str, Any], backwar
 
 def _emitted(function: Any, workload: Workload, backward: bool) -> Callable[[], Any]:
     tensors = {
-        n: t.detach().requires_grad_(backward and n in workload.learned) for n, t in workload.tensors.items()
+        n: t.detach().requires_grad_(backward and n in workload.learned)
+        for n, t in workload.tensors.items()
     }
     if not backward:
         return lambda: [function(**tensors, **workload.keywords)]
@@ -135,7 +147,9 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
     """Return fla's kernels on the same numbers: values by token, exponents in base 2, no incoming
     gradient of the states."""
     problem, t = workload.problem, workload.tensors
-    if (show(problem.decay) if problem.decay else "") not in FLA_DECAYS or (problem.padded and backward):
+    if (show(problem.decay) if problem.decay else "") not in FLA_DECAYS or (
+        problem.padded and backward
+    ):
         raise DoesNotApply  # the gradient of padded values has another layout in fla
     from fla.ops.common import chunk_o
 
@@ -156,7 +170,12 @@ def _fla(workload: Workload, backward: bool) -> Callable[[], Any]:
         dq, dk, _, dg = chunk_o.chunk_bwd_dqkwg(t["q"], t["k"], t["v"], do, t["h"], dh, **options)
         dv = chunk_o.chunk_bwd_dv(t["q"], t["k"], do, dh, **options)
         # fla returns dg for base e, for every base.
-        return [dq, dk, dv, *([dg * (1.0 if natural else math.log(2))] if "g" in problem.gates else [])]
+        return [
+            dq,
+            dk,
+            dv,
+            *([dg * (1.0 if natural else math.log(2))] if "g" in problem.gates else []),
+        ]
 
     return run
 

@@ -22,7 +22,13 @@ from kgen.bench.timing import (
     preparing,
     rows,
 )
-from kgen.kernels.chunk_output.bench.peers import DoesNotApply, Workload, draw_workload, nbytes, prepare
+from kgen.kernels.chunk_output.bench.peers import (
+    DoesNotApply,
+    Workload,
+    draw_workload,
+    nbytes,
+    prepare,
+)
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -36,7 +42,13 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             workload = draw_workload(problem, shape, tokens, pieces, job.device)
             if not told:
                 facts = {name: list(t.shape) for name, t in workload.tensors.items()}
-                yield {"workload": {"shape": facts, "dtype": problem.dtype, "tokens": list(shape.tokens)}}
+                yield {
+                    "workload": {
+                        "shape": facts,
+                        "dtype": problem.dtype,
+                        "tokens": list(shape.tokens),
+                    }
+                }
                 told = True
             for pass_ in problem.passes:
                 label = f"{pass_} {tokens}" + (f" in {pieces}" if pieces > 1 else "")
@@ -55,10 +67,15 @@ def _pass_rows(
     with preparing(job):
         for name in job.peers_of(backward):
             try:
-                run, got, seconds = first(lambda: prepare(name, workload, functions, backward), job.device)  # noqa: B023
+                run, got, seconds = first(
+                    lambda: prepare(name, workload, functions, backward),  # noqa: B023
+                    job.device,
+                )
                 want = got if want is None else want
                 if (apart := distance(got, want[: len(got)])) > AGREE:
-                    raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
+                    raise ArithmeticError(
+                        f"disagrees with {found[0].name}: relative distance {apart:.2e}"
+                    )
                 found.append(Contender(name, run, seconds, distance=apart))
             except DoesNotApply:
                 continue

@@ -1,8 +1,8 @@
 """Tile shapes of chunk_output by chip: columns of a head per tile, warps and pipeline stages.
 
 A program always has a whole chunk of BT rows. Row 90 is the result of a sweep on an H200
-(docs/performance/chunk_output.md). Rows of later chips are derived from it without measurements. Row 0 is for all other
-chips and fits into 99 KiB of shared memory.
+(docs/performance/chunk_output.md). Rows of later chips are derived from it without measurements.
+Row 0 is for all other chips and fits into 99 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ RECENT = tuple(chip for chip in TILED if chip >= 90)
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile shape: columns of q and k (rows of a state), columns of v and o, warps, and pipeline stages."""
+    """A tile shape: columns of q and k (rows of a state), columns of v and o, warps, and pipeline
+    stages.
+    """
 
     BLOCK_K: int
     BLOCK_V: int
@@ -29,7 +31,9 @@ class Tile:
     @property
     def spelled(self) -> str:
         """The keyword arguments of a launch."""
-        return ", ".join(f"{name}={value}" for name, value in asdict(self).items() if value is not None)
+        return ", ".join(
+            f"{name}={value}" for name, value in asdict(self).items() if value is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,12 @@ def tile_tables(spec: ChunkOutputSpec) -> TileTables:
     halves = Tile(min(k, 64), min(v, 128), warps, 1)
     # All of K at once, if the accumulators leave enough registers.
     whole = Tile(min(k, 128), min(v, 128), warps, 1) if BT <= 64 else halves
-    # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory for many stages.
+    # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory
+    # for many stages.
     deep = Tile(min(k, 128 if BT <= 64 else 64), 32, 8, 5)
-    forward = dict.fromkeys(RECENT, halves) | {90: replace(halves, maxnreg=240 if warps == 4 else None)}
+    forward = dict.fromkeys(RECENT, halves) | {
+        90: replace(halves, maxnreg=240 if warps == 4 else None)
+    }
     return TileTables(
         forward=small | forward,
         dvdh=small | dict.fromkeys(RECENT, whole),

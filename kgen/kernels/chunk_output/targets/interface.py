@@ -1,4 +1,6 @@
-"""The emitted function of chunk_output, the same for all targets: tensors, signature, casts and formula."""
+"""The emitted function of chunk_output, the same for all targets: tensors, signature, casts and
+formula.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Formula:
-    """The factors of the formula `o[i] = scale * (q[i] @ state + sum over j of (q[i] . k[j]) * v[j])`.
+    """The factors of the formula `o[i] = scale * (q[i] @ state + sum over j of (q[i] . k[j]) *
+    v[j])`.
 
     All of them are None without decay.
     """

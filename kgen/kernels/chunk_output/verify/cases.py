@@ -1,4 +1,6 @@
-"""Verification of chunk_output: difficult cases on an emitted file, checks, and calls to compile."""
+"""Verification of chunk_output: difficult cases on an emitted file, checks, and calls to
+compile.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from kgen.kernels.chunk_output.verify.checks import (
     refuses_misuse,
     takes_spare_chunks,
 )
-from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
+from kgen.kernels.chunk_output.verify.inputs import (
+    Case,
+    Inputs,
+    call,
+    cases,
+    differentiable,
+    draw,
+    sized,
+)
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import Call, Result, chunk_indices_of, chunk_output
 from kgen.verify import compare
@@ -47,7 +57,10 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 
 
 def example(subject: Subject, name: str) -> Example:
-    """Return a call with gradients, if the spec has them. Packed sequences come without `chunk_indices`."""
+    """Return a call with gradients, if the spec has them.
+
+    Packed sequences come without `chunk_indices`.
+    """
     problem = subject.problem
     length = 5 if name in ("derivatives", "autocast") else 2 * problem.chunk_size + 5
     inputs = sized(problem, name, length, subject.device)
@@ -69,7 +82,9 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 
 def reference(problem: Problem, inputs: Inputs, wanted: tuple[str, ...], *, exact: bool) -> Result:
-    """Return the float64 truth or the eager computation, with gradients of `wanted` if it is not empty."""
+    """Return the float64 truth or the eager computation, with gradients of `wanted` if it is not
+    empty.
+    """
     return chunk_output(
         inputs.tensors,
         inputs.chunks,
@@ -107,14 +122,24 @@ def _compare(
         natural = None
         if source == "g":
             # One entry is one row.
-            value, want, eager, natural = value[..., None], want[..., None], eager[..., None], truth.natural
+            value, want, eager, natural = (
+                value[..., None],
+                want[..., None],
+                eager[..., None],
+                truth.natural,
+            )
         parts = {}
         if (states := truth.from_states.get(source or name)) is not None:
             states = states.reshape(want.shape)
             parts = {"the term of the states": states, "the term of the tokens": want - states}
         found.append(
             compare.check(
-                name, value, want, eager, allowed, compare.Traits(natural=natural, dtype=dtype, parts=parts)
+                name,
+                value,
+                want,
+                eager,
+                allowed,
+                compare.Traits(natural=natural, dtype=dtype, parts=parts),
             )
         )
     return found
@@ -147,7 +172,9 @@ def _in_all_dtypes(problem: Problem, inputs: Inputs) -> Iterator[dict[str, Any]]
     if "cu_seqlens" not in keywords:
         yield keywords
     else:
-        table = torch.tensor(chunk_indices_of(inputs.case.lengths, problem.chunk_size)).reshape(-1, 2)
+        table = torch.tensor(chunk_indices_of(inputs.case.lengths, problem.chunk_size)).reshape(
+            -1, 2
+        )
         for dtype, other in itertools.product((torch.int32, torch.int64), repeat=2):
             starts = keywords["cu_seqlens"].to(dtype)
             yield {**keywords, "cu_seqlens": starts}

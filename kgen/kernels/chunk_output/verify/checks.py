@@ -1,6 +1,7 @@
 """Checks of chunk_output: misuse of the launcher, and NaN in data that a chunk must not read.
 
-Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FAR = 2**31
 
 
 def reaches_far(subject: Subject) -> None:
-    """Check sequences, tokens and heads more than 2**31 elements apart against adjacent ones, with gradients.
+    """Check sequences, tokens and heads more than 2**31 elements apart against adjacent ones, with
+    gradients.
 
     Needs 2**32 to 3 * 2**31 elements at a time: 9 to 13 GB in 16 bits, twice as much in float32.
     """
@@ -31,7 +33,9 @@ def reaches_far(subject: Subject) -> None:
     lengths = (86, 173) if problem.varlen else (259,)
     batch, heads = 1 if problem.varlen else 2, problem.heads or 2
     near = draw(
-        problem, Case("far", lengths, batch=batch, heads=heads, indices=problem.varlen), subject.device
+        problem,
+        Case("far", lengths, batch=batch, heads=heads, indices=problem.varlen),
+        subject.device,
     )
     want = _results(subject, near)
     for name, tensor in (near.tensors | {"do": near.do}).items():
@@ -39,7 +43,9 @@ def reaches_far(subject: Subject) -> None:
             if tensor.shape[axis] == 1:
                 continue
             far = {name: _apart(tensor, axis)}
-            given = replace(near, **far) if name == "do" else replace(near, tensors=near.tensors | far)
+            given = (
+                replace(near, **far) if name == "do" else replace(near, tensors=near.tensors | far)
+            )
             for output, got in _results(subject, given).items():
                 where = f"{output} with dimension {axis} of {name} far apart"
                 torch.testing.assert_close(
@@ -51,7 +57,8 @@ def reaches_far(subject: Subject) -> None:
 
 
 def _apart(tensor: Tensor, axis: int) -> Tensor:
-    """Return a copy whose second half along an axis is at least `FAR` elements from the first element.
+    """Return a copy whose second half along an axis is at least `FAR` elements from the first
+    element.
 
     Other elements are as close as possible.
     """
@@ -59,7 +66,9 @@ def _apart(tensor: Tensor, axis: int) -> Tensor:
     for i in (i for i in reversed(range(tensor.dim())) if i != axis):
         strides[i], room = room, room * tensor.shape[i]
     strides[axis] = max(FAR // (tensor.shape[axis] // 2) // 16 * 16 + 16, -(-room // 16) * 16)
-    storage = torch.empty(strides[axis] * tensor.shape[axis], dtype=tensor.dtype, device=tensor.device)
+    storage = torch.empty(
+        strides[axis] * tensor.shape[axis], dtype=tensor.dtype, device=tensor.device
+    )
     return storage.as_strided(tensor.shape, strides).copy_(tensor)
 
 
@@ -96,12 +105,16 @@ def keeps_sequences_apart(subject: Subject) -> None:
         if name == "h":
             want, got = (torch.cat([t[:, :sick], t[:, sick + 1 :]], 1) for t in (want, got))
         elif name == "v" and problem.padded:
-            want, got = (torch.cat([t[:, : sick * BT], t[:, (sick + 1) * BT :]], 1) for t in (want, got))
+            want, got = (
+                torch.cat([t[:, : sick * BT], t[:, (sick + 1) * BT :]], 1) for t in (want, got)
+            )
         else:
             kept = torch.ones(want.shape[1], dtype=torch.bool)
             kept[rows.cpu()] = False
             want, got = want[:, kept.to(want.device)], got[:, kept.to(want.device)]
-        assert same_bits(want, got), f"{'o' if name == 'o' else 'd' + name} depends on another chunk"
+        assert same_bits(want, got), (
+            f"{'o' if name == 'o' else 'd' + name} depends on another chunk"
+        )
 
 
 def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
@@ -114,7 +127,10 @@ def _results(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def takes_spare_chunks(subject: Subject) -> None:
-    """Check states and chunk_indices that are longer than necessary. Spare states get zero gradients."""
+    """Check states and chunk_indices that are longer than necessary.
+
+    Spare states get zero gradients.
+    """
     if not subject.problem.varlen:
         return
     inputs = sized(subject.problem, "spare", 3 * subject.problem.chunk_size, subject.device)
@@ -134,7 +150,9 @@ def takes_spare_chunks(subject: Subject) -> None:
 
 
 def keeps_to_its_tensors(subject: Subject) -> None:
-    """Check that kernels with wrong offsets and chunk indices write only to their tensors, and end."""
+    """Check that kernels with wrong offsets and chunk indices write only to their tensors, and
+    end.
+    """
     if not subject.problem.varlen:
         return
     inputs = sized(subject.problem, "offsets", subject.problem.chunk_size + 5, subject.device)
@@ -155,7 +173,9 @@ def keeps_to_its_tensors(subject: Subject) -> None:
 
 
 def finds_chunks(subject: Subject) -> None:
-    """Check chunks of more sequences than a program reads at once, and of sequences with as many chunks."""
+    """Check chunks of more sequences than a program reads at once, and of sequences with as many
+    chunks.
+    """
     if not (subject.problem.varlen and hasattr(subject.module, "_chunk_indices")):
         return
     size = subject.problem.chunk_size
@@ -176,7 +196,9 @@ def refuses_misuse(subject: Subject) -> None:
     """Check that wrong shapes, dtypes and devices raise `ValueError` or `TypeError`."""
     inputs = sized(subject.problem, "misuse", 3 * subject.problem.chunk_size, subject.device)
     right, wrong = {**inputs.tensors, **inputs.keywords}, _misuses(subject, inputs)
-    must_refuse({what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()})
+    must_refuse(
+        {what: partial(subject.function, **{**right, **change}) for what, change in wrong.items()}
+    )
 
 
 def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
@@ -198,9 +220,13 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         found[f"{gate} of another shape"] = {gate: t[gate][..., :-1]}
         found[f"{gate} in float64"] = {gate: t[gate].double()}
     if subject.problem.varlen:
-        found["two rows of packed sequences"] = {n: torch.cat([x, x]) for n, x in t.items() if n != "g_gamma"}
+        found["two rows of packed sequences"] = {
+            n: torch.cat([x, x]) for n, x in t.items() if n != "g_gamma"
+        }
         found["cu_seqlens of reals"] = {"cu_seqlens": inputs.keywords["cu_seqlens"].float()}
-        found["chunk_indices of another length"] = {"chunk_indices": inputs.keywords["chunk_indices"][:-1]}
+        found["chunk_indices of another length"] = {
+            "chunk_indices": inputs.keywords["chunk_indices"][:-1]
+        }
     else:
         found["a chunk too few"] = {"h": t["h"][:, :-1]}
     return found | elsewhere({n: x for n, x in t.items() if n != "q"}, subject.device)

@@ -1,6 +1,7 @@
 """Difficult cases for a chunk_output kernel, drawn from its spec.
 
-`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be
+drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from kgen.verify.tensors import DTYPES, arrange
 class Case:
     """One call of the kernel.
 
-    `lengths` are the lengths of packed sequences. A spec without `cu_seqlens` uses their sum, in `batch` rows. `layout`
-    is one of `LAYOUTS`, for every tensor. `do` is `contiguous`, `strided` or `expanded`. `gate` is the decay over a
-    chunk, in powers of its base. `indices` also passes chunk_indices, in int64.
+    `lengths` are the lengths of packed sequences. A spec without `cu_seqlens` uses their sum, in
+    `batch` rows. `layout` is one of `LAYOUTS`, for every tensor. `do` is `contiguous`, `strided` or
+    `expanded`. `gate` is the decay over a chunk, in powers of its base. `indices` also passes
+    chunk_indices, in int64.
     """
 
     name: str
@@ -39,12 +41,16 @@ class Case:
     scale: float | None = None
     indices: bool = False
     tail: int = 0
-    """Number of tokens after the last packed sequence. They hold NaN, and their outputs are zero."""
+    """Number of tokens after the last packed sequence. They hold NaN, and their outputs are
+    zero.
+    """
 
 
 @dataclass
 class Inputs:
-    """The tensors of a case: `tensors` by argument name, `do` [B, T, HV, V], and arguments without gradients."""
+    """The tensors of a case: `tensors` by argument name, `do` [B, T, HV, V], and arguments without
+    gradients.
+    """
 
     case: Case
     chunks: Chunks
@@ -58,7 +64,9 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     found: dict[str, Case] = {}
     for case in _wanted(problem, quick):
         fitted = (
-            case if problem.varlen else replace(case, lengths=(sum(case.lengths),), indices=False, tail=0)
+            case
+            if problem.varlen
+            else replace(case, lengths=(sum(case.lengths),), indices=False, tail=0)
         )
         fitted = replace(fitted, batch=1) if problem.varlen else fitted
         fitted = replace(fitted, heads=problem.heads or case.heads)
@@ -75,7 +83,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("off-chunk", (2 * BT + 3,), batch=2, indices=True)
     yield Case("short", (1, 2, 0, BT - 1, 3), do="strided", indices=True)
     yield Case("empty-at-the-ends", (0, BT + 1, 0, 0), do="expanded")
-    # Tokens after the last sequence: fewer than the chunks have room for, and several times as many.
+    # Tokens after the last sequence: fewer than the chunks have room for, and several times as
+    # many.
     yield Case("tail", (BT + 3, 2), tail=BT - 9, do="strided", layout="guarded")
     yield Case("long-tail", (5,), tail=2 * BT + 7, indices=True)
     yield Case("tail-alone", (0, 0), tail=3)
@@ -135,7 +144,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         ends = torch.tensor([0, *case.lengths]).cumsum(0)
         keywords["cu_seqlens"] = ends.to(torch.int64 if case.indices else torch.int32).to(device)
         if case.indices:
-            table = torch.tensor(chunk_indices_of(case.lengths, BT), dtype=torch.int64).reshape(-1, 2)
+            table = torch.tensor(chunk_indices_of(case.lengths, BT), dtype=torch.int64).reshape(
+                -1, 2
+            )
             keywords["chunk_indices"] = table.to(device)
     do = normal(B, T, HV, V)
     of_tokens = ["q", "k", *(n for n in problem.gates if n == "g")]
@@ -147,14 +158,19 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     return Inputs(
         case=case,
         chunks=chunks_of(case.lengths, BT, B, device),
-        tensors={n: arrange(t.to(device), case.layout, i) for i, (n, t) in enumerate(found.items())},
+        tensors={
+            n: arrange(t.to(device), case.layout, i) for i, (n, t) in enumerate(found.items())
+        },
         do=arrange(do.to(device), "guarded" if case.do == "strided" else case.do, len(found)),
         keywords=keywords,
     )
 
 
 def sized(problem: Problem, name: str, length: int, device: str) -> Inputs:
-    """Return inputs of `length` tokens, in two sequences if they are packed. The name is the seed."""
+    """Return inputs of `length` tokens, in two sequences if they are packed.
+
+    The name is the seed.
+    """
     lengths = (length // 3, length - length // 3) if problem.varlen else (length,)
     return draw(problem, Case(name, lengths, heads=problem.heads or 1, indices=True), device)
 
@@ -165,5 +181,7 @@ def call(function: Any, inputs: Inputs, **more: Any) -> Tensor:
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
-    """Return the inputs that need gradients by name, with `requires_grad` set: all except g_gamma."""
+    """Return the inputs that need gradients by name, with `requires_grad` set: all except
+    g_gamma.
+    """
     return {n: t.requires_grad_() for n, t in inputs.tensors.items() if n != "g_gamma"}

@@ -1,8 +1,9 @@
 """The output step of chunked linear attention on plain PyTorch, from the decay as written.
 
-With `real=float64` it computes the truth. In fp32, with matrix products in the inputs' dtype, it computes as eager
-PyTorch, for comparison of errors. Gradients come from autograd. Formula: Yang et al., "Gated Delta Networks"
-(arXiv:2412.06464), section 3.3. Names: `chunk_fwd_o` of flash-linear-attention.
+With `real=float64` it computes the truth. In fp32, with matrix products in the inputs' dtype, it
+computes as eager PyTorch, for comparison of errors. Gradients come from autograd. Formula: Yang et
+al., "Gated Delta Networks" (arXiv:2412.06464), section 3.3. Names: `chunk_fwd_o` of
+flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ VALUES: dict[Node, Node] = {
 
 @dataclass(frozen=True)
 class Chunks:
-    """Tokens of each chunk: their index in a row of T tokens, `rows` [NT, BT], and `live` [NT, BT] if they exist."""
+    """Tokens of each chunk: their index in a row of T tokens, `rows` [NT, BT], and `live` [NT, BT]
+    if they exist.
+    """
 
     batch: Tensor
     """Row of the batch, [NT]."""
@@ -38,7 +41,9 @@ class Chunks:
 
 
 def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "cpu") -> Chunks:
-    """Return the chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
+    """Return the chunks of packed sequences of these lengths, in order, for each of `batch`
+    rows.
+    """
     starts: list[int] = []
     stops: list[int] = []
     begin = 0
@@ -56,16 +61,19 @@ def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "
 
 
 def chunk_indices_of(lengths: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Return (sequence, chunk in the sequence) of every chunk, as `chunk_indices` of flash-linear-attention."""
+    """Return (sequence, chunk in the sequence) of every chunk, as `chunk_indices` of
+    flash-linear-attention.
+    """
     return [(n, c) for n, length in enumerate(lengths) for c in range(-(-length // size))]
 
 
 @dataclass(frozen=True)
 class Result:
-    """The output `o` [B, T, HV, V] and gradients by name. `natural` [B, T, HV] is dg without cancellation.
+    """The output `o` [B, T, HV, V] and gradients by name. `natural` [B, T, HV] is dg without
+    cancellation.
 
-    `from_states` has the term of the states in `o` and in gradients with two terms. The other term comes from the
-    tokens of the chunk.
+    `from_states` has the term of the states in `o` and in gradients with two terms. The other term
+    comes from the tokens of the chunk.
     """
 
     o: Tensor
@@ -78,7 +86,8 @@ class Result:
 class Call:
     """The options of a call. With `do`, the gradients of the inputs in `wanted` are computed.
 
-    With `padded`, v is [B, NT * BT, HV, V]. The padding of v does not contribute, even if it is NaN.
+    With `padded`, v is [B, NT * BT, HV, V]. The padding of v does not contribute, even if it is
+    NaN.
     """
 
     decay: Node | None = None
@@ -115,7 +124,9 @@ def chunk_output(
 
     def gradients(output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        grads = torch.autograd.grad(output, [leaves[n] for n in names], do.to(output.dtype), **options)
+        grads = torch.autograd.grad(
+            output, [leaves[n] for n in names], do.to(output.dtype), **options
+        )
         return dict(zip(names, grads, strict=True))
 
     grads = {n: x if exact else x.to(inputs[n].dtype) for n, x in gradients(o, wanted).items()}
@@ -149,8 +160,12 @@ def _output(
     return o, natural, states
 
 
-def _decays(t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any) -> tuple[Tensor, Tensor]:
-    """The decay from token to token of a chunk, [NT, HV, BT, BT], and from the state to each token."""
+def _decays(
+    t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any
+) -> tuple[Tensor, Tensor]:
+    """The decay from token to token of a chunk, [NT, HV, BT, BT], and from the state to each
+    token.
+    """
     BT, H, HV = chunks.rows.shape[1], t["q"].shape[2], t["v"].shape[2]
     i = torch.arange(BT, device=t["q"].device)
     exponent = torch.zeros(1, 1, 1, dtype=real, device=t["q"].device)
@@ -163,7 +178,8 @@ def _decays(t: Mapping[str, Tensor], chunks: Chunks, call: Call, real: Any) -> t
         exponent = exponent * (1.0 if call.gate_base == "e" else math.log(2.0))
         shape = torch.broadcast_shapes(exponent.shape, (HV, BT))
         exponent = exponent.expand(shape)  # also where it is one number
-    # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
+    # A row behind the end has no exponent: its difference to one far down would be a power that
+    # overflows.
     pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
     gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()
     return gamma, exponent.exp()[..., None]

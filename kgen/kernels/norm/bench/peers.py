@@ -24,7 +24,9 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True)
 class Workload:
-    """The operands by name, the gradients of the outputs by name, and the parameters of one benchmark."""
+    """The operands by name, the gradients of the outputs by name, and the parameters of one
+    benchmark.
+    """
 
     problem: Problem
     operands: Mapping[str, Tensor]
@@ -48,7 +50,9 @@ class Workload:
         }
         residual = sizes.pop("residual", 0)
         h: int = (
-            x.numel() * DTYPES[problem.dtypes["residual"]].itemsize if problem.residual == "in_out" else 0
+            x.numel() * DTYPES[problem.dtypes["residual"]].itemsize
+            if problem.residual == "in_out"
+            else 0
         )
         out: int = x.numel() * DTYPES[problem.dtypes["output"]].itemsize
         if pass_ == "forward":
@@ -63,7 +67,9 @@ class Workload:
 def draw_workload(problem: Problem, rows: int, width: int, device: str) -> Workload:
     """Create a workload with N(0, 1) floating-point operands."""
     torch.manual_seed(0)
-    heads = () if problem.heads is None else (HEADS if problem.heads == "any" else int(problem.heads),)
+    heads = (
+        () if problem.heads is None else (HEADS if problem.heads == "any" else int(problem.heads),)
+    )
     shape = (rows // heads[0], *heads, width) if heads else (rows, width)
     shapes = {"element": shape, "row": shape[:-1], "column": (*heads, width)}
 
@@ -120,11 +126,15 @@ def _torch(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 def _liger(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
     if problem.norm == "layer":
-        function: Any = importlib.import_module("liger_kernel.ops.layer_norm").LigerLayerNormFunction
+        function: Any = importlib.import_module(
+            "liger_kernel.ops.layer_norm"
+        ).LigerLayerNormFunction
         return lambda: (function.apply(x, weight, bias, problem.eps),)
     function = importlib.import_module("liger_kernel.ops.rms_norm").LigerRMSNormFunction
     mode = "gemma" if problem.weight_offset else "llama"
-    return lambda: (function.apply(x, weight, problem.eps, float(problem.weight_offset), mode, False),)
+    return lambda: (
+        function.apply(x, weight, problem.eps, float(problem.weight_offset), mode, False),
+    )
 
 
 def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
@@ -141,7 +151,9 @@ def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
     class LayerNorm(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Tensor, *_: Tensor | None) -> Tensor:
-            out, *saved = quack.layernorm_fwd(x, *wide, problem.eps, return_rstd=True, return_mean=True)
+            out, *saved = quack.layernorm_fwd(
+                x, *wide, problem.eps, return_rstd=True, return_mean=True
+            )
             ctx.save_for_backward(x, *saved)
             return out
 

@@ -47,7 +47,9 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
                 if contenders:
                     measure(contenders, job)
                     yield from ({**row, **place} for row in rows(pass_, contenders, work))
-                yield from ({"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items())
+                yield from (
+                    {"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items()
+                )
             if job.device == "cuda":
                 torch.cuda.empty_cache()
         del ready, contenders, workload
@@ -72,15 +74,23 @@ def _contenders(
                 run, seconds = copy(workload.bytes_moved(pass_), job.device).run, 0.0
             else:
                 norm = prepare(name, workload, functions)
-                make = (lambda n: lambda: _gradients(n, workload))(norm) if backward else _forward(norm)
+                make = (
+                    (lambda n: lambda: _gradients(n, workload))(norm)
+                    if backward
+                    else _forward(norm)
+                )
                 with torch.cuda.stream(stream) if stream is not None else nullcontext():
                     run, result, seconds = first(make, job.device)
                 got = [t.detach().float() for t in result]
                 if want is None:
                     want = got
                 elif (apart := distance(got[: len(want)], want[: len(got)])) > AGREE:
-                    raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
-            found.append(Contender(name, _graphed(run, stream) if stream is not None else run, seconds))
+                    raise ArithmeticError(
+                        f"disagrees with {found[0].name}: relative distance {apart:.2e}"
+                    )
+            found.append(
+                Contender(name, _graphed(run, stream) if stream is not None else run, seconds)
+            )
         except DoesNotApply:
             continue
         except Exception as error:

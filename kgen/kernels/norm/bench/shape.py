@@ -13,7 +13,9 @@ WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 2
 ODD_WIDTHS = (257, 4095, 65544)
 """Widths that are not a multiple of 16 bytes, or just above a power of two."""
 ELEMENTS = 2**27
-"""Elements per tensor if the number of rows is open. In 16 bits it is five times the L2 of an H200."""
+"""Elements per tensor if the number of rows is open. In 16 bits it is five times the L2 of an
+H200.
+"""
 SMALL = (4096, 1024)
 """Rows and width of the case that is timed as a CUDA graph."""
 

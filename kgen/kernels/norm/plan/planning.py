@@ -1,4 +1,5 @@
-"""Turn the spec of a norm into a `NormPlan`: the loads, values, sums and stores of each kernel, as expressions.
+"""Turn the spec of a norm into a `NormPlan`: the loads, values, sums and stores of each kernel, as
+expressions.
 
 Forward, for each row:
 
@@ -17,8 +18,9 @@ Backward, from dout (and dh_out, the gradient of the h that was returned):
     c2     = sum(dx_hat) / WIDTH                  only layer norm
     dh     = (dx_hat - x_hat * c1 - c2) * rstd + dh_out
 
-Each gradient is one expression over these values. The sources are Ba, Kiros and Hinton 2016 (layer norm) and Zhang and
-Sennrich 2019 (RMS norm), differentiated. All values are fp32. A target prints the trees in the order of the `Value`s.
+Each gradient is one expression over these values. The sources are Ba, Kiros and Hinton 2016 (layer
+norm) and Zhang and Sennrich 2019 (RMS norm), differentiated. All values are fp32. A target prints
+the trees in the order of the `Value`s.
 """
 
 from __future__ import annotations
@@ -56,13 +58,18 @@ class Operand:
     dtype: str
     type: Type
     along: str
-    """`element` [rows, width], `row` [rows] or `column` [width]. With heads: [H, width], and row r has head r % H."""
+    """`element` [rows, width], `row` [rows] or `column` [width]. With heads: [H, width], and row r
+    has head r % H.
+    """
     grad: bool = False
 
 
 @dataclass(frozen=True)
 class Value:
-    """`name = tree` at each element, in fp32. If `rounded` is a dtype, the value is rounded to it and used as fp32."""
+    """`name = tree` at each element, in fp32.
+
+    If `rounded` is a dtype, the value is rounded to it and used as fp32.
+    """
 
     name: str
     tree: Node
@@ -71,7 +78,9 @@ class Value:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradient of operand `of`: `tree` at each element, summed over the axes that the operand lacks."""
+    """The gradient of operand `of`: `tree` at each element, summed over the axes that the operand
+    lacks.
+    """
 
     of: str
     tree: Node
@@ -97,15 +106,22 @@ class Forward:
     normed: tuple[Value, ...]
     """x_hat (and x_hat_rounded), y, from h, mean and rstd."""
     out: Value
-    """The output. `rounded` is its dtype. If the spec quantizes, it is divided by the scale before it is rounded."""
+    """The output. `rounded` is its dtype. If the spec quantizes, it is divided by the scale before
+    it is rounded.
+    """
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward kernel. It loads the statistics, or computes them from h if the spec recomputes them."""
+    """The backward kernel.
+
+    It loads the statistics, or computes them from h if the spec recomputes them.
+    """
 
     loads: tuple[Operand, ...]
-    """The operands that backward loads, except dout, dh_out, mean and rstd. `h` is the sum that forward returned."""
+    """The operands that backward loads, except dout, dh_out, mean and rstd. `h` is the sum that
+    forward returned.
+    """
     before: tuple[Value, ...]
     """h (unless it is loaded), x_hat, y (if derivatives of output_mod need it), dy and dx_hat."""
     means: tuple[Value, ...]
@@ -121,7 +137,9 @@ class Backward:
 
     @property
     def columns(self) -> tuple[Gradient, ...]:
-        """The gradients that are summed over rows, as fp32 partial sums that a second kernel adds."""
+        """The gradients that are summed over rows, as fp32 partial sums that a second kernel
+        adds.
+        """
         return tuple(g for g in self.gradients if g.along == "column")
 
     @property
@@ -152,9 +170,13 @@ class NormPlan:
 
     @property
     def upstream(self) -> tuple[Operand, ...]:
-        """The gradients that autograd passes to backward: dout, and dh_out if h is returned. dh_out may be None."""
+        """The gradients that autograd passes to backward: dout, and dh_out if h is returned. dh_out
+        may be None.
+        """
         names = {"dout": "output"} | ({"dh_out": "residual"} if self.stores_h else {})
-        return tuple(Operand(n, self.spec.dtypes[of], Type.FLOAT, "element") for n, of in names.items())
+        return tuple(
+            Operand(n, self.spec.dtypes[of], Type.FLOAT, "element") for n, of in names.items()
+        )
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -258,7 +280,9 @@ class _Planner:
         later = [before, dx_hat, *(g.tree for g in gradients)]
         if not any("y" in variables(t) for t in later):
             del normed["y"]
-        if not any("x_hat_rounded" in variables(t) for t in [*later, *(v.tree for v in normed.values())]):
+        if not any(
+            "x_hat_rounded" in variables(t) for t in [*later, *(v.tree for v in normed.values())]
+        ):
             normed.pop("x_hat_rounded", None)
         values = [*normed.values(), Value("dy", before), Value("dx_hat", dx_hat)]
         loads = self._used([*(v.tree for v in values), *(g.tree for g in gradients)])
@@ -296,6 +320,9 @@ class _Planner:
         if operand.name == "bias":
             return DY
         wrt = _real(operand.name)
-        parts = [self._derivative(self.input_mod, wrt, DH), self._derivative(self.output_mod, wrt, DOUT)]
+        parts = [
+            self._derivative(self.input_mod, wrt, DH),
+            self._derivative(self.output_mod, wrt, DOUT),
+        ]
         parts = [p for p in parts if not is_zero(p)]
         return ZERO if not parts else parts[0] if len(parts) == 1 else call("add", *parts)

@@ -1,7 +1,8 @@
 """Launch shapes of norms in CUDA: how threads share rows, by the widest row of a shape.
 
-Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows are fastest with many small blocks that each load
-their own row. Wider rows need many elements per thread, and the widest several blocks per row (a cluster).
+Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows are fastest with many small
+blocks that each load their own row. Wider rows need many elements per thread, and the widest
+several blocks per row (a cluster).
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class Shape:
     | `cluster` | blocks that share a row |
     | `stages` | stages of the ring in shared memory; with 0, rows are in registers |
     | `blocks` | the least number of blocks that fit on a multiprocessor |
-    | `turns` | about the most sets of `rows` rows that a persistent block processes; 0 for no limit |
+    | `turns` | most sets of `rows` rows of a persistent block, approximately; 0 for no limit |
     | `single` | True for rows that are not whole accesses: threads own single elements |
     | `shared` | bytes of shared memory of the ring |
 
-    With `turns`, blocks of different speed balance their load, and a block loads columns once for all its rows.
+    With `turns`, blocks of different speed balance their load, and a block loads columns once for
+    all its rows.
     """
 
     threads: int
@@ -73,8 +75,8 @@ class Bytes:
     def shared(self, shape: Shape) -> int:
         """Return the bytes of shared memory of a shape.
 
-        With single elements, outputs pass through shared memory too. Each row then needs 16 more elements, because its
-        first and last 16 bytes may be shared with other rows.
+        With single elements, outputs pass through shared memory too. Each row then needs 16 more
+        elements, because its first and last 16 bytes may be shared with other rows.
         """
         elements, stages = shape.threads * shape.elements, shape.stages * self.loaded
         if shape.single and stages:
@@ -136,7 +138,9 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
         Shape(512, 1, 64, cluster=8, blocks=2),
     ),
 }
-"""Shapes by norm, narrowest first. The launcher takes the first that is wide enough and fits into shared memory."""
+"""Shapes by norm, narrowest first. The launcher takes the first that is wide enough and fits into
+shared memory.
+"""
 
 BACKWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
@@ -188,7 +192,13 @@ BACKWARD: dict[str, tuple[Shape, ...]] = {
 
 
 def _single(
-    threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1, turns: int = 0
+    threads: int,
+    rows: int,
+    elements: int,
+    cluster: int = 1,
+    stages: int = 2,
+    blocks: int = 1,
+    turns: int = 0,
 ) -> Shape:
     return Shape(threads, rows, elements, cluster, stages, blocks, turns, single=True)
 
@@ -231,7 +241,9 @@ SINGLE_FORWARD: dict[str, tuple[Shape, ...]] = {
         *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
     ),
 }
-"""Shapes for rows that are not whole accesses. The cost per row is high, so a thread owns many elements."""
+"""Shapes for rows that are not whole accesses. The cost per row is high, so a thread owns many
+elements.
+"""
 
 _SINGLE_BACKWARD = (
     _single(8, 16, 8),
@@ -266,13 +278,18 @@ OWN = 8192
 """The most bytes of static shared memory of a kernel."""
 
 ANY = tuple(
-    Shape(threads, 1, 0, stages=0, single=single) for threads in (128, 1024) for single in (False, True)
+    Shape(threads, 1, 0, stages=0, single=single)
+    for threads in (128, 1024)
+    for single in (False, True)
 )
 """Shapes for all other rows: each pass over a row reads it from memory or a cache."""
 
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
-    """Return the shapes of forward. With expressions, `blocks` is 1, because they need more registers."""
+    """Return the shapes of forward.
+
+    With expressions, `blocks` is 1, because they need more registers.
+    """
     spec = plan.spec
     stored = [spec.dtypes["output"], *([spec.dtypes["residual"]] if plan.stores_h else [])]
     shapes = (*FORWARD[spec.norm], *SINGLE_FORWARD[spec.norm])
@@ -280,7 +297,10 @@ def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
 
 
 def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
-    """Return the shapes of backward. With two sums of columns, RMS norm needs the registers of layer norm."""
+    """Return the shapes of backward.
+
+    With two sums of columns, RMS norm needs the registers of layer norm.
+    """
     assert plan.backward is not None
     few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
     norm = "rms" if few and _plain(plan) else "layer"
@@ -313,13 +333,19 @@ def _fits(shape: Shape) -> bool:
 
 
 def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
-    """Return the shapes for the widths of the spec, with the `last` narrowest shapes that hold the widest row."""
+    """Return the shapes for the widths of the spec, with the `last` narrowest shapes that hold the
+    widest row.
+    """
     if plan.spec.width == "any":
         return [*shapes]
     widths = [plan.spec.width] if isinstance(plan.spec.width, int) else plan.spec.width
     least, most = min(widths), max(widths)
-    wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
-    wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
+    wide = [
+        [s for s in shapes if s.single == single and s.width >= most] for single in (False, True)
+    ]
+    wide = [
+        [s for s in shapes if s.single == single and s.width >= most] for single in (False, True)
+    ]
     enough = [s for kind in wide for s in kind[: 1 if any(map(_fits, kind[:1])) else last]]
     return [s for s in shapes if least <= s.width < most or s in enough]
 

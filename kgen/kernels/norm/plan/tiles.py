@@ -1,7 +1,7 @@
 """Tile shapes of norms in Triton, by chip and width.
 
-The shapes were timed on an H200 (docs/performance/norm.md). Chips with less shared memory have fewer pipeline stages
-and programs. Row 0 is for all other chips.
+The shapes were timed on an H200 (docs/performance/norm.md). Chips with less shared memory have
+fewer pipeline stages and programs. Row 0 is for all other chips.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "int32": 4, "int64": 8, "bool": 1}
 class NormTile:
     """The tile shape for rows of up to `width` elements.
 
-    A tile has `elements` elements: several rows, or a part of a row that several programs share. `programs` is the
-    number of programs per multiprocessor, which loop over the tiles; 0 means one program per tile.
+    A tile has `elements` elements: several rows, or a part of a row that several programs share.
+    `programs` is the number of programs per multiprocessor, which loop over the tiles; 0 means one
+    program per tile.
     """
 
     width: int
@@ -32,7 +33,9 @@ class NormTile:
     programs: int
 
 
-def norm_tiles(spec: NormSpec, pass_: str, loads: Iterable[Operand]) -> dict[int, tuple[NormTile, ...]]:
+def norm_tiles(
+    spec: NormSpec, pass_: str, loads: Iterable[Operand]
+) -> dict[int, tuple[NormTile, ...]]:
     """Return tile shapes by compute capability (0 for all others), for the widths of the spec.
 
     `loads` are the operands that the kernel of `pass_` loads.
@@ -47,13 +50,16 @@ def norm_tiles(spec: NormSpec, pass_: str, loads: Iterable[Operand]) -> dict[int
         widths = [spec.width] if isinstance(spec.width, int) else spec.width
         used = {next(t for t in tiles if width <= t.width) for width in widths}
         tiles = tuple(t for t in tiles if t in used)
-    return {chip: tuple(_fitted(t, size, limit) for t in tiles) for chip, limit in SHARED_MEMORY.items()}
+    return {
+        chip: tuple(_fitted(t, size, limit) for t in tiles) for chip, limit in SHARED_MEMORY.items()
+    }
 
 
 def _fitted(tile: NormTile, size: int, limit: int) -> NormTile:
     """Reduce stages and programs so that the pipelines fit into `limit` bytes of shared memory.
 
-    `size` is the number of bytes of an element in all tensors. A pipeline of n stages holds n - 1 tiles.
+    `size` is the number of bytes of an element in all tensors. A pipeline of n stages holds n - 1
+    tiles.
     """
     limit -= 2048  # sums across warps
     stages = max(s for s in range(1, tile.STAGES + 1) if tile.elements * size * (s - 1) <= limit)

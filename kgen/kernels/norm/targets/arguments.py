@@ -20,7 +20,9 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
 HEADS_WIDTH = 2**14
-"""The widest row with heads. One program processes it, because programs do not share rows with heads."""
+"""The widest row with heads. One program processes it, because programs do not share rows with
+heads.
+"""
 MEANINGS = {
     "x": "the rows to norm",
     "residual": "added to x before the norm",

@@ -35,7 +35,9 @@ MANY = 140
 
 
 def sums_many_parts(subject: Subject) -> None:
-    """Check results in Triton's interpreter with one program, and with several rounds of partial sums."""
+    """Check results in Triton's interpreter with one program, and with several rounds of partial
+    sums.
+    """
     if subject.device != "cpu" or not hasattr(subject.module, "_schedule"):
         return
     schedule = subject.module._schedule
@@ -87,7 +89,9 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     inputs = draw(problem, case, device)
     backward = group == "backward"
     truth, yardstick = _references(problem, inputs, backward)
-    got, broken = compare.careful(lambda: _outputs(subject, inputs, backward), inputs.tensors, device)
+    got, broken = compare.careful(
+        lambda: _outputs(subject, inputs, backward), inputs.tensors, device
+    )
     return [*_compare(problem, got, truth, yardstick, inputs.scale), *broken]
 
 
@@ -144,8 +148,16 @@ def _compare(
 
 
 def _terms(problem: Problem, truth: Result, scale: Tensor | None) -> Tensor | None:
-    """Return the row norms of a quantized output before cancellation. None if other values are rounded, too."""
-    if not problem.quantize or problem.fast_math or problem.round_x_hat or problem.residual == "in_out":
+    """Return the row norms of a quantized output before cancellation.
+
+    None if other values are rounded, too.
+    """
+    if (
+        not problem.quantize
+        or problem.fast_math
+        or problem.round_x_hat
+        or problem.residual == "in_out"
+    ):
         return None
     step = truth.outputs["scale"].squeeze(-1) if "scale" in truth.outputs else scale
     return truth.natural["out"] / step
@@ -154,12 +166,15 @@ def _terms(problem: Problem, truth: Result, scale: Tensor | None) -> Tensor | No
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Yield calls for every row of the tile tables, with sizes divisible by 16, and one unaligned call.
+    """Yield calls for every row of the tile tables, with sizes divisible by 16, and one unaligned
+    call.
 
     With `sizes`, for a package, there are also calls without a gradient of the returned h.
     """
     every = sizes.get("width", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536))
-    widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
+    widths = problem.widths or tuple(
+        w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS
+    )
     given = sizes.get("heads", (8,)) if problem.heads == "any" else (int(problem.heads or 0),)
     chosen = [Case(f"width-{w}", w, (4,), heads) for heads in given for w in widths]
     if sizes and "h" in problem.outputs and "backward" in problem.passes:
@@ -175,7 +190,8 @@ def _compile(problem: Problem, case: Case, function: Any) -> None:
     if case.layout == "contiguous":
         # Vectors are drawn with an offset; copies are aligned.
         operands, cotangents = (
-            {name: x.clone() for name, x in some.items()} for some in (inputs.operands, inputs.cotangents)
+            {name: x.clone() for name, x in some.items()}
+            for some in (inputs.operands, inputs.cotangents)
         )
         inputs = replace(inputs, operands=operands, cotangents=cotangents)
     call(problem, function, inputs)
@@ -183,5 +199,7 @@ def _compile(problem: Problem, case: Case, function: Any) -> None:
         wanted = differentiable(problem, inputs)
         outputs = call(problem, function, inputs)
         torch.autograd.grad(
-            [outputs[n] for n in inputs.cotangents], list(wanted.values()), list(inputs.cotangents.values())
+            [outputs[n] for n in inputs.cotangents],
+            list(wanted.values()),
+            list(inputs.cotangents.values()),
         )

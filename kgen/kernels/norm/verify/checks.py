@@ -1,6 +1,7 @@
 """Checks of norms: misuse of the launcher, and distant rows.
 
-Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with a message.
+Each check is a function of a `Subject`. It raises `AssertionError`, or the error of the call, with
+a message.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def reaches_far(subject: Subject) -> None:
     step = (5 * 2**29 // (len(x) - 1)) // 16 * 16  # the last row begins at 1.25 * 2**31
     storage = torch.empty(len(x) * step, dtype=x.dtype, device=subject.device)
     size = x[0].numel()
-    same = {o.name for o in problem.operands if o.along == "element" and o.dtype == problem.dtypes["input"]}
+    same = {
+        o.name
+        for o in problem.operands
+        if o.along == "element" and o.dtype == problem.dtypes["input"]
+    }
 
     def far(t: Tensor, place: int) -> Tensor:
         inner = (t.shape[-1], 1) if t.ndim > 2 else (1,)
@@ -42,7 +47,9 @@ def reaches_far(subject: Subject) -> None:
         if not wanted:
             return list(outputs.values())
         grads = torch.autograd.grad(
-            [outputs[n] for n in inputs.cotangents], list(wanted.values()), list(inputs.cotangents.values())
+            [outputs[n] for n in inputs.cotangents],
+            list(wanted.values()),
+            list(inputs.cotangents.values()),
         )
         return [*outputs.values(), *grads]
 
@@ -83,4 +90,6 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         value = inputs.operands[o.name]
         found[f"{o.name} of another shape"] = {o.name: torch.cat([value, value])}
         found[f"{o.name} of another dtype"] = {o.name: value.to(torch.complex64)}
-    return found | elsewhere({o.name: inputs.operands[o.name] for o in problem.operands[1:]}, subject.device)
+    return found | elsewhere(
+        {o.name: inputs.operands[o.name] for o in problem.operands[1:]}, subject.device
+    )

@@ -1,6 +1,7 @@
 """Difficult cases for a norm, drawn from its spec.
 
-`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be drawn again anywhere.
+`draw` makes the tensors of a `Case`. The seed is the name of the case, so a failed case can be
+drawn again anywhere.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MAX_WIDTH_OF_HEADS = 16384
 class Case:
     """One call of the kernel: x is [*rows, width], or with heads [*rows, heads, width].
 
-    `layout` is one of `LAYOUTS`, for x and tensors of its shape. `dout` is `contiguous`, `strided` or `expanded`.
-    `content` is `normal`, `constant` (one number per row), `zero` or `zero-weight`. `scale` multiplies x and the
-    residual.
+    `layout` is one of `LAYOUTS`, for x and tensors of its shape. `dout` is `contiguous`, `strided`
+    or `expanded`. `content` is `normal`, `constant` (one number per row), `zero` or `zero-weight`.
+    `scale` multiplies x and the residual.
     """
 
     name: str
@@ -50,7 +51,9 @@ class Case:
 
 @dataclass
 class Inputs:
-    """The tensors of a case: every operand by name, `scale` if the spec quantizes by tensor, and cotangents."""
+    """The tensors of a case: every operand by name, `scale` if the spec quantizes by tensor, and
+    cotangents.
+    """
 
     case: Case
     eps: float
@@ -101,7 +104,8 @@ def _wanted(quick: bool) -> Iterator[Case]:
     yield Case("tiny-without-eps", 512, (7,), scale=1e-4, eps=1e-20)
     yield Case("out-alone", 256, (6,), h=False)
     yield Case("wide", 4095, (5,))
-    yield Case("few-16390", 16390, (2,))  # shared by several programs, if they can wait for each other
+    # shared by several programs, if they can wait for each other
+    yield Case("few-16390", 16390, (2,))
     if quick:
         return
     for width in (64, 128, 257, 512, 1000, 1024, 2048, 4095, 4096, 5120, 8192, 12288, 14336, 16384):
@@ -139,15 +143,25 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     """Return the tensors of a case, with the same values on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     shape = (*case.rows, *([case.heads] if case.heads else []), case.width)
-    shapes = {"element": shape, "row": shape[:-1], "column": shape[-2:] if case.heads else shape[-1:]}
+    shapes = {
+        "element": shape,
+        "row": shape[:-1],
+        "column": shape[-2:] if case.heads else shape[-1:],
+    }
     operands = {}
     trees = [t for t in (problem.input_mod, problem.output_mod) if t is not None]
     for place, o in enumerate(problem.operands):
         values = _values(o.name, o.dtype, shapes[o.along], case, random, edges(trees, o.name))
         if o.along == "element" and case.layout == "broadcast":
             values = values[:1].expand_as(values)
-        layout = case.layout if o.along == "element" else {"bshd": "contiguous"}.get(case.layout, case.layout)
-        operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset", place)
+        layout = (
+            case.layout
+            if o.along == "element"
+            else {"bshd": "contiguous"}.get(case.layout, case.layout)
+        )
+        operands[o.name] = arrange(
+            values.to(device), layout if values.ndim > 1 else "offset", place
+        )
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"]}
     cotangents: dict[str, Tensor] = {}
     if "backward" in problem.passes:
@@ -168,9 +182,17 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
 
 
 def _values(
-    name: str, dtype: str, shape: tuple[int, ...], case: Case, random: Any, compared: tuple[int, ...]
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    case: Case,
+    random: Any,
+    compared: tuple[int, ...],
 ) -> Tensor:
-    """Return plausible values of an operand, in its dtype. Integers include those around `compared` constants."""
+    """Return plausible values of an operand, in its dtype.
+
+    Integers include those around `compared` constants.
+    """
     kind = DTYPES[dtype]
     if not kind.is_floating_point:
         choice = torch.tensor(sorted({0, 1, *compared} if kind != torch.bool else {0, 1}))
@@ -193,7 +215,9 @@ def sized(problem: Problem, name: str, device: str) -> Inputs:
     """Return inputs of a small plain call. The name is the seed."""
     width = problem.widths[0] if problem.widths else 96
     (case,) = (c for c in cases(problem, quick=True) if c.name == "plain")
-    return draw(problem, replace(case, name=name, width=width, rows=(13 if width <= 4096 else 3,)), device)
+    return draw(
+        problem, replace(case, name=name, width=width, rows=(13 if width <= 4096 else 3,)), device
+    )
 
 
 def arguments(problem: Problem, inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:

@@ -15,7 +15,10 @@ from kgen.kernels.norm.plan.planning import plan_norm
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument. `along` is `element` (shaped as x), `row` (x without its last dimension) or `column`."""
+    """A tensor argument.
+
+    `along` is `element` (shaped as x), `row` (x without its last dimension) or `column`.
+    """
 
     name: str
     dtype: str
@@ -85,7 +88,9 @@ class Problem:
 def problem_of(loaded: Any) -> Problem:
     """Return the `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
-    widths = () if spec.width == "any" else (spec.width,) if isinstance(spec.width, int) else spec.width
+    widths = (
+        () if spec.width == "any" else (spec.width,) if isinstance(spec.width, int) else spec.width
+    )
     return Problem(
         name=spec.name,
         norm=spec.norm,
@@ -94,8 +99,12 @@ def problem_of(loaded: Any) -> Problem:
         dtypes=dict(spec.dtypes),
         weight_offset=spec.weight_offset,
         eps=spec.eps,
-        operands=tuple(Operand(o.name, o.dtype, o.along, o.grad) for o in plan_norm(loaded).operands),
-        params=tuple(Param(n, p.type, None if p.runtime else p.value) for n, p in spec.params.items()),
+        operands=tuple(
+            Operand(o.name, o.dtype, o.along, o.grad) for o in plan_norm(loaded).operands
+        ),
+        params=tuple(
+            Param(n, p.type, None if p.runtime else p.value) for n, p in spec.params.items()
+        ),
         residual=spec.residual,
         round_x_hat=spec.round_x_hat,
         quantize=spec.quantize.scale if spec.quantize else None,

@@ -1,7 +1,7 @@
 """A norm on plain PyTorch, from the original expression trees.
 
-`exact` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtypes, for comparison of
-errors. Gradients come from autograd, not from symbolic derivatives.
+`exact` computes the truth in float64. `eager` computes as eager PyTorch in the kernel's dtypes, for
+comparison of errors. Gradients come from autograd, not from symbolic derivatives.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ TINY = 2.0**-110
 class Result:
     """Results of a norm.
 
-    `outputs` by name: `out`, `scale` [..., 1], `h`. `grads` by the name of the operand. `natural` has the row norms of
-    each without cancellation. Rounding errors are relative to them if `h - mean` cancels.
+    `outputs` by name: `out`, `scale` [..., 1], `h`. `grads` by the name of the operand. `natural`
+    has the row norms of each without cancellation. Rounding errors are relative to them if
+    `h - mean` cancels.
     """
 
     outputs: dict[str, Tensor]
@@ -41,7 +42,10 @@ def exact(problem: Problem, tensors: Mapping[str, Tensor], **options: Any) -> Re
 
 
 def eager(problem: Problem, tensors: Mapping[str, Tensor], **options: Any) -> Result:
-    """Compute in fp32, rounded as in the spec and to stored dtypes. The arguments are those of `_norm`."""
+    """Compute in fp32, rounded as in the spec and to stored dtypes.
+
+    The arguments are those of `_norm`.
+    """
     return _norm(problem, tensors, torch.float32, **options)
 
 
@@ -55,7 +59,8 @@ def _norm(
     scale: Tensor | None = None,
     cotangents: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """Return the outputs for `tensors` (operands by name), and with `cotangents` (by output) the gradients.
+    """Return the outputs for `tensors` (operands by name), and with `cotangents` (by output) the
+    gradients.
 
     x [..., D] or [..., H, D]; rows [...], columns [D] or [H, D]; of any dtype and strides.
     """
@@ -71,7 +76,11 @@ def _norm(
 
     def value(field: str, default: Any, **more: Any) -> Any:
         tree = getattr(problem, field)
-        return default if tree is None else evaluate(tree, env | more, torch, real).expand_as(leaves["x"])
+        return (
+            default
+            if tree is None
+            else evaluate(tree, env | more, torch, real).expand_as(leaves["x"])
+        )
 
     made = _forward(problem, leaves, value, eps, real)
     h, y = made.h, made.y
@@ -87,7 +96,11 @@ def _norm(
     pairs = [(outputs[n], c.to(outputs[n].dtype)) for n, c in cotangents.items()]
     wanted = {n: leaves[n] for n in learned}
     grads = torch.autograd.grad(
-        [o for o, _ in pairs], [*wanted.values(), h, y], [c for _, c in pairs], True, materialize_grads=True
+        [o for o, _ in pairs],
+        [*wanted.values(), h, y],
+        [c for _, c in pairs],
+        True,
+        materialize_grads=True,
     )
     for (name, _), grad in zip(wanted.items(), grads, strict=False):
         dtype = next(o.dtype for o in problem.operands if o.name == name)
@@ -124,23 +137,36 @@ class _Forward:
         return (self.sizes * self.factor.abs() + self.bias.abs()).detach()
 
 
-def _forward(problem: Problem, leaves: Mapping[str, Tensor], value: Value, eps: float, real: Any) -> _Forward:
+def _forward(
+    problem: Problem, leaves: Mapping[str, Tensor], value: Value, eps: float, real: Any
+) -> _Forward:
     def rounded(t: Tensor, dtype: str) -> Tensor:
         return t.to(DTYPES[dtype]).to(real) if real == torch.float32 else t
 
-    h = value("input_mod", leaves["x"] + leaves["residual"] if problem.residual else leaves["x"] * 1)
+    h = value(
+        "input_mod", leaves["x"] + leaves["residual"] if problem.residual else leaves["x"] * 1
+    )
     if problem.residual == "in_out":
         h = rounded(h, problem.dtypes["residual"])
     mean = h.mean(-1, keepdim=True) if problem.norm == "layer" else torch.zeros_like(h[..., :1])
     rstd = torch.rsqrt((h - mean).square().mean(-1, keepdim=True) + eps)
     x_hat = (h - mean) * rstd
-    factor = leaves["weight"] + problem.weight_offset if "weight" in leaves else torch.ones((), dtype=real)
-    factor, bias = factor.to(h.device), leaves.get("bias", torch.zeros((), dtype=real, device=h.device))
+    factor = (
+        leaves["weight"] + problem.weight_offset
+        if "weight" in leaves
+        else torch.ones((), dtype=real)
+    )
+    factor, bias = (
+        factor.to(h.device),
+        leaves.get("bias", torch.zeros((), dtype=real, device=h.device)),
+    )
     y = (rounded(x_hat, problem.dtypes["input"]) if problem.round_x_hat else x_hat) * factor + bias
     return _Forward(h, mean, rstd, factor, bias, y)
 
 
-def _stored(problem: Problem, out: Tensor, h: Tensor, scale: Tensor | None, real: Any) -> dict[str, Tensor]:
+def _stored(
+    problem: Problem, out: Tensor, h: Tensor, scale: Tensor | None, real: Any
+) -> dict[str, Tensor]:
     """Return the outputs as stored. In float64, nothing is rounded."""
     found = {}
     if problem.quantize:
@@ -167,7 +193,9 @@ def _natural(
     dy: Tensor,
     cotangents: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Return the row norms of gradients without cancellation, by the names of `Result.natural` (`dx`)."""
+    """Return the row norms of gradients without cancellation, by the names of `Result.natural`
+    (`dx`).
+    """
     h, sizes, tall = made.h, made.sizes, made.tall
     dx_hat = (dy * made.factor).detach().abs()
     means = (dx_hat * sizes).mean(-1, keepdim=True), dx_hat.mean(-1, keepdim=True)

@@ -1,4 +1,6 @@
-"""Tiny random models of many transformers architectures, compared with eager attention through an adapter."""
+"""Tiny random models of many transformers architectures, compared with eager attention through an
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def _both() -> dict[str, Tensor]:
     return {**_tokens(), "decoder_input_ids": torch.randint(3, 32, (2, TOKENS - 2))}
 
 
-def _padded(inputs: Callable[[], dict[str, Tensor]], side: slice) -> Callable[[], dict[str, Tensor]]:
+def _padded(
+    inputs: Callable[[], dict[str, Tensor]], side: slice
+) -> Callable[[], dict[str, Tensor]]:
     """Return a function that makes inputs with padding in the second sequence."""
 
     def made() -> dict[str, Tensor]:
@@ -184,7 +188,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "GPT-J": Architecture(
         "GPTJForCausalLM",
-        {"vocab_size": 32, "n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8, "n_positions": 32},
+        {
+            "vocab_size": 32,
+            "n_embd": 32,
+            "n_layer": 1,
+            "n_head": 2,
+            "rotary_dim": 8,
+            "n_positions": 32,
+        },
     ),
     "BERT": Architecture("BertModel", ENCODER),
     "BERT, padded": Architecture("BertModel", ENCODER, _padded(_tokens, AFTER)),
@@ -358,7 +369,9 @@ def _register_reference(t: Tensor | None) -> None:
 
 
 def _results(model: Any, inputs: Mapping[str, Tensor], t: Tensor) -> dict[str, Tensor]:
-    """Return the output of a model, and the gradients of its parameters and of the learned buffer."""
+    """Return the output of a model, and the gradients of its parameters and of the learned
+    buffer.
+    """
     model.zero_grad()
     t.grad = None
     out = model(**inputs, **({"use_cache": False} if "input_ids" in inputs else {}))[0]
@@ -375,9 +388,12 @@ def _results(model: Any, inputs: Mapping[str, Tensor], t: Tensor) -> dict[str, T
 def _difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """Return the largest difference, relative to the largest element of each tensor.
 
-    Some gradients are zero up to rounding, for example of a key bias. Their scale is at least 1/100 of the largest
-    gradient.
+    Some gradients are zero up to rounding, for example of a key bias. Their scale is at least 1/100
+    of the largest gradient.
     """
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     least = 1e-2 * max(float(x.abs().max()) for x in wanted.values())
-    return max(float((found[n] - x).abs().max() / x.abs().max().clamp(min=least)) for n, x in wanted.items())
+    return max(
+        float((found[n] - x).abs().max() / x.abs().max().clamp(min=least))
+        for n, x in wanted.items()
+    )

@@ -1,7 +1,8 @@
 """One of several ranks: `python ranks.py RANK RANKS FOLDER` makes the calls in FOLDER/jobs.json.
 
-Each job calls an emitted package on the first ranks of the world, in Triton's interpreter. Rank 0 compares the
-results of all ranks with float64. Each rank writes one JSON line per call into FOLDER/rankN.jsonl.
+Each job calls an emitted package on the first ranks of the world, in Triton's interpreter. Rank 0
+compares the results of all ranks with float64. Each rank writes one JSON line per call into
+FOLDER/rankN.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from kgen.verify.families import problem_of
 def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
     """Return the tensors of the whole sequence, which are the same on all ranks."""
     case = Case(**{"batch": 2, "heads_kv": 2, "lse": True} | job["case"])
-    case = replace(case, packed=tuple(map(tuple, case.packed)), batch=1 if case.packed else case.batch)
+    case = replace(
+        case, packed=tuple(map(tuple, case.packed)), batch=1 if case.packed else case.batch
+    )
     inputs = draw(problem, fit(problem, case, 1), "cpu")
     for name, value in job.get("given", {}).items():
         inputs.runtime[name] = inputs.params[name] = value
@@ -79,7 +82,9 @@ class Files:
     def free(self) -> None:
         self.begin()
 
-    def view(self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def view(
+        self, rank: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
         return self.buffers[rank][offset : offset + size].view(dtype).view(shape)
 
@@ -99,8 +104,8 @@ class Files:
 
 
 def see_each_other(package: Any, job: dict[str, Any]) -> None:
-    """Give the ranks of a package peer memory if the job requests it. With `brief`, kernels read remote keys
-    directly.
+    """Give the ranks of a package peer memory if the job requests it. With `brief`, kernels read
+    remote keys directly.
     """
     if job.get("peers"):
         exchange: Any = sys.modules[f"{package.__name__}.exchange"]
@@ -117,7 +122,11 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     function, make = getattr(package, problem.name), getattr(package, f"{problem.name}_plan")
     packed, axis = bool(inputs.cu_seqlens), 0 if problem.varlen else 2
     keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime}
-    asked = {n: x for n, x in keywords.items() if n in make.__kwdefaults__ or n in make.__code__.co_varnames}
+    asked = {
+        n: x
+        for n, x in keywords.items()
+        if n in make.__kwdefaults__ or n in make.__code__.co_varnames
+    }
     lengths = inputs.cu_seqlens if packed else (inputs.q.shape[2], inputs.k.shape[2])
     heads = {"heads": inputs.q.shape[1], "kv_heads": inputs.k.shape[1]}
     of_layout = sys.modules[f"{package.__name__}.layout"]
@@ -142,7 +151,9 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
         outputs, cotangents = (out, lse), (shards["dout"], dlse)
         if dlse is None:
             outputs, cotangents = outputs[:1], cotangents[:1]
-        grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
+        grads = torch.autograd.grad(
+            outputs, list(wanted.values()), cotangents, materialize_grads=True
+        )
         got |= {f"d{n}": x for n, x in zip(wanted, grads, strict=True)}
     heard: list[Any] = [None] * job["ranks"]
     dist.all_gather_object(heard, got, group=group)
@@ -151,19 +162,26 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     whole = {}
     for name in got:
         if name[1:] in learned:
-            assert all(torch.equal(one[name], got[name]) for one in heard), f"{name} differs between ranks"
+            assert all(torch.equal(one[name], got[name]) for one in heard), (
+                f"{name} differs between ranks"
+            )
             whole[name] = got[name]
         else:
             dim = len(got["lse"].shape) - 1 if name == "lse" else axis
-            whole[name] = layout.joined([one[name] for one in heard], dim, keys=name in ("dk", "dv"))
+            whole[name] = layout.joined(
+                [one[name] for one in heard], dim, keys=name in ("dk", "dv")
+            )
     truth, yardstick = references(problem, inputs, tuple(wanted))
     checks = _compare(problem, whole, truth, yardstick, inputs.case.ties)
     return [
-        {"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message} for c in checks
+        {"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message}
+        for c in checks
     ]
 
 
-def of_dtensors(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+def of_dtensors(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
     """Call with DTensors, which contain the sharding, so that no plan is needed."""
     mesh = DeviceMesh.from_group(keywords["group"], "cpu")
     whole = {"run_check": False, "shape": inputs.q.shape, "stride": inputs.q.stride()}
@@ -179,24 +197,34 @@ def in_context_parallel(
     """Call in PyTorch's context, which shards tensors in place with `head_tail`."""
     mesh = DeviceMesh.from_group(keywords["group"], "cpu")
     whole = [x.clone() for x in (inputs.q, inputs.k, inputs.v)]
-    with context_parallel(mesh, buffers=whole, buffer_seq_dims=[2, 2, 2], no_restore_buffers={*whole}):
+    with context_parallel(
+        mesh, buffers=whole, buffer_seq_dims=[2, 2, 2], no_restore_buffers={*whole}
+    ):
         assert all(torch.equal(x, y) for x, y in zip(whole, operands, strict=True))
         return function(*operands, **keywords | {"group": mesh})  # type: ignore[no-any-return]
 
 
-def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+def compiled(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
     """Call as one compiled graph."""
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
 
 
-def under_autocast(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+def under_autocast(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
     """Call with float32 tensors under autocast, which converts them to the dtype of the kernels."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return function(*(x.float() for x in operands), **keywords)  # type: ignore[no-any-return]
 
 
-def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
-    """Call with [B, S, H, D] memory order, and check that fake results have the strides of the real ones."""
+def turned(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
+    """Call with [B, S, H, D] memory order, and check that fake results have the strides of the real
+    ones.
+    """
     module = inspect.getmodule(function)
     operands = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in operands]
     rest = keywords["plan"].numbers, 0.3, keywords["group"].group_name
@@ -208,7 +236,9 @@ def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Input
     return function(*operands, **keywords)  # type: ignore[no-any-return]
 
 
-def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+def checkpointed(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
     """Call under checkpointing, so that backward recomputes forward."""
     return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
 
@@ -277,8 +307,12 @@ def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
     package = importlib.import_module(f"{name}_context_parallel")
     see_each_other(package, job)
     layout = getattr(package, f"{name}_plan")(60, ranks=group, sharding="contiguous")
-    tensors = {n: torch.zeros(1, 4, 20, job.get("columns", 128), dtype=torch.bfloat16) for n in "qkv"}
-    call = partial(getattr(package, name), plan=layout if job.get("planned", True) else None, group=group)
+    tensors = {
+        n: torch.zeros(1, 4, 20, job.get("columns", 128), dtype=torch.bfloat16) for n in "qkv"
+    }
+    call = partial(
+        getattr(package, name), plan=layout if job.get("planned", True) else None, group=group
+    )
     try:
         if (deed := DEEDS.get(job["mistake"])) is not None:
             deed(call, layout, tensors)

@@ -1,4 +1,6 @@
-"""The table of docs/transformers.md: with an adapter, models give the results of eager, or the adapter refuses."""
+"""The table of docs/transformers.md: with an adapter, models give the results of eager, or the
+adapter refuses.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_the_command_prints_the_layers_that_a_spec_fits(
     with pytest.raises(SystemExit):
         app(["adapt", "full", "--for", "transformers", "-o", str(tmp_path)], prog_name="kgen")
     said = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
-    (block,) = re.findall(r"^```text\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(
+        r"^```text\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     assert said[:-1] == block.splitlines()
 
 
@@ -84,7 +88,9 @@ HARD = {
     "other positions": ("GPT-NeoX", ("causal", "full"), True),
     "learned positions": ("OPT", ("causal", "full"), True),
 }
-"""Cases: an architecture, the specs that fit it, and True for padding before the second sequence."""
+"""Cases: an architecture, the specs that fit it, and True for padding before the second
+sequence.
+"""
 
 
 def after_a_cache(folder: Path) -> dict[str, float]:

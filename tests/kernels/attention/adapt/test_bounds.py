@@ -1,4 +1,6 @@
-"""Positions in cache specs have a declared bound, so that sums of them are proved to fit 32 bits."""
+"""Positions in cache specs have a declared bound, so that sums of them are proved to fit 32
+bits.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,22 @@ def verdicts(text: str) -> set[Verdict]:
     }
 
 
-@pytest.mark.parametrize("name", ["causal", pytest.param("sliding_window", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "name", ["causal", pytest.param("sliding_window", marks=pytest.mark.thorough)]
+)
 def test_sums_of_positions_fit_32_bits(name: str) -> None:
     text = Variant(load(ROOT / f"specs/{name}.yaml")).cached()
-    assert all(f"{place}: {{shape: [B], dtype: int32, within: {FURTHEST}}}" in text for place in PLACES)
+    assert all(
+        f"{place}: {{shape: [B], dtype: int32, within: {FURTHEST}}}" in text for place in PLACES
+    )
     assert verdicts(text) == {Verdict.PROVED}
     assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))
 
 
 def test_sums_of_positions_of_a_part_fit_32_bits() -> None:
     text = PartSpec(Variant(load(ROOT / "specs/sliding_window.yaml"))).text()
-    assert f"q_start: {{type: int, runtime: true, within: {FURTHEST}}}" in text.replace("\n    ", " ")
+    assert f"q_start: {{type: int, runtime: true, within: {FURTHEST}}}" in text.replace(
+        "\n    ", " "
+    )
     assert verdicts(text) == {Verdict.PROVED}
     assert Verdict.REFUTED in verdicts(re.sub(r", within: \d+", "", text))

@@ -1,4 +1,6 @@
-"""Context parallelism: emitted packages in several processes, with gloo and Triton's interpreter, against float64."""
+"""Context parallelism: emitted packages in several processes, with gloo and Triton's interpreter,
+against float64.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,19 @@ SPECS = {
     # Names that the other files of the package use are valid buffer names.
     "learned": "buffers: {called: {shape: [HQ], dtype: fp32, grad: true}}\n"
     "score_mod: score + called[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
-    "number": "buffers: {gain: {shape: [], dtype: any, grad: true}, reach: {shape: [], dtype: int32}}\n"
+    "number": "buffers: {gain: {shape: [], dtype: any, grad: true}, reach: {shape: [], dtype: "
+    "int32}}\n"
     "score_mod: score * (1 + gain)\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx <= reach",
-    "local": "params: {forward: {type: int, runtime: true}}\nmask_mod: kv_idx < forward or q_idx >= kv_idx",
+    "local": (
+        "params: {forward: {type: int, runtime: true}}\n"
+        "mask_mod: kv_idx < forward or q_idx >= kv_idx"
+    ),
     "bias": "buffers: {bias: {shape: [HQ, SQ, SK], dtype: fp32, grad: true}}\n"
     "score_mod: score + bias[h, q_idx, kv_idx]",
-    "sinks": "gqa: 2\nsinks: true\nparams: {cap: 5.0}\nscore_mod: cap * tanh(score / cap)\nmask_mod: q_idx >= kv_idx",
+    "sinks": (
+        "gqa: 2\nsinks: true\nparams: {cap: 5.0}\nscore_mod: cap * tanh(score / cap)\n"
+        "mask_mod: q_idx >= kv_idx"
+    ),
     "sunk": "sinks: true\nmask_mod: q_idx > kv_idx + 40",
     "ends": "align: end\nmask_mod: q_idx >= kv_idx\nscore_mod: score * (1 + SK / 1000)",
     "packed": "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx",
@@ -86,7 +95,12 @@ CALLS = [
         "lens",
         2,
         {},
-        {"sharding": "head_tail", "gathered": False, "buffers": {"lens": [0, 50]}, "without_sink": [1]},
+        {
+            "sharding": "head_tail",
+            "gathered": False,
+            "buffers": {"lens": [0, 50]},
+            "without_sink": [1],
+        },
     ),
     ("sunk", 2, {}, {"sharding": "head_tail", "gathered": False, "without_sink": [1]}),
     ("several", 2, {}, {}),
@@ -99,12 +113,19 @@ CALLS = [
     ("sunk", 4, {"batch": 1}, {"sharding": "contiguous", "gathered": False, "peers": True}),
     ("window", 2, {}, {"sharding": "contiguous", "peers": True, "brief": True}),
     ("sunk", 3, {}, {"sharding": "contiguous", "gathered": False, "peers": True, "brief": True}),
-    ("window", 2, {}, {"through": "failure", "sharding": "contiguous", "peers": True, "brief": True}),
+    (
+        "window",
+        2,
+        {},
+        {"through": "failure", "sharding": "contiguous", "peers": True, "brief": True},
+    ),
     ("bf16", 2, {}, {"through": "autocast"}),
     ("number", 2, {}, {"gathered": False}),
 ]
 SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34, 36, 37}
-"""Indices of the cases that run at every change: gathered keys and steps, on two and three ranks."""
+"""Indices of the cases that run at every change: gathered keys and steps, on two and three
+ranks.
+"""
 WRONG = [
     ("heads", True),
     ("dtype", True),
@@ -125,7 +146,12 @@ def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> li
     """Return the lines that each rank wrote about its calls."""
     (folder / "jobs.json").write_text(json.dumps(list(jobs)))
     world = max(job["ranks"] for job in jobs)
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     command = [sys.executable, ranks.__file__]
     processes = [
         subprocess.Popen(
@@ -149,9 +175,11 @@ def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> li
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, Any]:
-    """The results of all selected cases, from one start of the processes, because starting takes longer than the
-    kernels.
+def calls(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> dict[int, Any]:
+    """The results of all selected cases, from one start of the processes, because starting takes
+    longer than the kernels.
     """
     folder = tmp_path_factory.mktemp("ranks")
     asked = {
@@ -210,7 +238,10 @@ RANKS = r"Disagreement: ranks? \d(, \d)* and ranks? \d(, \d)*"
 
 @pytest.mark.parametrize("last", ["gone", "gone behind"])
 def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
-    """All ranks raise within seconds. In the last mistakes, a rank exits before a call or between its passes."""
+    """All ranks raise within seconds.
+
+    In the last mistakes, a rank exits before a call or between its passes.
+    """
     write(tmp_path, ROOT / "specs/causal.yaml")
     path = tmp_path / "small_window.yaml"
     path.write_text(SMALL.format(name="small_window", dtype="bf16", rest=SPECS["window"]))
@@ -238,20 +269,26 @@ def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
     assert [len(one) for one in found] == [len(jobs) + 1, len(jobs), len(jobs) + 1]
     assert all("Error: " in one[-1] or "Disagreement: " in one[-1] for one in (found[0], found[2]))
     if last == "gone":
-        assert all("a rank of the group does not respond" in one[-1] for one in (found[0], found[2]))
+        assert all(
+            "a rank of the group does not respond" in one[-1] for one in (found[0], found[2])
+        )
 
 
-STOCK = sorted(path for path in (ROOT / "specs").glob("*.yaml") if "kernel: attention" in path.read_text())
+STOCK = sorted(
+    path for path in (ROOT / "specs").glob("*.yaml") if "kernel: attention" in path.read_text()
+)
 NOT_HERE = {"decode_paged", "softcap_fast"}
-"""`decode_paged` has keys in pages, which cannot be sharded. `softcap_fast` has an instruction that the interpreter
-lacks.
+"""`decode_paged` has keys in pages, which cannot be sharded. `softcap_fast` has an instruction that
+the interpreter lacks.
 """
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("path", [p for p in STOCK if p.stem not in NOT_HERE], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in STOCK if p.stem not in NOT_HERE], ids=lambda path: path.stem
+)
 def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
     number = STOCK.index(path) + (2, 3, 4, 8).index(size)
     problem = problem_of(load(path)[0])
@@ -260,7 +297,13 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
     if problem.varlen:
         case |= {"sq": 70, "sk": 70, "packed": PACKED}
     sharding = ("head_tail", "by_cost", "contiguous", "auto")[number % 4]
-    job = {"spec": str(path), "ranks": size, "case": case, "sharding": sharding, "gathered": number % 3 == 0}
+    job = {
+        "spec": str(path),
+        "ranks": size,
+        "case": case,
+        "sharding": sharding,
+        "gathered": number % 3 == 0,
+    }
     job |= {"peers": number % 2 == 0, "brief": number // 4 % 2 == 0}
     rows = launched(tmp_path, [job], 1700)[0][0]
     assert rows
@@ -270,22 +313,40 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
 PLANTED = {
     "queries-from-0": ("runtime.py", '"q_start": pair.q[0]', '"q_start": 0'),
     "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
-    "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
+    "a-key-less": (
+        "planning.py",
+        "q_rank, kv_rank, hull, keys)",
+        "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))",
+    ),
     "weights-swapped": (
-        "merging.py", "tl.exp2((lse - most).to(tl.float32)) / some", "tl.exp2((most - lse).to(tl.float32)) / some"
+        "merging.py",
+        "tl.exp2((lse - most).to(tl.float32)) / some",
+        "tl.exp2((most - lse).to(tl.float32)) / some",
     ),
     "gradients-left-out": (
-        "key_gradients.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"
+        "key_gradients.py",
+        "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)",
+        "pass",
     ),
-    "as-it-is-not": ("key_gradients.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
+    "as-it-is-not": (
+        "key_gradients.py",
+        "return alone.movedim(axis, 0)",
+        "return alone.movedim(axis, 0) * 2",
+    ),
     "another-place": (
-        "key_gradients.py", "found[other, interval, i] = end, dtype", "found[other, interval, i] = 0, dtype"
+        "key_gradients.py",
+        "found[other, interval, i] = end, dtype",
+        "found[other, interval, i] = 0, dtype",
     ),
     "another's-buffer": ("exchange.py", "_whole(keys, peers, other)", "_whole(keys, peers, rank)"),
     "values-for-keys": ("exchange.py", "zip((k, v), there", "zip((v, k), there"),
     "keys-for-values": ("exchange.py", "k, v = there = [", "v, k = there = ["),
-    "own-gradients": ("key_gradients.py", "self.peers.view(other, offset", "self.peers.view(self.rank, offset"),
-}  # fmt: skip
+    "own-gradients": (
+        "key_gradients.py",
+        "self.peers.view(other, offset",
+        "self.peers.view(self.rank, offset",
+    ),
+}
 """Mistakes planted in the code around the kernels."""
 PEERS = {"another-place", "another's-buffer"}
 GATHERED = {"as-it-is-not", *PEERS}
@@ -309,7 +370,13 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     mended.write_text(mended.read_text().replace(right, wrong))
     gathered = name in GATHERED
     case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 1 if gathered else 2, "heads_kv": 2}
-    job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": gathered}
+    job = {
+        "spec": str(path),
+        "ranks": 2,
+        "case": case,
+        "sharding": "head_tail",
+        "gathered": gathered,
+    }
     job |= {"peers": name in PEERS | BY_STEPS, "brief": name in BRIEF}
     if name in BY_STEPS:
         job["sharding"] = "contiguous"

@@ -14,7 +14,9 @@ SPECS = Path(__file__).parents[4] / "specs"
 
 
 def variant(mods: str) -> Variant:
-    return checked(loads(f"kernel: attention\nname: own\ndtype: bf16\nhead_dim: 64\n{mods}\n", "own.yaml"))
+    return checked(
+        loads(f"kernel: attention\nname: own\ndtype: bf16\nhead_dim: 64\n{mods}\n", "own.yaml")
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,8 @@ def test_a_cap_is_one_in_any_spelling(score: str, cap: float | None) -> None:
 
 def test_what_is_left_out_is_the_window() -> None:
     one = loads(
-        variant("params: {w: 8}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < w").everywhere(), "own.yaml"
+        variant("params: {w: 8}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < w").everywhere(),
+        "own.yaml",
     )
     assert one.spec.name == "own_everywhere"
     assert one.spec.mask_mod.written == "q_idx >= kv_idx"
@@ -57,7 +60,9 @@ def test_what_is_left_out_is_the_window() -> None:
 
 
 def test_buffers_are_as_long_as_a_cache() -> None:
-    mods = "buffers: {doc: {shape: [B, SK], dtype: int32}}\nmask_mod: doc[b, q_idx] == doc[b, kv_idx]"
+    mods = (
+        "buffers: {doc: {shape: [B, SK], dtype: int32}}\nmask_mod: doc[b, q_idx] == doc[b, kv_idx]"
+    )
     spec = loads(variant(mods).cached(), "own.yaml").spec
     assert spec.buffers["doc"].shape == ("B", "any")
     assert spec.mask_mod.written.splitlines() == [
@@ -109,7 +114,9 @@ def test_stock_specs_have_specs_for_caches(path: Path) -> None:
 
 
 def test_what_is_verified_is_what_is_made() -> None:
-    """A corner spec is a derived cache spec, so that its kernels are verified like other corner specs."""
+    """A corner spec is a derived cache spec, so that its kernels are verified like other corner
+    specs.
+    """
     mods = "params: {cap: 5.0, window: 8}\nscore_mod: cap * tanh(score / cap)\ngqa: 2\n"
     made = variant(mods + "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window").cached()
     assert (SPECS.parent / "tests" / "specs" / "own_cached.yaml").read_text() == made

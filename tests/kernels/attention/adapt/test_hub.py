@@ -1,4 +1,6 @@
-"""Repositories for the kernel hub: their own tests, and models that call them through flash-attn's functions."""
+"""Repositories for the kernel hub: their own tests, and models that call them through flash-attn's
+functions.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def spec(mods: str, name: str = "own") -> str:
 def written(text: str, folder: Path) -> None:
     made = adapter(loads_variants(text, "own.yaml"))
     files = {
-        f"{inner}/{name}": content for inner, texts in made.folders.items() for name, content in texts.items()
+        f"{inner}/{name}": content
+        for inner, texts in made.folders.items()
+        for name, content in texts.items()
     }
     for name, content in {**files, **made.started}.items():
         path = folder / name
@@ -46,11 +50,14 @@ def written(text: str, folder: Path) -> None:
 
 MODS = {
     "packed": f"varlen: true\nmask_mod: {CAUSAL}",
-    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}, gain: {shape: [], dtype: any, grad: true}}\n"
+    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}, gain: {shape: [], dtype: "
+    "any, grad: true}}\n"
     "sinks: true\nscore_mod: score * (1 + gain) + slopes[h] * (kv_idx - q_idx)\n"
     "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 40",
-    "given": "buffers: {doc: {shape: [B, SK], dtype: int32, sorted: true}, seen: {shape: [SK], dtype: bool}}\n"
-    "params: {n: {type: int, runtime: true}}\nmask_mod: doc[b, q_idx] == doc[b, kv_idx] and seen[kv_idx] or kv_idx < n",
+    "given": "buffers: {doc: {shape: [B, SK], dtype: int32, sorted: true}, seen: {shape: [SK], "
+    "dtype: bool}}\n"
+    "params: {n: {type: int, runtime: true}}\n"
+    "mask_mod: doc[b, q_idx] == doc[b, kv_idx] and seen[kv_idx] or kv_idx < n",
 }
 
 
@@ -71,7 +78,9 @@ def test_what_a_repository_starts_with_passes(name: str, tmp_path: Path) -> None
         right = "l_safe = tl.where(l_i == 0.0, 1.0, l_i)"
         assert right in path.read_text()
         path.write_text(path.read_text().replace(right, "l_safe = l_i * 1.01"))
-        run = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=100)
+        run = subprocess.run(
+            command, cwd=root, env=env, capture_output=True, text=True, timeout=100
+        )
         assert run.returncode == 1, run.stdout
 
 
@@ -81,7 +90,9 @@ def test_the_builder_reads_what_there_is(tmp_path: Path) -> None:
     build = tomllib.loads((root / "build.toml").read_text())
     assert build["general"]["name"] == "own-kernel"
     assert build["torch-noarch"] == {}
-    assert (root / "torch-ext" / build["general"]["name"].replace("-", "_") / "__init__.py").is_file()
+    assert (
+        root / "torch-ext" / build["general"]["name"].replace("-", "_") / "__init__.py"
+    ).is_file()
     assert (root / "README.md").read_text().startswith("---\nlicense: apache-2.0\n")
     compile((root / "benchmarks" / "benchmark.py").read_text(), "benchmark.py", "exec")
 
@@ -119,7 +130,9 @@ def test_a_model_takes_a_repository(mask: str, tmp_path: Path) -> None:
 
 
 def _compared(folder: Path, window: int | None) -> list[float]:
-    """Return the relative errors of a model with flash-attn's functions: whole, padded and generated sequences."""
+    """Return the relative errors of a model with flash-attn's functions: whole, padded and
+    generated sequences.
+    """
     import transformers
     from transformers.integrations import hub_kernels
 
@@ -135,7 +148,9 @@ def _compared(folder: Path, window: int | None) -> list[float]:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
     torch.manual_seed(0)
     config = transformers.MistralConfig(**config, **heads, sliding_window=window, eos_token_id=None)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).float()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     ids, there = torch.randint(1, 64, (2, 21)), torch.ones(2, 21, dtype=torch.long)
@@ -155,7 +170,9 @@ def _compared(folder: Path, window: int | None) -> list[float]:
             padded = model(ids, attention_mask=there).logits[there.bool()]
             scores = torch.stack(model.generate(ids, attention_mask=there, **given).scores)
         found.append([padded, scores, *(p.grad.clone() for p in model.parameters())])
-    return [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found[1], found[0], strict=True)]
+    return [
+        float((a - b).abs().max() / b.abs().max()) for a, b in zip(found[1], found[0], strict=True)
+    ]
 
 
 def imported(folder: Path) -> ModuleType:
@@ -169,9 +186,15 @@ def imported(folder: Path) -> ModuleType:
 
 
 def test_the_card_shows_what_users_wrote_as_text() -> None:
-    """A summary is one paragraph without markup. No line of the spec ends the block that quotes it."""
+    """A summary is one paragraph without markup.
+
+    No line of the spec ends the block that quotes it.
+    """
     summary = "<script>x</script> # [a](javascript:b) ![c](http://d/e.png) `f` **g** &lt; | ``` ---"
-    text = f"kernel: attention\nname: own\nsummary: '{summary}'\ndtype: bf16\nhead_dim: 64\n# ``` <b>\n"
+    text = (
+        f"kernel: attention\nname: own\nsummary: '{summary}'\ndtype: bf16\nhead_dim: 64\n"
+        "# ``` <b>\n"
+    )
     card = adapter([loads(text, "own.yaml")]).started["own_hub/README.md"]
     said = next(line for line in card.splitlines() if "script" in line)
     plain = re.sub(r"\\([!-/:-@\[-`{-~])", "\0", said)
@@ -179,6 +202,8 @@ def test_the_card_shows_what_users_wrote_as_text() -> None:
     for markup in ("<script", "</script", "](", "[a", "`", "**", "&lt;", "|", "://"):
         assert markup not in plain, said
     assert re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", said) == f"{summary}."
-    fence = next(line for line in card.splitlines() if line.endswith("yaml") and line.startswith("`"))
+    fence = next(
+        line for line in card.splitlines() if line.endswith("yaml") and line.startswith("`")
+    )
     assert fence == "````yaml"
     assert card.splitlines().count("````") == 1

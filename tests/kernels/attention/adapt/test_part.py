@@ -1,4 +1,6 @@
-"""Kernels for parts: calls of the backward pass that share delta and a sum of dq, against float64."""
+"""Kernels for parts: calls of the backward pass that share delta and a sum of dq, against
+float64.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,17 @@ def differs(path: Path) -> list[str]:
         shared = module.attended_part_begin(dout, dlse, out, lse, q, k, v, sinks, dq)
         got: dict[str, list[Tensor]] = {"dk": [], "dv": []}
         for lo, hi in pairwise(ends):
-            of_part = k[:, :, lo:hi], v[:, :, lo:hi], torch.full_like(sinks, -1e30), scale, start, lo
-            none, dk, dv, dsinks = module._gradients(dout, dlse, out, lse, q, *of_part, shared=shared)
+            of_part = (
+                k[:, :, lo:hi],
+                v[:, :, lo:hi],
+                torch.full_like(sinks, -1e30),
+                scale,
+                start,
+                lo,
+            )
+            none, dk, dv, dsinks = module._gradients(
+                dout, dlse, out, lse, q, *of_part, shared=shared
+            )
             if none is not None or dsinks.any():
                 return ["dq of a call"]
             got["dk"].append(dk)
@@ -77,14 +88,26 @@ def differs(path: Path) -> list[str]:
         module.attended_part_end(shared, scale)
     finally:
         module.Tensor.new_empty = made
-    found = {n: torch.cat(parts, 2) for n, parts in got.items()} | {"dq": dq, "dsinks": shared.d_sinks}
+    found = {n: torch.cat(parts, 2) for n, parts in got.items()} | {
+        "dq": dq,
+        "dsinks": shared.d_sinks,
+    }
     return [
-        n for n, x in found.items() if not (x.double() - wanted[n]).abs().max() < 0.01 * wanted[n].abs().max()
+        n
+        for n, x in found.items()
+        if not (x.double() - wanted[n]).abs().max() < 0.01 * wanted[n].abs().max()
     ]
 
 
 def by_hand(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, start: int, scale: float, dout: Tensor, dlse: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor,
+    start: int,
+    scale: float,
+    dout: Tensor,
+    dlse: Tensor,
 ) -> dict[str, Any]:
     """Return the gradients in float64 for queries from `start` on. lse and dlse are base 2."""
     leaves = [x.double().requires_grad_() for x in (q, k, v, sinks)]
@@ -107,7 +130,9 @@ def test_parts_of_a_pass_that_is_not_there_are_refused() -> None:
 
 
 def test_a_file_that_shares_nothing_offers_nothing() -> None:
-    whole, parts = (single(loads(SPEC + more, "a.yaml")) for more in ("", "backward_in_parts: true\n"))
+    whole, parts = (
+        single(loads(SPEC + more, "a.yaml")) for more in ("", "backward_in_parts: true\n")
+    )
     assert "attended_begin" in parts
     assert "attended_begin" not in whole
     narrow = SPEC.replace("head_dim: 128", "head_dim: 64") + "backward_in_parts: true\n"

@@ -33,7 +33,13 @@ CAUSAL, FULL = Request(causal=True), Request(causal=False)
         ("mask_mod: q_idx - kv_idx < 9 and kv_idx - q_idx < 8", None),
         ("mask_mod: q_idx >= kv_idx and q_idx // 8 == kv_idx // 8", None),
         ("mask_mod: q_idx >= kv_idx or kv_idx < 4", None),
-        ("params: {w: {type: int, runtime: true}}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < w", None),
+        (
+            (
+                "params: {w: {type: int, runtime: true}}\n"
+                "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < w"
+            ),
+            None,
+        ),
         ("score_mod: score + where(q_idx >= kv_idx, 0.0, -inf)", Request(causal=True)),
         ("score_mod: score + where(q_idx >= kv_idx, 0.0, -1e4)", Request(causal=False)),
         (

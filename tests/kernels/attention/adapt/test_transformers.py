@@ -1,4 +1,6 @@
-"""transformers models with an emitted adapter: logits, gradients and generated tokens equal those of eager."""
+"""transformers models with an emitted adapter: logits, gradients and generated tokens equal those
+of eager.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,11 @@ def results(model: Any, implementation: str) -> dict[str, Tensor]:
         out = model(ids, attention_mask=mask, labels=labels)
         out.loss.backward()
         found[f"{name}logits"] = out.logits.detach()[there.bool()]
-        found |= {f"{name}d {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        found |= {
+            f"{name}d {n}": p.grad.clone()
+            for n, p in model.named_parameters()
+            if p.grad is not None
+        }
     model.eval()
     whole = torch.ones_like(there)
     static = {"cache_implementation": "static"}
@@ -142,7 +148,10 @@ def results(model: Any, implementation: str) -> dict[str, Tensor]:
 
 
 def compared(folder: Path, name: str) -> dict[str, float]:
-    """Return the difference from eager of each result, relative to its largest element. For tokens, 0 means equal."""
+    """Return the difference from eager of each result, relative to its largest element.
+
+    For tokens, 0 means equal.
+    """
     imported(folder, name)
     model = model_of(name)
     ours, eager = results(model, f"my_{name}"), results(model, "eager")
@@ -206,7 +215,9 @@ def autocast(folder: Path, name: str) -> dict[str, float]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gpt_neox"])
-def test_a_training_loop_in_mixed_precision_has_the_losses_of_eager(name: str, tmp_path: Path) -> None:
+def test_a_training_loop_in_mixed_precision_has_the_losses_of_eager(
+    name: str, tmp_path: Path
+) -> None:
     written(spec(name, MODELS[name][2]).replace("dtype: fp32", "dtype: bf16"), tmp_path)
     losses, wanted = interpreted(trained, tmp_path, name)
     assert wanted[-1] < 0.9 * wanted[0], "nothing is learned"
@@ -231,7 +242,9 @@ def trained(folder: Path, name: str) -> tuple[list[float], list[float]]:
             for batch, mask in ((ids, there), (ids.flip(0), there.flip(0))):
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     labels = batch.masked_fill((mask.cumsum(1) < 2), -100)
-                    loss = model(batch, attention_mask=mask, labels=labels, use_cache=False).loss / 2
+                    loss = (
+                        model(batch, attention_mask=mask, labels=labels, use_cache=False).loss / 2
+                    )
                 loss.backward()
                 total += loss.item()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -250,7 +263,9 @@ def test_with_a_static_cache_steps_are_compiled_as_a_whole(name: str, tmp_path: 
 
 
 def compiled(folder: Path, name: str) -> float:
-    """Return the difference of generation scores from eager if torch.compile makes one graph per step, as on a GPU."""
+    """Return the difference of generation scores from eager if torch.compile makes one graph per
+    step, as on a GPU.
+    """
     from transformers import CompileConfig
 
     imported(folder, name)
@@ -330,14 +345,30 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, and the kernels do not"),
     "sinks": ("llama", {"s_aux": 1}, "set `sinks: true` in the spec"),
     "no sinks": ("gpt_oss", {}, "the layer has none"),
-    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got a mask of pairs"),
+    "a mask of pairs": (
+        "llama",
+        {"attention_mask": torch.zeros(1, 1, 4, 4)},
+        "got a mask of pairs",
+    ),
     "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "passes `position_bias`"),
-    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` means packed"),
-    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` means packed"),
+    "packed sequences": (
+        "llama",
+        {"cu_seq_lens_q": torch.arange(3)},
+        "`cu_seq_lens_q` means packed",
+    ),
+    "packed sequences of a recurrence": (
+        "llama",
+        {"seq_idx": torch.arange(3)},
+        "`seq_idx` means packed",
+    ),
     "a cache of pages": ("llama", {"cache": object()}, "`cache`, which the kernels do not support"),
     "indices": ("llama", {"indices": torch.zeros(1), "use_cache": True}, "passes `indices`"),
     "no mask": ("llama", {}, "the mask is unknown"),
-    "all keys, without a mask": ("llama", {"is_causal": False}, "a mask of bidirectional_mask_function"),
+    "all keys, without a mask": (
+        "llama",
+        {"is_causal": False},
+        "a mask of bidirectional_mask_function",
+    ),
     "all keys beside a mask": (
         "llama",
         {"is_causal": False, "attention_mask": PLAIN},
@@ -374,7 +405,9 @@ def _refusals(folder: Path) -> dict[str, str]:
         adapter, given = imported(folder, name), dict(arguments)
         query, key = given.pop("query", torch.zeros(1, 4, 4, 16)), torch.zeros(1, 2, 4, 16)
         with pytest.raises(ValueError, match=f"my_{name}: ") as error:
-            adapter.attention(torch.nn.Module(), query, key, key, given.pop("attention_mask", None), **given)
+            adapter.attention(
+                torch.nn.Module(), query, key, key, given.pop("attention_mask", None), **given
+            )
         found[case] = str(error.value)
     return found
 
@@ -423,7 +456,9 @@ def _replaced(folder: Path) -> bool:
     adapter.register(any_mask=True)
     module.is_causal = False
     q = torch.randn(1, 2, 5, 16)
-    out, _ = adapter.attention(module, q, q[:, :1], q[:, :1], None, cu_seq_lens_q=torch.tensor([0, 5]))
+    out, _ = adapter.attention(
+        module, q, q[:, :1], q[:, :1], None, cu_seq_lens_q=torch.tensor([0, 5])
+    )
     wanted = torch.nn.functional.scaled_dot_product_attention(
         q, q[:, :1], q[:, :1], is_causal=True, enable_gqa=True
     )
@@ -431,8 +466,14 @@ def _replaced(folder: Path) -> bool:
 
 
 def test_buffers_are_given_once_or_by_a_function(tmp_path: Path) -> None:
-    """An adapter with buffers registers only when it gets them. A function of buffers is called in every forward."""
-    mods = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\nscore_mod: score + slopes[h] * (kv_idx - q_idx)"
+    """An adapter with buffers registers only when it gets them.
+
+    A function of buffers is called in every forward.
+    """
+    mods = (
+        "buffers: {slopes: {shape: [HQ], dtype: fp32}}\n"
+        "score_mod: score + slopes[h] * (kv_idx - q_idx)"
+    )
     written(spec("alibi", mods), tmp_path)
     assert interpreted(_alibi, tmp_path)
 
@@ -461,12 +502,19 @@ def _alibi(folder: Path) -> bool:
 
 def test_a_script_of_ten_lines_trains_and_generates(tmp_path: Path) -> None:
     """Run the script of docs/adapters.md in an empty folder."""
-    script = re.search(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    script = re.search(
+        r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
     assert script is not None
     (tmp_path / "train.py").write_text(script[1])
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     for command in (["-m", "kgen", "adapt", "gemma2", "--for", "transformers"], ["train.py"]):
         run = subprocess.run(
-            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+            [sys.executable, *command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
         )
         assert run.returncode == 0, run.stderr

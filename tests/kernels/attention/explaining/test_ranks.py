@@ -16,7 +16,14 @@ SIZE = r"([\d.]+) (B|KiB|MiB|GiB)\b"
 
 
 def said(spec: str, ranks: int, length: int) -> str:
-    asked = ["explain", str(ROOT / f"specs/{spec}.yaml"), "--ranks", str(ranks), "--length", str(length)]
+    asked = [
+        "explain",
+        str(ROOT / f"specs/{spec}.yaml"),
+        "--ranks",
+        str(ranks),
+        "--length",
+        str(length),
+    ]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     return done.output
@@ -31,7 +38,9 @@ def test_links_add_up(spec: str) -> None:
     ranks = 8
     text = said(spec, ranks, 131072)
     received = [
-        size(*found) for found in re.findall(rf"^  \d+ +\[.*\) +[\d.e+]+ +{SIZE}$", text, re.M) if found
+        size(*found)
+        for found in re.findall(rf"^  \d+ +\[.*\) +[\d.e+]+ +{SIZE}$", text, re.M)
+        if found
     ]
     lines = text.split("bytes from", 1)[1].splitlines()
     begins = [found.start() - 2 for found in re.finditer(r"to \d", lines[0])]
@@ -39,7 +48,9 @@ def test_links_add_up(spec: str) -> None:
     for line in lines[1 : 1 + ranks]:
         row = line[len("  bytes from") :]
         cells = [row[a:z] for a, z in zip(begins, [*begins[1:], None], strict=True)]
-        matrix.append([size(*found.groups()) if (found := re.search(SIZE, cell)) else 0 for cell in cells])
+        matrix.append(
+            [size(*found.groups()) if (found := re.search(SIZE, cell)) else 0 for cell in cells]
+        )
     assert len(received) == len(matrix) == ranks
     assert all(matrix[r][r] == 0 for r in range(ranks))
     assert [sum(row[r] for row in matrix) for r in range(ranks)] == pytest.approx(received)

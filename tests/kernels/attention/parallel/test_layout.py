@@ -34,7 +34,9 @@ CAUSAL = Kernels(
 GIVEN = {"window": 5, "scale": 1.0}
 
 
-def _layout(length: int = 60, ranks: Any = 1, sizes: tuple[int, int, int] = (1, 4, 2), **more: Any) -> Layout:
+def _layout(
+    length: int = 60, ranks: Any = 1, sizes: tuple[int, int, int] = (1, 4, 2), **more: Any
+) -> Layout:
     return laid_out(CAUSAL, (length, length), GIVEN | more, sizes, ranks, "contiguous")
 
 
@@ -47,8 +49,8 @@ def alone(tmp_path: Path) -> Any:
 
 
 def test_a_plan_is_of_one_mask_and_of_the_numbers_and_sizes_that_this_reads(alone: Any) -> None:
-    """A plan fits any values of the numbers that the mask does not read. It fits any batch if the mask does not read
-    it.
+    """A plan fits any values of the numbers that the mask does not read. It fits any batch if the
+    mask does not read it.
     """
     q, k = torch.zeros(3, 4, 60, 16), torch.zeros(3, 2, 60, 16)
 
@@ -82,7 +84,8 @@ def test_ranks_without_positions_have_no_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"length": -1}, {"ranks": 0}, {"ranks": -2}, {"sizes": (0, 1, 1)}, {"sizes": (1, 0, 1)}]
+    "wrong",
+    [{"length": -1}, {"ranks": 0}, {"ranks": -2}, {"sizes": (0, 1, 1)}, {"sizes": (1, 0, 1)}],
 )
 def test_what_is_no_plan_is_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="lengths must be at least 0, sizes and ranks at least 1"):
@@ -109,7 +112,9 @@ DOCUMENTS = replace(
         ),
     ],
 )
-def test_a_plan_of_what_its_mask_cannot_read_is_said(doc: torch.Tensor, window: Any, said: str) -> None:
+def test_a_plan_of_what_its_mask_cannot_read_is_said(
+    doc: torch.Tensor, window: Any, said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         laid_out(DOCUMENTS, (60, 60), {"doc": doc, "window": window}, (1, 4, 2), 2, "head_tail")
 
@@ -149,7 +154,11 @@ def test_dtensors_are_sharded_along_positions_alone(alone: Any) -> None:
     layout = laid_out(CAUSAL, (60, 60), GIVEN, (1, 2, 2), None, "contiguous")
     assert local(right, right, right, 2, layout, None)[1].shape == x.shape
     part = placed(Partial(), Shard(2))
-    for tensors in ((part, part, part), (x, right, right), (right, right, placed(Shard(2), Shard(1)))):
+    for tensors in (
+        (part, part, part),
+        (x, right, right),
+        (right, right, placed(Shard(2), Shard(1))),
+    ):
         with pytest.raises(
             ValueError, match="must be sharded alike, over one mesh dimension along dimension 2"
         ):

@@ -47,7 +47,9 @@ def adds_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
             lse[..., 0] = -math.inf  # rows without keys, whose output is zero
             run_of(part, axis, (0, 1)).zero_()
             total.add((lo, hi), part, lse if merged else None)
-            weight = torch.exp2(lse.double()) if merged else torch.ones(lse.shape, dtype=torch.float64)
+            weight = (
+                torch.exp2(lse.double()) if merged else torch.ones(lse.shape, dtype=torch.float64)
+            )
             if axis == 0:
                 weight = weight.T
             run_of(weighted, axis, (lo, hi)).add_(weight[..., None] * part.double())
@@ -64,7 +66,10 @@ def adds_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
             out = total.result()
         assert out.dtype == like.dtype
         assert torch.allclose(
-            out.double(), wanted, rtol=0, atol=2e-6 if seed % 2 else 2**-8 * wanted.abs().max().item()
+            out.double(),
+            wanted,
+            rtol=0,
+            atol=2e-6 if seed % 2 else 2**-8 * wanted.abs().max().item(),
         )
 
 

@@ -38,7 +38,9 @@ def seen(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> dist.Proc
     options = SimpleNamespace(_timeout=SimpleNamespace(total_seconds=lambda: 3.5))
     backend = SimpleNamespace(options=options)
     monkeypatch.setattr(dist.ProcessGroup, "_get_backend", lambda group, device: backend)
-    monkeypatch.setattr(symmetric, "empty", lambda size, dtype, device: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(
+        symmetric, "empty", lambda size, dtype, device: torch.empty(size, dtype=dtype)
+    )
     monkeypatch.setattr(symmetric, "rendezvous", lambda buffer, name: f"{name} {len(buffer)}")
     return group
 
@@ -59,13 +61,17 @@ def test_cpus_have_none(group: dist.ProcessGroup) -> None:
     assert not agreed
 
 
-def test_what_hinders_is_said_once(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hinders_is_said_once(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("no such memory here\nat line 3")
 
     monkeypatch.setattr(symmetric, "empty", refused)
     agreed, agree = calls()
-    with pytest.warns(UserWarning, match="other's memory: no such memory here. NCCL does their transfers"):
+    with pytest.warns(
+        UserWarning, match="other's memory: no such memory here. NCCL does their transfers"
+    ):
         assert peers_of(group, GPU, 10, agree) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -73,7 +79,9 @@ def test_what_hinders_is_said_once(group: dist.ProcessGroup, monkeypatch: pytest
     assert agreed == [1]
 
 
-def test_ranks_of_several_hosts_say_nothing(seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_several_hosts_say_nothing(
+    seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     places = [(("here", "1"), 0), (("there", "2"), 0)]
     monkeypatch.setattr(peer_memory, "_told", lambda speaking, said: places)
     with warnings.catch_warnings():
@@ -91,7 +99,9 @@ def test_gpus_must_see_each_other(
     monkeypatch.setattr(
         peer_memory,
         "_told",
-        lambda speaking, said: [said, (said[0], other)] if isinstance(said, tuple) else [said, said],
+        lambda speaking, said: (
+            [said, (said[0], other)] if isinstance(said, tuple) else [said, said]
+        ),
     )
     with pytest.warns(UserWarning, match="memory: their GPUs have no peer access"):
         assert peers_of(seen, GPU, 10, calls()[1]) is None
@@ -129,7 +139,9 @@ def test_brief_transfers_are_in_the_stream_that_computes(
     done: list[Any] = []
     here = SimpleNamespace(wait_stream=lambda other: done.append(other))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
-    handle = SimpleNamespace(barrier=lambda channel, milliseconds: done.append((channel, milliseconds)))
+    handle = SimpleNamespace(
+        barrier=lambda channel, milliseconds: done.append((channel, milliseconds))
+    )
     copying: Any = "copying"  # a string, so that any use of the stream fails
     found = Peers(handle, torch.empty(8), 8, 3500, copying)
     assert found.begin(brief=True)
@@ -137,7 +149,8 @@ def test_brief_transfers_are_in_the_stream_that_computes(
     for point in (found.open(), found.copy([(x, torch.ones(3))]), found.close()):
         point.wait()
     found.free()
-    assert done == ["copying", (0, 3500), (1, 3500)]  # waits first for the copies of an earlier call
+    # waits first for the copies of an earlier call
+    assert done == ["copying", (0, 3500), (1, 3500)]
     assert x.tolist() == [1, 1, 1]
 
 

@@ -1,4 +1,6 @@
-"""Plans of work: every pair that a mask allows occurs once, and no key is sent that no range contains."""
+"""Plans of work: every pair that a mask allows occurs once, and no key is sent that no range
+contains.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,12 @@ def window(width: int, first: int = 0) -> Mask:
 
 def documents(ids: list[int]) -> Mask:
     def keys(q_start: int, q_last: int, doc: Rows, **_: object) -> list[tuple[int, int]]:
-        return [(first_at_least(doc, doc[q_start]), min(first_at_least(doc, doc[q_last] + 1), q_last + 1))]  # type: ignore[operator,arg-type]
+        return [
+            (
+                first_at_least(doc, doc[q_start]),
+                min(first_at_least(doc, doc[q_last] + 1), q_last + 1),
+            )
+        ]  # type: ignore[operator,arg-type]
 
     def queries(kv_start: int, kv_last: int, doc: Rows, **_: object) -> list[tuple[int, int]]:
         return [(kv_start, first_at_least(doc, doc[kv_last] + 1))]  # type: ignore[operator]
@@ -99,7 +106,8 @@ def test_every_pair_that_is_allowed_is_attended_to_once(
         assert plan.q.rows(pair.q_rank, *pair.q)
         assert plan.kv.rows(pair.kv_rank, *pair.kv)
     assert decoded(encoded(plan)) == plan
-    for source, target in itertools.permutations(range(ranks), 2):  # exactly the attended keys are sent
+    # exactly the attended keys are sent
+    for source, target in itertools.permutations(range(ranks), 2):
         there = merged([*plan.sent(source, target), *plan.shared_by(source)])
         wanted = merged(p.kv for p in plan.pairs_of(target, source))
         assert not without(wanted, there)
@@ -137,7 +145,9 @@ def test_calls_of_gathered_keys_are_of_keys_that_are_there(
         seen = np.zeros((length, length), int)
         for rank in range(ranks):
             calls = plan.calls(rank, back)
-            there = merged([*sharding.parts[rank], *(x for o in range(ranks) for x in plan.sent(o, rank))])
+            there = merged(
+                [*sharding.parts[rank], *(x for o in range(ranks) for x in plan.sent(o, rank))]
+            )
             for q, kv in calls.first + calls.rest + calls.last:
                 assert plan.q.rows(rank, *q)
                 assert not without([kv], there)
@@ -157,7 +167,9 @@ def test_every_position_is_on_one_rank(length: int, ranks: int, name: str) -> No
     assert sorted(found) == list(range(length))
     local = [sharding.local(rank) for rank in range(ranks)]
     if name == "contiguous":  # as in DTensors
-        assert [n for n in local if n] == [len(x) for x in torch.arange(length).chunk(ranks) if len(x)]
+        assert [n for n in local if n] == [
+            len(x) for x in torch.arange(length).chunk(ranks) if len(x)
+        ]
     else:
         assert max(local) - min(local) <= 2
 
@@ -186,7 +198,8 @@ def test_a_causal_mask_is_balanced_by_head_and_tail() -> None:
 def test_documents_of_one_rank_send_nothing() -> None:
     sharding = contiguous(80, 4)
     assert [
-        planned(sharding, sharding, documents([i // 20 for i in range(80)])).received(r) for r in range(4)
+        planned(sharding, sharding, documents([i // 20 for i in range(80)])).received(r)
+        for r in range(4)
     ] == [0] * 4
     across = planned(sharding, sharding, documents([0] * 30 + [1] * 50))
     assert across.sent(0, 1) == [(0, 20)]
@@ -214,7 +227,9 @@ def test_own_keys_are_attended_to_beside_each_transfer() -> None:
     assert causal.calls(0, back=False) == Calls([head], [((300, 400), (0, 400))], [])
     assert causal.calls(0, back=True) == Calls([head], [tail], [tail_alone])
     # Adjacent runs are merged.
-    assert causal.calls(1, back=False) == Calls([((200, 300), (200, 300))], [((100, 300), (0, 200))], [])
+    assert causal.calls(1, back=False) == Calls(
+        [((200, 300), (200, 300))], [((100, 300), (0, 200))], []
+    )
     assert causal.calls(1, back=True) == Calls(
         [((150, 300), (150, 200))], [((100, 300), (0, 150))], [((200, 300), (200, 300))]
     )
@@ -223,12 +238,16 @@ def test_own_keys_are_attended_to_beside_each_transfer() -> None:
     # The rest of the own keys is merged with adjacent remote keys.
     full = planned(contiguous(400, 2), contiguous(400, 2), FULL)
     assert full.calls(0, back=False) == Calls([((0, 200), (0, 100))], [((0, 200), (100, 400))], [])
-    assert full.calls(1, back=False) == Calls([((200, 400), (300, 400))], [((200, 400), (0, 300))], [])
+    assert full.calls(1, back=False) == Calls(
+        [((200, 400), (300, 400))], [((200, 400), (0, 300))], []
+    )
 
 
 def test_packed_sequences_have_ranges_of_their_own() -> None:
     starts = [0, 40, 60, 61, 61, 91], [0, 40, 73, 93, 93, 94]
-    mask = Mask(lambda SQ, SK, q_last, **_: [(0, min(q_last + SK - SQ + 1, SK))], None, {}, starts=starts)
+    mask = Mask(
+        lambda SQ, SK, q_last, **_: [(0, min(q_last + SK - SQ + 1, SK))], None, {}, starts=starts
+    )
     assert merged(mask.keys_of(0, 10)) == [(0, 10)]
     assert merged(mask.keys_of(39, 41)) == [
         (0, 54)

@@ -16,7 +16,15 @@ TEXTS = {
     for path in (ROOT / "kgen/kernels/attention/parallel").glob("*.py")
 }
 SENDING = {
-    *("all_gather", "all_gather_object", "all_reduce", "reduce", "broadcast", "barrier", "batch_isend_irecv"),
+    *(
+        "all_gather",
+        "all_gather_object",
+        "all_reduce",
+        "reduce",
+        "broadcast",
+        "barrier",
+        "batch_isend_irecv",
+    ),
     *("new_group", "rendezvous"),
 }
 WAITING = {"wait_stream", "wait_event", "_sleep"}
@@ -33,12 +41,16 @@ def functions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.Functi
 
 
 def operations(function: ast.FunctionDef) -> set[str]:
-    """Return the operations of `torch.distributed`, peer memory and streams that a function calls."""
+    """Return the operations of `torch.distributed`, peer memory and streams that a function
+    calls.
+    """
     called = [one.func for one in ast.walk(function) if isinstance(one, ast.Call)]
     return {one.attr for one in called if isinstance(one, ast.Attribute)} & (SENDING | WAITING)
 
 
-FOUND = {name: operations(one) for text in TEXTS.values() for name, one in functions(ast.parse(text))}
+FOUND = {
+    name: operations(one) for text in TEXTS.values() for name, one in functions(ast.parse(text))
+}
 
 
 def test_operations_are_found() -> None:
@@ -57,7 +69,9 @@ def test_what_sends_or_waits_is_on_the_page(name: str) -> None:
 def test_what_the_page_names_is_there(name: str) -> None:
     owner, _, attribute = name.rpartition(".")
     trees = [ast.parse(text) for text in TEXTS.values()]
-    places = [one for tree in trees for one in ast.walk(tree) if getattr(one, "name", None) == owner]
+    places = [
+        one for tree in trees for one in ast.walk(tree) if getattr(one, "name", None) == owner
+    ]
     names = {
         part.name if isinstance(part, ast.FunctionDef | ast.ClassDef) else part.id
         for place in (places if owner else trees)

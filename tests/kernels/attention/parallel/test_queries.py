@@ -41,7 +41,9 @@ class Module:
         if shares:
             self.part_begin = self._begin
 
-    def _begin(self, dout: Tensor, dlse: Tensor, out: Tensor, lse: Tensor, q: Tensor, *rest: Tensor) -> Any:
+    def _begin(
+        self, dout: Tensor, dlse: Tensor, out: Tensor, lse: Tensor, q: Tensor, *rest: Tensor
+    ) -> Any:
         _, _, sinks, dq = rest
         assert dq.shape == q.shape
         weight = (sinks[:, None] - lse * math.log(2)).exp()
@@ -93,7 +95,9 @@ def test_what_is_not_shared_stays_where_it_was_stored() -> None:
 def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_sums, "merge", summed)
     torch.manual_seed(0)
-    q, k, v, dout = (torch.randn(2, 3, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(4))
+    q, k, v, dout = (
+        torch.randn(2, 3, 40, 8, dtype=torch.float64, requires_grad=True) for _ in range(4)
+    )
     sinks = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
     dlse = torch.randn(2, 3, 40, dtype=torch.float64)
     scores = (0.3 * q @ k.mT).masked_fill(~torch.ones(40, 40, dtype=torch.bool).tril(), -math.inf)
@@ -102,8 +106,9 @@ def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.Monke
     wanted = torch.autograd.grad([out, lse / math.log(2)], [q, k, v, sinks], [dout, dlse])
     module = Module(shares)
     kernels = Kernels(
-        lambda q, v: module, "part", views=(), tensors=(), numbers=("q_start", "kv_start"), learned=(),
-        places=("q_start", "kv_start"), packed=False, listed=False, keys=lambda: (), queries=None, reads=(), sinks=True,
+        lambda q, v: module, "part", views=(), tensors=(), numbers=("q_start", "kv_start"),
+        learned=(), places=("q_start", "kv_start"), packed=False, listed=False, keys=lambda: (),
+        queries=None, reads=(), sinks=True,
     )  # fmt: skip
     one = Sharding((((0, 40),),))
     pairs = [Pair(0, 0, (lo, 40), (lo, hi)) for lo, hi in KEYS]
@@ -111,10 +116,16 @@ def test_gradients_are_those_of_all_keys(shares: bool, monkeypatch: pytest.Monke
     world = dist.distributed_c10d._get_default_group()
     call = Call(kernels, plan, world, {"scale": 0.3}, 0, lambda: None)
     with torch.no_grad():
-        dq, dk, dv, learned = backward(call, Attended(dout, dlse, out, lse / math.log(2), q), k, v, sinks)
+        dq, dk, dv, learned = backward(
+            call, Attended(dout, dlse, out, lse / math.log(2), q), k, v, sinks
+        )
     for got, want in zip((dq, dk, dv, learned["sinks"]), wanted, strict=True):
         assert torch.allclose(got.to(want.dtype), want, rtol=0, atol=1e-6)
     if shares:  # with all queries of the run
         assert module.asked == [(40, hi - lo, True) for lo, hi in KEYS]
     else:  # with the queries that see the keys; rows with sinks are separate
-        assert {(rows, shared) for rows, _, shared in module.asked} == {(40, False), (30, False), (16, False)}
+        assert {(rows, shared) for rows, _, shared in module.asked} == {
+            (40, False),
+            (30, False),
+            (16, False),
+        }

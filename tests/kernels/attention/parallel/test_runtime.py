@@ -18,7 +18,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def alone(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     store = f"file://{tmp_path}/store"
-    dist.init_process_group(getattr(request, "param", "gloo"), init_method=store, rank=0, world_size=1)
+    dist.init_process_group(
+        getattr(request, "param", "gloo"), init_method=store, rank=0, world_size=1
+    )
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

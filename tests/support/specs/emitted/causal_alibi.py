@@ -70,7 +70,9 @@ def _forward_kernel(
     place = tl.program_id(1).to(tl.int64) * sq + rows
     tl.store(lse_ptr + place, lse, mask=rows < sq)
     columns = tl.arange(0, D)
-    tl.store(out_ptr + place[:, None] * D + columns[None, :], acc.to(q.dtype), mask=rows[:, None] < sq)
+    tl.store(
+        out_ptr + place[:, None] * D + columns[None, :], acc.to(q.dtype), mask=rows[:, None] < sq
+    )
 
 
 @triton.jit
@@ -80,7 +82,8 @@ def _backward_kernel(
     heads, sq, sk, scale,
     GROUP: tl.constexpr, D: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    # KEYS: this program owns a tile of keys and writes dk and dv, else a tile of queries and writes dq.
+    # KEYS: this program owns a tile of keys and writes dk and dv, else a tile of queries and writes
+    # dq.
     mine = tl.program_id(0) * TILE + tl.arange(0, TILE)
     dk = tl.zeros((TILE, D), tl.float32)
     dv = tl.zeros((TILE, D), tl.float32)
@@ -112,10 +115,22 @@ def _backward_kernel(
     place = tl.program_id(1).to(tl.int64) * (sk if KEYS else sq) + mine
     inside = mine[:, None] < (sk if KEYS else sq)
     if KEYS:
-        tl.store(dk_ptr + place[:, None] * D + columns[None, :], dk.to(k_ptr.dtype.element_ty), mask=inside)
-        tl.store(dv_ptr + place[:, None] * D + columns[None, :], dv.to(k_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            dk_ptr + place[:, None] * D + columns[None, :],
+            dk.to(k_ptr.dtype.element_ty),
+            mask=inside,
+        )
+        tl.store(
+            dv_ptr + place[:, None] * D + columns[None, :],
+            dv.to(k_ptr.dtype.element_ty),
+            mask=inside,
+        )
     else:
-        tl.store(dq_ptr + place[:, None] * D + columns[None, :], dk.to(q_ptr.dtype.element_ty), mask=inside)
+        tl.store(
+            dq_ptr + place[:, None] * D + columns[None, :],
+            dk.to(q_ptr.dtype.element_ty),
+            mask=inside,
+        )
 
 
 _LIBRARY = torch.library.Library(
@@ -176,7 +191,9 @@ def _backward(
 
 @torch.library.register_fake(_backward, lib=_LIBRARY)
 def _(q, k, v, slopes, scale, do, lse, delta):
-    return tuple(_in_order_of(t, torch.empty(t.shape, dtype=t.dtype, device=t.device)) for t in (q, k, v))
+    return tuple(
+        _in_order_of(t, torch.empty(t.shape, dtype=t.dtype, device=t.device)) for t in (q, k, v)
+    )
 
 
 class _Constant(torch.autograd.Function):
@@ -209,7 +226,9 @@ torch.library.register_autograd(_forward, _gradient, setup_context=_setup, lib=_
 def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     """Attention over [B, H, S, D] tensors of any strides; see the top of the file."""
     if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (t.to(DTYPE) if t.dtype in (torch.bfloat16, torch.float32) else t for t in (q, k, v))
+        q, k, v = (
+            t.to(DTYPE) if t.dtype in (torch.bfloat16, torch.float32) else t for t in (q, k, v)
+        )
         slopes = slopes.float()
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim != 4 or t.shape[3] != HEAD:
@@ -219,7 +238,9 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         if t.device != q.device:
             raise ValueError(f"{name} is on {t.device}, q on {q.device}")
     if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or q.shape[1] != GROUP * k.shape[1]:
-        raise ValueError(f"shapes do not match: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+        raise ValueError(
+            f"shapes do not match: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
     if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
         raise ValueError("slopes must be float32 [HQ]")
     if slopes.device != q.device:

@@ -66,7 +66,9 @@ def _backward(
     ds = p * (do @ full_v.mT - (do * out).sum(-1, keepdim=True) + dlse[..., None])
     dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * scale, p.mT @ do))
     gradients = ds @ full_k * scale, dk, dv
-    return tuple(_empty(x).copy_(gradient) for x, gradient in zip((q, k, v), gradients, strict=True))
+    return tuple(
+        _empty(x).copy_(gradient) for x, gradient in zip((q, k, v), gradients, strict=True)
+    )
 
 
 @torch.library.register_fake(_backward, lib=_LIBRARY)
@@ -104,10 +106,17 @@ def plain(q, k, v, *, lens, scale=None, return_lse=False):
     if any(t.ndim != 4 or t.shape[3] != 8 for t in (q, k, v)):
         raise ValueError("q, k and v must be [B, H, S, 8]")
     if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (q, k, v))
+        q, k, v = (
+            t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (q, k, v)
+        )
     if any(t.dtype != torch.float32 for t in (q, k, v)) or lens.dtype != torch.int32:
         raise TypeError("q, k and v must be float32 and lens int32")
-    if k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1] or lens.shape != q.shape[:1]:
+    if (
+        k.shape != v.shape
+        or k.shape[0] != q.shape[0]
+        or q.shape[1] % k.shape[1]
+        or lens.shape != q.shape[:1]
+    ):
         raise ValueError("shapes do not match")
     if any(t.device != q.device for t in (k, v, lens)):
         raise ValueError("k, v and lens must be where q is")

@@ -8,7 +8,12 @@ from kgen.kernels.attention.explaining.chips import chip_name
 from kgen.kernels.attention.explaining.explained import Explained
 from kgen.kernels.attention.explaining.visits import ranges
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan, decodes, plan_decode
+from kgen.kernels.attention.schedules.decode.plan import (
+    MOST_QUERIES,
+    DecodePlan,
+    decodes,
+    plan_decode,
+)
 from kgen.pages.model import Block, Prose, Table, words
 from kgen.spec.load import Loaded
 
@@ -28,7 +33,9 @@ def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
 
 def decoding(plan: DecodePlan) -> Iterator[Block]:
     """Yield the section about decoding."""
-    whose = "Calls of any number of queries" if plan.alone else f"Calls of up to {MOST_QUERIES} queries"
+    whose = (
+        "Calls of any number of queries" if plan.alone else f"Calls of up to {MOST_QUERIES} queries"
+    )
     row = "A row of a tile is a query of one head, and the heads that share K and V share a tile."
     yield Prose(words(f"{whose} use this kernel. {row}"))
     yield ranges(plan.attention.forward, "each tile of rows")

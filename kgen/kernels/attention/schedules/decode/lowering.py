@@ -36,12 +36,16 @@ from kgen.targets.code import (
 from kgen.targets.triton.printer import along_row, column
 
 ZERO = Const(0, Type.INT)
-_SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
+_SEEN = assign(
+    "kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it"
+)
 
 
 @dataclass(frozen=True)
 class LiveSpan:
-    """A span of keys in whole tiles, of which a program has a share: how the kernel calls its ends."""
+    """A span of keys in whole tiles, of which a program has a share: how the kernel calls its
+    ends.
+    """
 
     first: str
     end: str
@@ -235,7 +239,9 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
 
 
 def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], list[Statement]]:
-    """The spans of a row tile in whole KV tiles, ascending and apart, and the lines that find them."""
+    """The spans of a row tile in whole KV tiles, ascending and apart, and the lines that find
+    them.
+    """
     loop = plan.attention.forward
     printer = lowering.printer(loop)
     spans, lines = list[LiveSpan](), list[Statement]()
@@ -255,7 +261,10 @@ def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], l
         else:
             lo, hi = Name("kv_lo"), Name("kv_hi")
             lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
-            lines += [assign(end, end_of(lo, hi, hi, Name(before))), assign(first, minimum(lo, end))]
+            lines += [
+                assign(end, end_of(lo, hi, hi, Name(before))),
+                assign(first, minimum(lo, end)),
+            ]
         spans.append(_share(first, end, several, last=number == len(loop.spans)))
     return spans, lines
 
@@ -293,7 +302,9 @@ def _page_lines(plan: DecodePlan) -> list[Statement]:
     return [assign("page", page), *(assign(f"{x}_page", rows(x)) for x in ("k", "v"))]
 
 
-def _loads(plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None) -> list[KeyLoad]:
+def _loads(
+    plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None
+) -> list[KeyLoad]:
     """Return the addresses and guards of a tile of K or V, by block of columns."""
     loads = list[KeyLoad]()
     for chunk in chunks:

@@ -26,7 +26,9 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         together=parts,
         alone=parts,
         helpers=frozenset(lowering.helpers),
-        forward_tables=(table_of("_DECODE_TILES", {chip: [tile] for chip, tile in plan.tiles.items()}),),
+        forward_tables=(
+            table_of("_DECODE_TILES", {chip: [tile] for chip, tile in plan.tiles.items()}),
+        ),
         needs=Needs(decodes=True, multiprocessors=True),
         branch=Branch("_decode", few, takes_rest=plan.alone, leaves=many if plan.alone else ""),
         choice=Choice(

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from kgen.kernels.attention.schedules.decode.plan import MOST_QUERIES, DecodePlan, decodes, plan_decode
+from kgen.kernels.attention.schedules.decode.plan import (
+    MOST_QUERIES,
+    DecodePlan,
+    decodes,
+    plan_decode,
+)
 from kgen.kernels.attention.targets.triton.native_calls import Calls, Prepared, Way
 from kgen.targets.native import Tensor, Tiles
 from kgen.targets.template import Template
@@ -63,4 +68,6 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 def _tables(plan: DecodePlan) -> list[Tiles]:
     """Return a row for each chip. Its number of rows is a maximum, not a constant of a kernel."""
     rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
-    return [Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")]
+    return [
+        Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")
+    ]

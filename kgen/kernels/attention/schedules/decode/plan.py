@@ -1,8 +1,10 @@
-"""Decoding: few queries over many keys. Programs split the keys, so that the whole device reads them.
+"""Decoding: few queries over many keys. Programs split the keys, so that the whole device reads
+them.
 
-A program has one KV head of one sequence, and a tile of rows (query, head of the group). It processes one split of
-the KV tiles that these rows see, and a second kernel merges the splits. The run time is the time to read K and V once.
-So the tile is small, each tile evaluates the mask, and only the number of programs in flight is tuned.
+A program has one KV head of one sequence, and a tile of rows (query, head of the group). It
+processes one split of the KV tiles that these rows see, and a second kernel merges the splits. The
+run time is the time to read K and V once. So the tile is small, each tile evaluates the mask, and
+only the number of programs in flight is tuned.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ MOST_QUERIES = 64
 
 @dataclass(frozen=True)
 class DecodeTile:
-    """At most `BLOCK_M` rows and `BLOCK_N` keys at once; `per_sm` programs fit on a multiprocessor."""
+    """At most `BLOCK_M` rows and `BLOCK_N` keys at once; `per_sm` programs fit on a
+    multiprocessor.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
@@ -38,13 +42,17 @@ class DecodePlan:
     attention: AttentionPlan
     """The plan with the query heads of a KV head as rows. Its forward loop is split."""
     balanced: bool
-    """True if sequences see different numbers of tiles: the kernel assigns programs in proportion."""
+    """True if sequences see different numbers of tiles: the kernel assigns programs in
+    proportion.
+    """
     tiles: dict[int, DecodeTile]
     page_size: int | None
     page_per_tile: bool
     """True if a tile of keys is within one page."""
     alone: bool
-    """True if there is no other portable forward kernel, so these kernels serve calls of any size."""
+    """True if there is no other portable forward kernel, so these kernels serve calls of any
+    size.
+    """
     hidden_by_head: bool
     """True if keys are hidden from only some query heads.
 
@@ -67,7 +75,8 @@ def plan_decode(loaded: Loaded) -> DecodePlan:
         balanced=any("b" in variables(n) for n in bounds) and not any(map(_searches, bounds)),
         tiles=tiles,
         page_size=page_size,
-        page_per_tile=page_size is not None and all(page_size % t.BLOCK_N == 0 for t in tiles.values()),
+        page_per_tile=page_size is not None
+        and all(page_size % t.BLOCK_N == 0 for t in tiles.values()),
         alone="forward" not in loaded.spec.passes or page_size is not None,
         hidden_by_head=any(
             {"kv_idx", "h"} <= names and "q_idx" not in names
@@ -89,8 +98,8 @@ def _tiles(plan: AttentionPlan, paged: bool) -> dict[int, DecodeTile]:
 def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile:
     """Return the first tile that fits, in order of preference: more stages first.
 
-    With pages, the loads wait for the lookup of a page. More programs hide this wait better than more stages
-    (docs/performance/decoding.md).
+    With pages, the loads wait for the lookup of a page. More programs hide this wait better than
+    more stages (docs/performance/decoding.md).
     """
     spec = plan.spec
     bytes_per_element = 4 if spec.dtype == "fp32" else 2

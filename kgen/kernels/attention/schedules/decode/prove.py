@@ -1,4 +1,7 @@
-"""Obligations of the decoding kernels. The loops over splits together visit the tiles that a tile of rows sees."""
+"""Obligations of the decoding kernels.
+
+The loops over splits together visit the tiles that a tile of rows sees.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,11 @@ def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Itera
         setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
         parts = [
-            Part(row("mul", span.first, "BLOCK_N"), row("mul", span.end, "BLOCK_N"), attention.forward.masked)
+            Part(
+                row("mul", span.first, "BLOCK_N"),
+                row("mul", span.end, "BLOCK_N"),
+                attention.forward.masked,
+            )
             for span in kernel.spans
         ]
         mask_lines = [_of_a_row(line) for line in loop.body.mask_lines]
@@ -59,11 +66,16 @@ def _of_a_row(line: Statement) -> Statement:
 
     A proof for an arbitrary row that sees the key covers all rows.
     """
-    return assign("kv_live", "mask") if line.defines == {"kv_live"} and "mask" in line.uses else line
+    return (
+        assign("kv_live", "mask") if line.defines == {"kv_live"} and "mask" in line.uses else line
+    )
 
 
 def _pages(setting: Setting, size: int) -> dict[str, Any]:
-    """Define the table of pages, at the row of the sequence. SK is the number of pages of a row times the page size."""
+    """Define the table of pages, at the row of the sequence.
+
+    SK is the number of pages of a row times the page size.
+    """
     world = setting.world
     pages = world.integer("pages", 0, LONGEST)
     world.facts.append(setting.names["SK"] == size * pages)

@@ -1,4 +1,6 @@
-"""Cases for the Hopper kernels in the Gluon interpreter: more tiles than slots, and ends at all places."""
+"""Cases for the Hopper kernels in the Gluon interpreter: more tiles than slots, and ends at all
+places.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,14 @@ def for_hopper(problem: Any) -> tuple[Case, ...]:
 
 
 def _padded(problem: Any, group: int) -> Iterator[Case]:
-    # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
+    # More tiles than slots in the rings, and several tiles of queries for each program; one; rows
+    # among others.
     yield Case("long", 450, 450, heads_kv=2, group=group, lse=True)
     yield Case("one", 1, 1, heads_kv=4, group=group)  # four KV heads, each with one tile
     yield Case("whole", 256, 256, group=group)  # no partial tile of queries
     if not problem.tied_lengths:
-        yield Case("fewer", 70, 400, group=group)  # tiles of keys that a causal mask shows to no query
+        # tiles of keys that a causal mask shows to no query
+        yield Case("fewer", 70, 400, group=group)
         yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked
     # So steep that the maximum of a row grows by far from tile to tile.
     yield Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0)
@@ -36,7 +40,9 @@ def _padded(problem: Any, group: int) -> Iterator[Case]:
 
 
 def _packed(group: int) -> Iterator[Case]:
-    """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after the last."""
+    """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after
+    the last.
+    """
 
     def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
         sq, sk = map(max, zip(*lengths, strict=True))

@@ -1,8 +1,8 @@
 """Conditions of the Hopper kernels, each with the sentence that states why it fails.
 
-The kernels need tiles of 64, 128 or 256 columns of 16 bits, and TMA loads whole tiles. Rows that only the mask
-removes may contain NaN, so TMA must not load them. Keys past an end are an exception: only one tile has such keys,
-and a consumer replaces them with zeros in shared memory.
+The kernels need tiles of 64, 128 or 256 columns of 16 bits, and TMA loads whole tiles. Rows that
+only the mask removes may contain NaN, so TMA must not load them. Keys past an end are an exception:
+only one tile has such keys, and a consumer replaces them with zeros in shared memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ WIDE = 256
 ROPE_DIMS = 64
 """Columns that keys may have in addition to 128, with values of 128 columns."""
 LEAST_PAGE = 16
-"""Rows of the smallest pages: TMA loads a tile page by page, and pages of 8 rows would need 16 loads."""
+"""Rows of the smallest pages: TMA loads a tile page by page, and pages of 8 rows would need 16
+loads.
+"""
 
 HEADS = Var("b", Type.INT), Var("h", Type.INT)
 PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -39,7 +41,9 @@ class Condition:
 
     def words(self, plan: AttentionPlan) -> str:
         """Return the sentence, with the numbers of a plan."""
-        return self.otherwise.format(qk=plan.spec.head_dim.qk, v=plan.spec.head_dim.v, dtype=plan.spec.dtype)
+        return self.otherwise.format(
+            qk=plan.spec.head_dim.qk, v=plan.spec.head_dim.v, dtype=plan.spec.dtype
+        )
 
 
 OF_ALL = (
@@ -50,7 +54,10 @@ OF_ALL = (
     ),
     Condition(
         lambda plan, loop: width_of(plan) is not None,
-        "no Hopper tile fits keys of {qk} and values of {v} columns (64, 128, 256; 192 with values of 128)",
+        (
+            "no Hopper tile fits keys of {qk} and values of {v} columns (64, 128, 256; 192 with "
+            "values of 128)"
+        ),
     ),
     Condition(
         lambda plan, loop: plan.q.live == plan.q.bound,
@@ -58,7 +65,10 @@ OF_ALL = (
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or _ends_the_keys(plan),
-        "the mask removes keys by their position alone, not only past an end, and TMA would load their rows",
+        (
+            "the mask removes keys by their position alone, not only past an end, and TMA would "
+            "load their rows"
+        ),
     ),
     Condition(
         lambda plan, loop: loop.listed or len(loop.spans) == 1,
@@ -70,7 +80,9 @@ OF_ALL = (
         "the blocks of the block mask are larger than the tiles for heads of {v} columns",
     ),
     Condition(
-        lambda plan, loop: not (loop.listed and (plan.spec.varlen or plan.spec.paged_kv is not None)),
+        lambda plan, loop: (
+            not (loop.listed and (plan.spec.varlen or plan.spec.paged_kv is not None))
+        ),
         "Hopper kernels do not support block masks of packed sequences or of pages",
     ),
     Condition(
@@ -89,19 +101,30 @@ OF_ALL = (
         "the keys are wider than values, and a function of scores would read keys past an end",
     ),
     Condition(
-        lambda plan, loop: not ((has_rope_dims(plan) or width_of(plan) == WIDE) and _reads_pairs(plan, loop)),
-        "heads of {qk} columns leave no shared memory for the buffer that the score reads for each pair",
+        lambda plan, loop: (
+            not ((has_rope_dims(plan) or width_of(plan) == WIDE) and _reads_pairs(plan, loop))
+        ),
+        (
+            "heads of {qk} columns leave no shared memory for the buffer that the score reads for "
+            "each pair"
+        ),
     ),
     Condition(
-        lambda plan, loop: loop is not plan.forward or not _reads_pairs(plan, loop) or _whole_pairs(plan),
-        "the score reads a buffer for each pair, which Hopper kernels do not support with packed sequences, "
+        lambda plan, loop: (
+            loop is not plan.forward or not _reads_pairs(plan, loop) or _whole_pairs(plan)
+        ),
+        "the score reads a buffer for each pair, which Hopper kernels do not support with packed "
+        "sequences, "
         "block masks or masks of keys alone",
     ),
     Condition(
         lambda plan, loop: (
             loop is not plan.forward or not _reads_pairs(plan, loop) or pair_of(plan) is not None
         ),
-        "the score may read only one buffer for each pair, of fp32 or 16 bits, at [..., q_idx, kv_idx]",
+        (
+            "the score may read only one buffer for each pair, of fp32 or 16 bits, at [..., q_idx, "
+            "kv_idx]"
+        ),
     ),
 )
 """Conditions of every kernel."""
@@ -118,7 +141,10 @@ OF_NARROW_FORWARD = (
     ),
     Condition(
         lambda plan, loop: plan.problem.score == "plain",
-        "Hopper kernels for heads of {v} columns are used only if score_mod adds no bias and applies no function",
+        (
+            "Hopper kernels for heads of {v} columns are used only if score_mod adds no bias and "
+            "applies no function"
+        ),
     ),
     Condition(
         lambda plan, loop: plan.problem.light,
@@ -134,7 +160,10 @@ OF_BACKWARD = (
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or width_of(plan) != min(WIDTHS),
-        "heads of {v} columns have their keys in registers, where keys past an end cannot be cleared",
+        (
+            "heads of {v} columns have their keys in registers, where keys past an end cannot be "
+            "cleared"
+        ),
     ),
     Condition(
         lambda plan, loop: plan.kv.live == plan.kv.bound or not has_rope_dims(plan),
@@ -169,7 +198,9 @@ def without_kernels(plan: AttentionPlan) -> dict[str, str]:
     return {name: why for name, why in found.items() if why is not None}
 
 
-def _first(conditions: Iterable[Condition], plan: AttentionPlan, loops: list[TileLoop]) -> str | None:
+def _first(
+    conditions: Iterable[Condition], plan: AttentionPlan, loops: list[TileLoop]
+) -> str | None:
     failing = (c.words(plan) for c in conditions if not all(c.holds(plan, loop) for loop in loops))
     return next(failing, None)
 
@@ -194,8 +225,8 @@ def width_of(plan: AttentionPlan) -> int | None:
 def pair_of(plan: AttentionPlan) -> Binding | None:
     """Return the read of a buffer for each pair of positions, or None.
 
-    It must be the only such read, and TMA must be able to load tiles of the buffer. So its last indices are q_idx and
-    kv_idx, and the indices before them are the same for a whole tile.
+    It must be the only such read, and TMA must be able to load tiles of the buffer. So its last
+    indices are q_idx and kv_idx, and the indices before them are the same for a whole tile.
     """
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
@@ -233,10 +264,13 @@ def _sums_by_row(plan: AttentionPlan) -> bool:
 
 
 def _clears_for_all(plan: AttentionPlan) -> bool:
-    """True if all kernels name the ends of the keys alike, and heads that share keys have one end."""
+    """True if all kernels name the ends of the keys alike, and heads that share keys have one
+    end.
+    """
     ends = [c.args[1] for c in conjuncts(plan.kv.live) if isinstance(c, Call)]
     known = all(
-        not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
+        not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end))
+        for end in ends
     )
     return known and (not plan.grouped or "h" not in variables(plan.kv.live))
 
@@ -247,7 +281,10 @@ def _ends_the_keys(plan: AttentionPlan) -> bool:
     Such keys are then past the last key of a range.
     """
     ends = all(
-        isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
+        isinstance(c, Call)
+        and c.fn in ("lt", "le")
+        and c.args[0] == KV_IDX
+        and _is_whole(c.args[1])
         for c in conjuncts(plan.kv.live)
     )
     # In the list of a block mask, the last key can be in any block.

@@ -32,7 +32,9 @@ def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
 def _words(missing: str | None) -> Words:
     if missing is not None:
         return quoting(f"portable. No kernels for Hopper: {missing}.")
-    return words("its own kernels in Gluon, if TMA can load the tensors; otherwise portable kernels")
+    return words(
+        "its own kernels in Gluon, if TMA can load the tensors; otherwise portable kernels"
+    )
 
 
 def _tiles(hopper: HopperPlan) -> Iterator[tuple[str, str, str]]:
@@ -52,21 +54,35 @@ def _tiles(hopper: HopperPlan) -> Iterator[tuple[str, str, str]]:
 
 def _remarks(hopper: HopperPlan) -> Iterator[str]:
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
-    yield f"If TMA can load the tensors, {CHIP} runs its own kernels: one warpgroup loads, {compute} compute."
+    yield (
+        f"If TMA can load the tensors, {CHIP} runs its own kernels: one warpgroup loads, "
+        f"{compute} compute."
+    )
     idioms = hopper.idioms.values()
     if any(found.bias for found in idioms):
         yield "The bias is linear in the key, so the products of queries and keys begin with it."
     if any(found.documents for found in idioms):
-        yield "Documents are sorted, so the tiles of keys begin with the document of the first query."
+        yield (
+            "Documents are sorted, so the tiles of keys begin with the document of the first query."
+        )
 
 
-def _facts(passes: Sequence[str], missing: Mapping[str, str], found: HopperPlan | None) -> dict[str, Any]:
+def _facts(
+    passes: Sequence[str], missing: Mapping[str, str], found: HopperPlan | None
+) -> dict[str, Any]:
     """Return facts for programs: passes with Hopper kernels or the reason for none, and tiles."""
     tiles: dict[str, HopperTile | None] = {}
     if found is not None:
-        tiles = {"forward": found.forward, "dq": found.dq, "dkdv": found.dkdv, "fused_backward": found.fused}
+        tiles = {
+            "forward": found.forward,
+            "dq": found.dq,
+            "dkdv": found.dkdv,
+            "fused_backward": found.fused,
+        }
     return {
-        "passes": {name: {"kernels": name not in missing, "reason": missing.get(name)} for name in passes},
+        "passes": {
+            name: {"kernels": name not in missing, "reason": missing.get(name)} for name in passes
+        },
         "tiles": {
             kernel: {"block_m": tile.BLOCK_M, "block_n": tile.BLOCK_N}
             for kernel, tile in tiles.items()

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from kgen.kernels.attention.lowered.model import Gradients, RowGradient
 from kgen.kernels.attention.schedules.hopper.keys import KeysLoop
 from kgen.kernels.attention.schedules.hopper.loops import GradientOfScores
-from kgen.kernels.attention.schedules.hopper.operands import KernelOperands, Lag, Operands, PublishedTile
+from kgen.kernels.attention.schedules.hopper.operands import (
+    KernelOperands,
+    Lag,
+    Operands,
+    PublishedTile,
+)
 from kgen.kernels.attention.schedules.hopper.plan import HopperPlan, HopperTile
 from kgen.kernels.attention.schedules.hopper.queries import HiddenKeys, QueriesLoop
 from kgen.kernels.attention.schedules.hopper.reads import Columns, Pages
@@ -21,7 +26,9 @@ from kgen.targets.code import Assign, Code, Name, Run, Statement, assign, op, te
 
 @dataclass(frozen=True)
 class ColumnsOfKeys:
-    """Columns of Q and K within the width of V, or the rope columns, whose products have separate sums."""
+    """Columns of Q and K within the width of V, or the rope columns, whose products have separate
+    sums.
+    """
 
     suffix: str
     """The end of the names of their tiles."""
@@ -55,7 +62,9 @@ class Common(Rows):
     dynamic: bool
     """True where programs take tiles from a counter."""
     problem: Record
-    """The arguments of the problem that kernels pass to functions, except compile-time constants."""
+    """The arguments of the problem that kernels pass to functions, except compile-time
+    constants.
+    """
     problem_params: list[str]
     no_specialize: str
     width: int
@@ -77,7 +86,9 @@ class Common(Rows):
     def sums(self) -> list[ColumnsOfKeys]:
         """The columns of Q and K in tiles."""
         own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
-        rope = ColumnsOfKeys("_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys")
+        rope = ColumnsOfKeys(
+            "_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys"
+        )
         return [own, rope] if self.rope else [own]
 
     @property
@@ -267,7 +278,9 @@ def rings_of_dq(plan: HopperPlan) -> DqRings:
         key_rings=rings,
         held_queries=["q_ring", "do_ring", "CONSUMER"] if apart else ["q", *rope, "do"],
         products_carried=["dq", "n_used"] if apart else ["ds", *own, "n_used"],
-        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")]) if apart else SkippedRings("kv_ring"),
+        skipped=SkippedRings("v_ring", [RingAt("k_ring", "n_used")])
+        if apart
+        else SkippedRings("kv_ring"),
         dq_sums=", ".join(own),
         dq_products=", ".join(f"{x}_async" for x in own),
         younger=2 if rope else 1,
@@ -289,7 +302,10 @@ def stored_keys(x: str, slots: str, scaled: Code, rows: Rows) -> Statement:
 
 
 def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> Record:
-    """Return the slots of K and V. With `paged`, a tile of that many columns consists of several pages."""
+    """Return the slots of K and V.
+
+    With `paged`, a tile of that many columns consists of several pages.
+    """
     names, slots = [k[0], "v", *k[1:]], {"v": values}
 
     def made(x: str) -> str:
@@ -308,7 +324,9 @@ def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
 
 @dataclass(frozen=True)
 class StreamedQueries:
-    """The tensors that are loaded for each tile of queries, in one ring: Q, dO, log-sum-exp and delta."""
+    """The tensors that are loaded for each tile of queries, in one ring: Q, dO, log-sum-exp and
+    delta.
+    """
 
     slots: Record
     """The slots of the ring, by tensor."""
@@ -326,7 +344,9 @@ def streamed_queries(operands: Operands) -> StreamedQueries:
         nbytes.append("2 * args.lse_desc.block_type.nbytes")
     nbytes += [f"args.{x}_desc.block_type.nbytes" for x in rope]
     names = ["q", "do", "lse", "delta", *rope]
-    made = {x: f"_slots({desc}, SLOTS)" for x, desc in zip(names, operands.query_descs, strict=True)}
+    made = {
+        x: f"_slots({desc}, SLOTS)" for x, desc in zip(names, operands.query_descs, strict=True)
+    }
     if packed:
         made |= dict.fromkeys(VECTORS, "_vector_slots(BLOCK_M, SLOTS)")
     return StreamedQueries(

@@ -49,7 +49,9 @@ from kgen.targets.code import (
 
 @dataclass(frozen=True)
 class KeyPart:
-    """A loop over the tiles of queries `[lo, hi)`, and the tiles around it that only the other half needs."""
+    """A loop over the tiles of queries `[lo, hi)`, and the tiles around it that only the other half
+    needs.
+    """
 
     masked: bool
     lo: str
@@ -85,7 +87,9 @@ class KeyProducts:
 
 @dataclass(frozen=True)
 class KeysLoop:
-    """A kernel that owns tiles of keys: its range of queries, and the statements for one tile of queries."""
+    """A kernel that owns tiles of keys: its range of queries, and the statements for one tile of
+    queries.
+    """
 
     range: TileRange
     body: ConsumedTile
@@ -163,7 +167,10 @@ def keys_loop(
     problem: list[str],
     hidden: frozenset[str],
 ) -> KeysLoop:
-    """Return the kernel of dk and dv, whose loop over heads has a prologue. `hidden` identifies keys past an end."""
+    """Return the kernel of dk and dv, whose loop over heads has a prologue.
+
+    `hidden` identifies keys past an end.
+    """
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
@@ -215,8 +222,12 @@ def keys_loop(
     )
 
 
-def _with_linear_rest(kernel: LoopKernel, plan: HopperPlan, of: TileLoop, kernels: Lowering) -> LoopKernel:
-    """Return the kernel with a log-sum-exp that is linear in the query, if the plan has its slope."""
+def _with_linear_rest(
+    kernel: LoopKernel, plan: HopperPlan, of: TileLoop, kernels: Lowering
+) -> LoopKernel:
+    """Return the kernel with a log-sum-exp that is linear in the query, if the plan has its
+    slope.
+    """
     if plan.rest_slope is None:
         return kernel
     slope = kernels.printer(of).own(plan.rest_slope)
@@ -257,7 +268,11 @@ def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
         left = row("sub", rest, "n_ahead") if own.ahead else rest
         left_out = row("sub", "n_tiles", cdiv(row("sub", "own_hi", "q_lo"), "BLOCK_M"))
         lines.append(assign("n_past", minimum(left_out, left)))
-    return [line.map(lambda code: from_zero(code, "q_lo")) for line in lines] if found.from_start else lines
+    return (
+        [line.map(lambda code: from_zero(code, "q_lo")) for line in lines]
+        if found.from_start
+        else lines
+    )
 
 
 def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
@@ -322,7 +337,9 @@ def _products(tile: HopperTile, split: bool, looked_up: bool) -> KeyProducts:
 
 
 def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
-    """Return the kernel of dk and dv with keys past the end masked, because they would add to dq."""
+    """Return the kernel of dk and dv with keys past the end masked, because they would add to
+    dq.
+    """
     ends = op("({0})[:, None]", row("lt", "kv_idx", "SK"))
     lines = [
         line.map(lambda code: row("and", ends, code)) if line.defines == {"mask"} else line
@@ -331,7 +348,9 @@ def with_keys_masked(kernel: LoopKernel) -> LoopKernel:
     return replace(kernel, body=replace(kernel.body, mask_lines=lines))
 
 
-def _consumer(used: frozenset[str], prologue: list[Statement], rows: str, kernels: Lowering) -> KeyConsumer:
+def _consumer(
+    used: frozenset[str], prologue: list[Statement], rows: str, kernels: Lowering
+) -> KeyConsumer:
     """Return a consumer that uses some names of a tile of keys."""
     offs_n = offsets(rows, 1) if "kv_idx" in used else []
     begin = [head_of(used, kernels.packed)]

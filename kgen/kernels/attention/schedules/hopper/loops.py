@@ -1,4 +1,6 @@
-"""The range of a loop of a Hopper kernel, and the statements for one tile, built from the portable kernels."""
+"""The range of a loop of a Hopper kernel, and the statements for one tile, built from the portable
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ class TileRange:
     full_end: Code
     """The end of the part without a mask, relative to the start of the range."""
     head: Code | None = None
-    """The length of the range before the part without a mask; None if that part begins the range."""
+    """The length of the range before the part without a mask; None if that part begins the
+    range.
+    """
     last: bool = False
     """True if the bounds use the last position of a program's tile."""
     blocks: list[Statement] = field(default_factory=list)
@@ -177,7 +181,8 @@ class GradientOfScores:
 
 @dataclass(frozen=True)
 class Own:
-    """The range `[own_lo, own_hi)` of half a tile, and its part without a mask, `[own_full_lo, own_full_hi)`.
+    """The range `[own_lo, own_hi)` of half a tile, and its part without a mask,
+    `[own_full_lo, own_full_hi)`.
 
     The flags are true if an end may be in another tile than the end of the whole range.
     """
@@ -190,7 +195,8 @@ class Own:
     before: bool = False
     """True if the range of a half may begin before the whole range.
 
-    An empty range begins at the end of the tensor. The range of the other half may begin past it."""
+    An empty range begins at the end of the tensor. The range of the other half may begin past it.
+    """
 
 
 NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
@@ -205,10 +211,14 @@ def own_range(
     by_query: bool,
     block: int,
 ) -> Own:
-    """Return the ends of a half's range that are worth computing: none if a tile is longer than the half."""
+    """Return the ends of a half's range that are worth computing: none if a tile is longer than the
+    half.
+    """
     if block > HALF:
         return NO_OWN
-    outer, inner, rows, size = ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
+    outer, inner, rows, size = (
+        ("q", "kv", "OWN_M", "SQ") if by_query else ("kv", "q", "OWN_N", "SK")
+    )
     found = {"lo": ends.lo, "hi": ends.hi}
     if by_query and ends.has_full:
         found |= {"full_lo": ends.full_lo, "full_hi": ends.full_hi}
@@ -233,9 +243,15 @@ def own_range(
 
 
 def tile_range(
-    kernel: LoopKernel, searches: bool, before: list[Statement], of_documents: DocumentEnds | None = None
+    kernel: LoopKernel,
+    searches: bool,
+    before: list[Statement],
+    of_documents: DocumentEnds | None = None,
 ) -> TileRange:
-    """Return the range of a loop with one span. `before` has the statements that the bounds may use."""
+    """Return the range of a loop with one span.
+
+    `before` has the statements that the bounds may use.
+    """
     (span,) = kernel.ranges.spans
     if kernel.ranges.listed:
         return _listed_range(span)
@@ -295,8 +311,12 @@ def names_of_tile(kernel: LoopKernel, documents: DocumentMask | None = None) -> 
     return uses_of(lines)
 
 
-def passed_names(used: Set[str], before: Iterable[Statement | str], problem: list[str]) -> list[str]:
-    """Return the `used` names of the outer function: its parameters, and names that its statements define."""
+def passed_names(
+    used: Set[str], before: Iterable[Statement | str], problem: list[str]
+) -> list[str]:
+    """Return the `used` names of the outer function: its parameters, and names that its statements
+    define.
+    """
     made = [name for b in before for name in ([b] if isinstance(b, str) else b.names_in_order)]
     return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
 
@@ -306,7 +326,9 @@ def _less(a: Code, b: Code) -> Code:
 
 
 def from_zero(code: Code, lo: str = "kv_lo") -> Code:
-    """Return a bound without the start of the range, if the range begins with the first position."""
+    """Return a bound without the start of the range, if the range begins with the first
+    position.
+    """
 
     def change(part: Code) -> Code | None:
         match part:

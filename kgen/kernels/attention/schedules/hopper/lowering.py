@@ -1,7 +1,7 @@
 """Build the Hopper kernels from the portable kernels.
 
-They are written in Gluon, which has Triton's functions in its own namespace. Values with positions get their layout
-from the index vectors that the templates define.
+They are written in Gluon, which has Triton's functions in its own namespace. Values with positions
+get their layout from the index vectors that the templates define.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class HopperLoops:
 
     @property
     def last_masked(self) -> Code:
-        """The number of masked tiles of keys at the end of a range, in the producer of forward and dq."""
+        """The number of masked tiles of keys at the end of a range, in the producer of forward and
+        dq.
+        """
         assert self.forward is not None
         return last_masked(self.forward, self.dq)
 
@@ -82,7 +84,9 @@ def hopper_loops(
     if plan.dq is not None:
         assert portable.dq is not None
         assert attention.dq is not None
-        steps = QuerySteps(plan.dq, plan.idioms["dq"], roped=plan.rope > 0, begun=not plan.dq_rings_apart)
+        steps = QuerySteps(
+            plan.dq, plan.idioms["dq"], roped=plan.rope > 0, begun=not plan.dq_rings_apart
+        )
         dq = queries_loop(portable.dq, steps, attention.dq, kernels, known)
     if plan.dkdv is not None:
         assert portable.dkdv is not None
@@ -123,7 +127,9 @@ def _forward_loop(
         of = attention.forward
         given = [s.binding for s in streams]
         rest = body_of(kernels, of, kernels.printer(of), given=given).score_lines
-        kernel = replace(kernel, body=replace(kernel.body, score_lines=[*(s.line for s in streams), *rest]))
+        kernel = replace(
+            kernel, body=replace(kernel.body, score_lines=[*(s.line for s in streams), *rest])
+        )
     steps = QuerySteps(
         plan.forward,
         plan.idioms["forward"],
@@ -133,7 +139,9 @@ def _forward_loop(
     )
     problem = [*known, *(f"{s.name}_ring" for s in streams)]
     loop = queries_loop(kernel, steps, attention.forward, kernels, problem)
-    return loop, hidden_keys(kernel, loop, problem, plan.hidden_scores) if plan.hidden_keys else None
+    return loop, hidden_keys(
+        kernel, loop, problem, plan.hidden_scores
+    ) if plan.hidden_keys else None
 
 
 def hopper_kernels(
@@ -235,7 +243,8 @@ def _dq(
     assert portable.dq is not None
     assert portable.dq.gradients is not None
     gradients, gradient = portable.dq.gradients, gradient_of_scores(portable.dq.gradients)
-    # Only at run time it is known if a tile needs a mask. So the mask is applied once, after all values that it hides.
+    # Only at run time it is known if a tile needs a mask. So the mask is applied once, after all
+    # values that it hides.
     late = loops.dq.body.masked and (kernels.packed or gradients.open_ended)
     rings, inner = rings_of_dq(plan), loops.dq.fixed.reach
     return DqKernel(
@@ -281,7 +290,9 @@ def _dkdv(
         head_columns=kernels.spec.head_dim.qk,
         held_keys=["k_held", "k_rope_held"] if plan.rope else ["k"],
         store_dk=stored_keys("dk", f"kv_ring.slots, {place}", loops.dkdv.stored_dk, rows),
-        store_dk_rope=stored_keys("dk_rope", "args.k_rope_ring.slots, 0", loops.dkdv.stored_dk_rope, rows),
+        store_dk_rope=stored_keys(
+            "dk_rope", "args.k_rope_ring.slots, 0", loops.dkdv.stored_dk_rope, rows
+        ),
         with_dq=plan.fused is not None,
     )
 

@@ -12,8 +12,18 @@ from kgen.kernels.attention.schedules.hopper.conditions import without_kernels
 from kgen.kernels.attention.schedules.hopper.kernels import Kernels
 from kgen.kernels.attention.schedules.hopper.lowering import hopper_kernels
 from kgen.kernels.attention.schedules.hopper.plan import plan_hopper
-from kgen.kernels.attention.schedules.hopper.portable import Call, Portable, Surroundings, portable_of
-from kgen.kernels.attention.schedules.hopper.templates import GluonNames, file_of, names_of, parts_of
+from kgen.kernels.attention.schedules.hopper.portable import (
+    Call,
+    Portable,
+    Surroundings,
+    portable_of,
+)
+from kgen.kernels.attention.schedules.hopper.templates import (
+    GluonNames,
+    file_of,
+    names_of,
+    parts_of,
+)
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.made import (
     Answer,
@@ -40,7 +50,9 @@ _NAMING = 'kernels = f"portable: {why}" if why else "hopper"'
 
 @dataclass(frozen=True)
 class GluonOpening(Template):
-    """The supported versions of Triton, and the import of Gluon if the kernels are in the same file."""
+    """The supported versions of Triton, and the import of Gluon if the kernels are in the same
+    file.
+    """
 
     template: ClassVar[str] = "attention/hopper/_opening.j2"
 
@@ -137,7 +149,11 @@ def _portable(planned: Planned) -> Portable:
     whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
     lowering = planned.free_lowering
     return portable_of(
-        {name: loop_kernel(lowering, of, accumulators(of)) for name, of in whole.items() if of is not None}
+        {
+            name: loop_kernel(lowering, of, accumulators(of))
+            for name, of in whole.items()
+            if of is not None
+        }
     )
 
 

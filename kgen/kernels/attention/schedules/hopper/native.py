@@ -120,7 +120,9 @@ class HopperBackward:
     @property
     def again(self) -> list[Tiled]:
         """The descriptors that the kernel of dq needs once more."""
-        return [d for d in self.descs if d.name in ("q_desc", "do_desc")] if self.short_descs else []
+        return (
+            [d for d in self.descs if d.name in ("q_desc", "do_desc")] if self.short_descs else []
+        )
 
     @property
     def at_lse(self) -> int:
@@ -255,7 +257,9 @@ def backward_on_hopper(hopper: HopperPlan) -> HopperBackward | None:
     of_dq = ["dq"] if hopper.dq is not None else []
     stored = [*of_dq, "dk", "dv"]
     places = {"do": "a->dout"}
-    descs = [(x, places.get(x, f"a->{x}"), str(HALF), width) for x in ["q", "k", "v", "do", *stored]]
+    descs = [
+        (x, places.get(x, f"a->{x}"), str(HALF), width) for x in ["q", "k", "v", "do", *stored]
+    ]
     roped = ["q", "k", *of_dq, "dk"] if hopper.rope else []
     descs += [(f"{x}_rope", f"{x}_rope", str(HALF), hopper.rope) for x in roped]
     short = ("q", "do") if dkdv.BLOCK_M < HALF and fused is None else ()

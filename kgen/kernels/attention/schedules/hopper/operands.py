@@ -1,4 +1,6 @@
-"""Parameters of the Hopper kernels, the operands of their warpgroups, and the published tiles of a producer."""
+"""Parameters of the Hopper kernels, the operands of their warpgroups, and the published tiles of a
+producer.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ class Warpgroup:
     def partitions(self, function: str, n: int = 1, **given: str) -> list[Partition]:
         """Return the entries of `warp_specialize` for `n` warpgroups.
 
-        `given` are the arguments other than the operands. In them, `{n}` is the number of the warpgroup, and
-        `{letter}` its letter.
+        `given` are the arguments other than the operands. In them, `{n}` is the number of the
+        warpgroup, and `{letter}` its letter.
         """
 
         def entry(number: int) -> Partition:
@@ -148,8 +150,12 @@ class Operands:
         rope = ["q_rope"] if plan.rope else []
         self.plan = plan
         self.packed = kernels.packed
-        self.rows: Rows = rows_of(kernels.packed, kernels.kv_head, plan.dkdv.BLOCK_M if plan.dkdv else 0)
-        self.problem = record("Problem", PROBLEM, [name for name in kernels.problem if name != "GQA"])
+        self.rows: Rows = rows_of(
+            kernels.packed, kernels.kv_head, plan.dkdv.BLOCK_M if plan.dkdv else 0
+        )
+        self.problem = record(
+            "Problem", PROBLEM, [name for name in kernels.problem if name != "GQA"]
+        )
         self.q, self.k = ["q", *rope], ["k", *(["k_rope"] if plan.rope else [])]
         self.key_rings = ["kv_ring", *(["k_rope_ring"] if plan.rope else [])]
         self.consumers = plan.forward.consumers if plan.forward else 2
@@ -175,12 +181,22 @@ class Operands:
         return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
 
     def forward(self, streams: list[Stream], pages: Pages, sinks: list[Param]) -> KernelOperands:
-        """Return the operands of forward, and of the producer of tiles of queries, which may also serve dq."""
+        """Return the operands of forward, and of the producer of tiles of queries, which may also
+        serve dq.
+        """
         tile = self.plan.forward
         assert tile is not None
         lists, streamed = self.lists["kv"], _descs([s.name for s in streams])
         descs, counter = _descs([*self.q, *self.k, "v", "o"]), self.counter(_NEW_COUNTER)
-        params = [*descs, Param("lse_ptr", "lse"), *lists, *streamed, *pages.params, *counter, *sinks]
+        params = [
+            *descs,
+            Param("lse_ptr", "lse"),
+            *lists,
+            *streamed,
+            *pages.params,
+            *counter,
+            *sinks,
+        ]
         extras = [*_names([*lists, *streamed]), *(f"{s.name}_rings" for s in streams)]
         extras += _names([*pages.params, *counter])
         operands = record(
@@ -204,12 +220,16 @@ class Operands:
         rings = [*_rings(self.q), "kv_ring"]
         stored = ["out_slots", "o_desc", "lse_ptr"]
         consumer = Warpgroup(
-            _consumer("Forward", ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored]),
+            _consumer(
+                "Forward", ["scheduler", *rings, *_names(lists[2:]), *_names(sinks), *stored]
+            ),
             self.constexprs("CONSUMER", "STORE_LSE"),
             _rings([s.name for s in streams]),
         )
         of_streams = {f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams}
-        partitions = consumer.partitions("_hopper_consumer", self.consumers, CONSUMER="{n}", **of_streams)
+        partitions = consumer.partitions(
+            "_hopper_consumer", self.consumers, CONSUMER="{n}", **of_streams
+        )
         partitions += producer.partitions("_hopper_producer", LAG=self.lag.own)
         groups = _warpgroups(tile, [consumer, producer], partitions)
         return KernelOperands(params, groups, producer, consumer)
@@ -239,10 +259,14 @@ class Operands:
         function = "_dq_hopper_producer" if apart else "_hopper_producer"
         partitions += producer.partitions(function, LAG="0")
         groups = _warpgroups(tile, [consumer, producer], partitions)
-        return KernelOperands([*descs, *own, *vectors, *lists, *counter], groups, producer, consumer)
+        return KernelOperands(
+            [*descs, *own, *vectors, *lists, *counter], groups, producer, consumer
+        )
 
     def dkdv(self) -> KernelOperands:
-        """Return the operands of dk and dv: each consumer has half of the keys, or one of the gradients."""
+        """Return the operands of dk and dv: each consumer has half of the keys, or one of the
+        gradients.
+        """
         tile = self.plan.dkdv
         assert tile is not None
         lists, short = self.lists["q"], tile.BLOCK_M < HALF
@@ -275,9 +299,14 @@ class Operands:
         self, tile: HopperTile, params: list[Param], own: list[Param], producer: Warpgroup
     ) -> KernelOperands:
         """Return the operands of the kernel in which one consumer has dv, and the other dk."""
-        ahead, (*dk_descs, dv_desc) = ["scheduler", *self.key_rings, "q_ring", "factors"], _names(own)
+        ahead, (*dk_descs, dv_desc) = (
+            ["scheduler", *self.key_rings, "q_ring", "factors"],
+            _names(own),
+        )
         lists = _names(self.lists["q"][2:])
-        dv = Warpgroup(record("DvConsumer", "dv_consumer", [*ahead, *lists, dv_desc]), self.constexprs())
+        dv = Warpgroup(
+            record("DvConsumer", "dv_consumer", [*ahead, *lists, dv_desc]), self.constexprs()
+        )
         dk = Warpgroup(record("DkConsumer", "dk_consumer", [*ahead, *dk_descs]), self.constexprs())
         partitions = [
             *dv.partitions("_dv_hopper_consumer"),
@@ -313,7 +342,9 @@ def _consumer(kernel: str, names: list[str]) -> Record:
     return record(f"{kernel}Consumer", "consumer", names)
 
 
-def _warpgroups(tile: HopperTile, handed: list[Warpgroup], partitions: list[Partition]) -> Warpgroups:
+def _warpgroups(
+    tile: HopperTile, handed: list[Warpgroup], partitions: list[Partition]
+) -> Warpgroups:
     """Warps and registers of all warpgroups but the first."""
     others = tile.consumers - 1
     which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)

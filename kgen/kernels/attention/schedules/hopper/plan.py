@@ -1,14 +1,16 @@
 """Plan the Hopper kernels: which passes have them, and their tiles.
 
-The kernels are warp-specialized and use TMA and asynchronous products. `conditions.py` has their requirements.
+The kernels are warp-specialized and use TMA and asynchronous products. `conditions.py` has their
+requirements.
 
-- Heads of 128 columns: two consumers of 64 rows each. A thread has 64 registers of accumulators and 64 of scores.
-  Both consumers read the same tiles from shared memory.
-- Heads of 64: the accumulators are half as large. So forward has three consumers, and the kernel of dk and dv keeps K
-  and V in registers.
-- Heads of 256: one consumer computes dk and the other dv. They exchange tiles through shared memory.
-- MLA (192/128): dk and dv are split in the same way. The 64 rope columns are tiles of their own, with a second
-  product.
+- Heads of 128 columns: two consumers of 64 rows each. A thread has 64 registers of accumulators and
+  64 of scores. Both consumers read the same tiles from shared memory.
+- Heads of 64: the accumulators are half as large. So forward has three consumers, and the kernel of
+  dk and dv keeps K and V in registers.
+- Heads of 256: one consumer computes dk and the other dv. They exchange tiles through shared
+  memory.
+- MLA (192/128): dk and dv are split in the same way. The 64 rope columns are tiles of their own,
+  with a second product.
 - Narrower heads use tiles of the next width, filled up with zeros.
 """
 
@@ -44,8 +46,8 @@ PAIR_ROOM = 2**16
 ROOM, MOST = 64, 80
 """Limits of exponents for bounded logits.
 
-`ROOM`: powers of two are at most 2^64. In bf16 and fp32, sums of 2^20 of them fit, with values of up to 2^40.
-`MOST`: with a bound of at most 80, the powers of a row's first tile are at least 2^-98.
+`ROOM`: powers of two are at most 2^64. In bf16 and fp32, sums of 2^20 of them fit, with values of
+up to 2^40. `MOST`: with a bound of at most 80, the powers of a row's first tile are at least 2^-98.
 """
 
 
@@ -53,8 +55,10 @@ ROOM, MOST = 64, 80
 class HopperTile:
     """Queries and keys of a tile, slots of the rings, and registers per thread.
 
-    `SLOTS` counts tiles in shared memory: K and V together, or Q and dO. `consumer_registers` are those of each
-    consumer except the first. The first has the rest of 504 registers, or of 512 with three consumers."""
+    `SLOTS` counts tiles in shared memory: K and V together, or Q and dO. `consumer_registers` are
+    those of each consumer except the first. The first has the rest of 504 registers, or of 512 with
+    three consumers.
+    """
 
     BLOCK_M: int
     BLOCK_N: int
@@ -62,28 +66,37 @@ class HopperTile:
     consumer_registers: int = 240
     producer_registers: int = 24
     fewer_values: int = 0
-    """Forward: the number by which slots of V are fewer than slots of K, which is needed earlier."""
+    """Forward: the number by which slots of V are fewer than slots of K, which is needed
+    earlier.
+    """
     least: int | None = None
-    """Forward with bounded logits: a row subtracts the maximum of its first tile, but at least this number.
+    """Forward with bounded logits: a row subtracts the maximum of its first tile, but at least this
+    number.
 
-    The number is rounded up by less than one. None if the kernel follows the running maximum."""
+    The number is rounded up by less than one. None if the kernel follows the running maximum.
+    """
     consumers: int = 2
     """Forward: the number of consumers, with 64 queries each.
 
-    With three, one computes while the others wait. None has registers for two tiles, so each processes the keys of a
-    tile in two halves."""
+    With three, one computes while the others wait. None has registers for two tiles, so each
+    processes the keys of a tile in two halves.
+    """
     out_fills_registers: bool = False
     """Forward: True if out needs 128 registers per thread, which leaves none for Q."""
     out_in_halves: bool = False
     """Forward: True if shared memory has room for only half of the columns of out at a time."""
     halves: bool = False
-    """dk and dv: True if a consumer processes the queries of a tile in two halves, with K and V in registers.
+    """dk and dv: True if a consumer processes the queries of a tile in two halves, with K and V in
+    registers.
 
-    The scores of the second half are in flight during the softmax of the first."""
+    The scores of the second half are in flight during the softmax of the first.
+    """
 
     @property
     def chained(self) -> bool:
-        """Forward: True if the product of P and V of a tile runs during the softmax of the next tile."""
+        """Forward: True if the product of P and V of a tile runs during the softmax of the next
+        tile.
+        """
         return self.consumers == 2
 
     @property
@@ -93,9 +106,11 @@ class HopperTile:
 
     @property
     def seldom_rescaled(self) -> bool:
-        """Forward: True if the running maximum may stay up to 8 below the maximum of a row's logits.
+        """Forward: True if the running maximum may stay up to 8 below the maximum of a row's
+        logits.
 
-        A warp then rescales its accumulators only if the running maximum of one of its rows changed.
+        A warp then rescales its accumulators only if the running maximum of one of its rows
+        changed.
         """
         return self.chained and not self.bounded
 
@@ -103,8 +118,8 @@ class HopperTile:
     def queries_in_registers(self) -> bool:
         """Forward: True if consumers keep Q in registers.
 
-        A product of 64 x 64 reads two operands from shared memory no faster than it multiplies them. The slot of Q
-        is then free at once for the next tile of queries.
+        A product of 64 x 64 reads two operands from shared memory no faster than it multiplies
+        them. The slot of Q is then free at once for the next tile of queries.
         """
         return not self.out_fills_registers and (self.BLOCK_N == HALF or not self.chained)
 
@@ -123,23 +138,31 @@ class HopperPlan:
     dq: HopperTile | None
     dkdv: HopperTile | None
     fused: HopperTile | None
-    """One kernel for dq, dk and dv. The separate kernels remain, because their order of summation is fixed."""
+    """One kernel for dq, dk and dv. The separate kernels remain, because their order of summation
+    is fixed.
+    """
     # The producer takes the next number after the last loads of its tile. If it did so earlier,
     # few programs would get the last tiles: 3 to 10 % slower for causal masks.
     dynamic: bool
-    """True if programs take tiles from a counter, because some tiles or sequences take longer than others."""
+    """True if programs take tiles from a counter, because some tiles or sequences take longer than
+    others.
+    """
     # TMA loads these keys, and they may be NaN. Rows of V are cleared in shared memory, because
     # 0 * NaN is NaN.
     hidden_keys: bool
     """True if a tile may contain hidden keys: keys past an end that only the mask defines."""
     hidden_scores: bool
-    """True if the scores of hidden keys must be numbers: scores that share a reciprocal would share a NaN."""
+    """True if the scores of hidden keys must be numbers: scores that share a reciprocal would share
+    a NaN.
+    """
     pair: Binding | None
     """Forward: the read of a buffer for each pair of a query and a key."""
     page_rows: int | None
     """Forward with paged keys: the keys that TMA loads at a time, a whole page or a whole tile."""
     width: int
-    """Columns of a tile of V, and of Q and K without rope columns. TMA fills missing columns with zeros."""
+    """Columns of a tile of V, and of Q and K without rope columns. TMA fills missing columns with
+    zeros.
+    """
     rope: int
     """Rope columns: the columns of Q and K beyond the width of V, in latent attention (MLA)."""
     idioms: Mapping[str, Idioms]
@@ -177,7 +200,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     width, mask, varlen = width_of(plan), plan.problem.mask, plan.problem.varlen
     assert width is not None
     narrow, pair, pages = width < max(WIDTHS), pair_of(plan), plan.spec.paged_kv
-    forward = None if "forward" in missing else NARROW_FORWARD if narrow else _forward_tile(plan, pair)
+    forward = (
+        None if "forward" in missing else NARROW_FORWARD if narrow else _forward_tile(plan, pair)
+    )
     begins_anywhere = (
         plan.self_attention
         and pair is None
@@ -207,19 +232,25 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
 
 def _shares_reciprocals(loop: TileLoop) -> bool:
     """True if scores contain a tanh: several scores then share one reciprocal."""
-    results = (node for name in ("core", "bias") if (node := loop.program.results.get(name)) is not None)
+    results = (
+        node for name in ("core", "bias") if (node := loop.program.results.get(name)) is not None
+    )
     made = (b.node for b in loop.program.in_loop(without=("mask", "inner_live")))
-    return any(isinstance(n, Call) and n.fn == "tanh" for node in (*results, *made) for n in walk(node))
+    return any(
+        isinstance(n, Call) and n.fn == "tanh" for node in (*results, *made) for n in walk(node)
+    )
 
 
 def _idioms(plan: AttentionPlan, loop: TileLoop, begins_anywhere: bool) -> Idioms:
     """Return the idioms of a loop.
 
-    A product begins with a linear bias only if scores are multiplied by a positive number and by nothing else. A search
-    for documents needs tiles that may begin at any key.
+    A product begins with a linear bias only if scores are multiplied by a positive number and by
+    nothing else. A search for documents needs tiles that may begin at any key.
     """
     scaled = plan.form.core == QK and plan.form.positive
-    return Idioms(linear_bias(loop) if scaled else None, documents(loop) if begins_anywhere else None)
+    return Idioms(
+        linear_bias(loop) if scaled else None, documents(loop) if begins_anywhere else None
+    )
 
 
 def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
@@ -227,7 +258,8 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     # The tiles at the ends of a range are masked, so short ranges are faster with short tiles.
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
-        keys, slots, fewer = 64, 3, 0  # the buffer that is read for each pair has the room of two more slots
+        # the buffer that is read for each pair has the room of two more slots
+        keys, slots, fewer = 64, 3, 0
     fills, roped = width_of(plan) == WIDE, has_rope_dims(plan)
     if roped:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
@@ -249,7 +281,10 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
 
 
 def _most(plan: AttentionPlan) -> float | None:
-    """Return the factor of a soft cap's tanh in base 2, or None. Logits are between -factor and factor."""
+    """Return the factor of a soft cap's tanh in base 2, or None.
+
+    Logits are between -factor and factor.
+    """
     spec, form = plan.spec, plan.form
     capped = isinstance(form.core, Call) and form.core.fn == "tanh" and form.max_of_core
     if not capped or spec.dtype != "bf16" or spec.sinks:
@@ -277,7 +312,9 @@ def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
         return HopperTile(HALF, HALF, 2)
     if has_rope_dims(plan):
         return HopperTile(HALF, HALF, 3)
-    return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
+    return (
+        HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
+    )
 
 
 def _light(loop: TileLoop | None) -> bool:
@@ -294,10 +331,12 @@ def _light(loop: TileLoop | None) -> bool:
 def _fused(plan: AttentionPlan) -> bool:
     """True if one kernel computes all three gradients.
 
-    It cannot sum rows over keys, and it multiplies dq only by the scale at the end. Packed sequences and documents
-    are short, so two kernels were as fast or faster.
+    It cannot sum rows over keys, and it multiplies dq only by the scale at the end. Packed
+    sequences and documents are short, so two kernels were as fast or faster.
     """
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
+    plain = all(
+        _light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops
+    )
     registers = width_of(plan) != WIDE and not has_rope_dims(plan)
     return plain and registers and not plan.problem.varlen and plan.problem.mask != "search"

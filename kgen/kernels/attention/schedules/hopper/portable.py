@@ -21,7 +21,9 @@ class Portable:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The code by which portable kernels find rows and heads, and their declarations of the problem."""
+    """The code by which portable kernels find rows and heads, and their declarations of the
+    problem.
+    """
 
     kv_heads: str
     problem_params: list[str]

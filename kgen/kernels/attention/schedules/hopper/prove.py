@@ -1,4 +1,5 @@
-"""Obligations of the Hopper kernels: the tiles that each half of a program's tile processes, masks and scores.
+"""Obligations of the Hopper kernels: the tiles that each half of a program's tile processes, masks
+and scores.
 
 TMA loads Q, K and V, and never reads past the end of a tensor.
 """
@@ -38,7 +39,9 @@ from kgen.targets.triton.printer import first_at_least
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
     """Yield the obligations of the Hopper kernels of a spec."""
     free = without_promises(loaded)
-    yield from of_hopper(loaded, plan_attention(loaded if free.spec == loaded.spec else free), extent)
+    yield from of_hopper(
+        loaded, plan_attention(loaded if free.spec == loaded.spec else free), extent
+    )
 
 
 def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iterator[Obligation]:
@@ -49,12 +52,18 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iter
     kernels = Lowering(plan)
     whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
     portable = portable_of(
-        {name: loop_kernel(kernels, of, accumulators(of)) for name, of in whole.items() if of is not None}
+        {
+            name: loop_kernel(kernels, of, accumulators(of))
+            for name, of in whole.items()
+            if of is not None
+        }
     )
     loops = hopper_loops(hopper, plan, kernels, portable)
 
     def named(name: str, loop: TileLoop, tile: HopperTile) -> tuple[str, Setting]:
-        setting = Setting(loaded, plan, loop.outer, (tile.BLOCK_M, tile.BLOCK_N), memory=extent.memory)
+        setting = Setting(
+            loaded, plan, loop.outer, (tile.BLOCK_M, tile.BLOCK_N), memory=extent.memory
+        )
         return f"{name} on Hopper {tile.BLOCK_M}x{tile.BLOCK_N}", setting
 
     of_queries = (("forward", loops.forward, plan.forward), ("dq", loops.dq, plan.dq))
@@ -68,13 +77,17 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iter
             ).obligations()
     if loops.dkdv is not None and plan.dkdv is not None and hopper.dkdv is not None:
         title, setting = named("dkdv", plan.dkdv, hopper.dkdv)
-        made_of_keys = KeyTile(title, setting, plan.dkdv, hopper, hopper.dkdv, loops.dkdv.range, loops.dkdv)
+        made_of_keys = KeyTile(
+            title, setting, plan.dkdv, hopper, hopper.dkdv, loops.dkdv.range, loops.dkdv
+        )
         yield from made_of_keys.obligations()
 
 
 @dataclass(frozen=True)
 class _Numbered:
-    """The j-th tile: its start, and if it is loaded, processed by a half, and processed without the mask."""
+    """The j-th tile: its start, and if it is loaded, processed by a half, and processed without the
+    mask.
+    """
 
     start: Any
     loaded: Any
@@ -94,7 +107,9 @@ class _Numbered:
 
 @dataclass(frozen=True)
 class HopperKernel:
-    """A kernel: `ranges` of a tile in its producer, and the loop of a half in its consumers (`made`)."""
+    """A kernel: `ranges` of a tile in its producer, and the loop of a half in its consumers
+    (`made`).
+    """
 
     name: str
     setting: Setting
@@ -128,7 +143,9 @@ class HopperKernel:
         setting, position, one = self.setting, z3.Int("position"), tiles(z3.Int("number"))
         there = [setting.there, *setting.promises, position >= 0, position < setting.inner_size]
         visited = tiles(self._number(producer, consumer, position)).visited
-        found = self._obligation(SKIPPED, z3.Implies(setting.allowed(*self._pair(position)), visited), there)
+        found = self._obligation(
+            SKIPPED, z3.Implies(setting.allowed(*self._pair(position)), visited), there
+        )
         yield replace(found, values={**found.values, setting.inner.index.name: position})
         # A half would wait forever for a tile that is not loaded.
         loaded = z3.Implies(one.taken, one.loaded)
@@ -139,16 +156,24 @@ class HopperKernel:
     ) -> Iterator[Obligation]:
         """Yield the obligations for an arbitrary tile.
 
-        They also cover consumers that process its columns in parts, because the column is arbitrary.
+        They also cover consumers that process its columns in parts, because the column is
+        arbitrary.
         """
-        setting, size, lane, pair = self.setting, self.setting.inner_size, self.setting.lane, self._pair(at)
+        setting, size, lane, pair = (
+            self.setting,
+            self.setting.inner_size,
+            self.setting.lane,
+            self._pair(at),
+        )
         path = (one.visited, lane >= 0, lane < setting.inner_block)
         body = self._body(consumer, one, at, path)
         possible = setting.possible(*pair)
         known = [*path, *setting.promises]
         if not z3.is_false(one.unmasked):
             inside = z3.And(at >= 0, at < size, possible)
-            yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known)
+            yield self._obligation(
+                WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known
+            )
         yield from self._memory(producer, body)
         if self.made.body.masked:
 
@@ -182,13 +207,17 @@ class HopperKernel:
 
         def numbered(j: Any) -> _Numbered:
             start = block * j
-            return _Numbered(start, z3.And(j >= 0, start < end), z3.BoolVal(True), z3.BoolVal(False))
+            return _Numbered(
+                start, z3.And(j >= 0, start < end), z3.BoolVal(True), z3.BoolVal(False)
+            )
 
         return numbered
 
     # --- parts ------------------------
 
-    def _obligation(self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any) -> Obligation:
+    def _obligation(
+        self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any
+    ) -> Obligation:
         world = self.setting.world
         return Obligation(self.name, what, claim, [*world.facts, *facts], dict(world.shown), **more)
 
@@ -213,7 +242,8 @@ class HopperKernel:
         rows = {"OWN_M" if setting.by_query else "OWN_N": z3.IntVal(own)}
         consumer.lanes = {**consumer.lanes, lane: at - start, **dict.fromkeys(rows, at - start)}
         return consumer.given(
-            **{axis.start.name: start, "offs_m" if setting.by_query else "offs_n": at - start}, **rows
+            **{axis.start.name: start, "offs_m" if setting.by_query else "offs_n": at - start},
+            **rows,
         )
 
     def _body(self, consumer: Machine, one: _Numbered, at: Any, path: tuple[Any, ...]) -> Machine:
@@ -221,7 +251,12 @@ class HopperKernel:
         consumer.path = path
         offsets = {"kv": "offs_n", "q": "offs_m"}[inner]
         consumer.given(
-            **{f"{inner}_start": one.start, f"{inner}_idx": at, offsets: self.setting.lane, "MASKED": True}
+            **{
+                f"{inner}_start": one.start,
+                f"{inner}_idx": at,
+                offsets: self.setting.lane,
+                "MASKED": True,
+            }
         )
         body = self.made.body
         consumer.run([load.line for load in body.mask_loads])
@@ -240,7 +275,9 @@ class HopperKernel:
             return z3.And(mask, z3.Implies(several, body.value(documents.same)))
         return mask
 
-    def _score(self, body: Machine, pair: tuple[Any, Any], start: Any, facts: Sequence[Any]) -> Obligation:
+    def _score(
+        self, body: Machine, pair: tuple[Any, Any], start: Any, facts: Sequence[Any]
+    ) -> Obligation:
         setting, tile = self.setting, self.made.body
         try:
             logits = body.value(Name(tile.logits)) + self._begun(body)
@@ -321,7 +358,9 @@ class QueryTile(HopperKernel):
         first = z3.IntVal(0)
         last = count
         if (found := ranges.from_first_key) is not None:
-            first = z3.If(producer.value(Name(found.first)) != producer.value(Name(found.last)), 1, 0)
+            first = z3.If(
+                producer.value(Name(found.first)) != producer.value(Name(found.last)), 1, 0
+            )
             left = _down(producer.value(Name("kv_full_hi")) - lo, block)
             last = z3.If(first > 0, count, count - left)
         else:
@@ -385,7 +424,10 @@ class KeyTile(HopperKernel):
             full = _most(_up(producer.value(ranges.full_length), block), zero)
             masked = _least(_most(count - full, z3.IntVal(1)), count)
             if self.hopper.fused:
-                ends = self.setting.names["kv_start"] + self.setting.blocks[1] > self.setting.names["SK"]
+                ends = (
+                    self.setting.names["kv_start"] + self.setting.blocks[1]
+                    > self.setting.names["SK"]
+                )
                 masked = z3.If(ends, count, masked)
         consumer.given(q_lo=lo, n_tiles=count, n_first_masked=first, n_masked=masked)
         consumer.wraps = True
@@ -419,5 +461,7 @@ class KeyTile(HopperKernel):
         a, b = z3.Ints("number other")
         block = self.setting.inner_block
         there = z3.And(a != b, tiles(a).loaded, tiles(b).loaded)
-        apart = z3.Or(tiles(a).start + block <= tiles(b).start, tiles(b).start + block <= tiles(a).start)
+        apart = z3.Or(
+            tiles(a).start + block <= tiles(b).start, tiles(b).start + block <= tiles(a).start
+        )
         return z3.Implies(there, apart)

@@ -87,12 +87,16 @@ class QueryPart:
     lo: Code
     hi: Code
     masked: list[str]
-    """The compile-time parameter for tiles with the mask; empty if this is known only at run time."""
+    """The compile-time parameter for tiles with the mask; empty if this is known only at run
+    time.
+    """
 
 
 @dataclass(frozen=True)
 class MaskedTiles:
-    """The tiles of keys that have the mask, and the loops over all tiles, or over all but the first."""
+    """The tiles of keys that have the mask, and the loops over all tiles, or over all but the
+    first.
+    """
 
     tile: Code
     """The condition that the current tile has the mask."""
@@ -102,7 +106,9 @@ class MaskedTiles:
 
 @dataclass(frozen=True)
 class QueriesLoop:
-    """A kernel that owns tiles of queries: its range of keys, and the statements for one tile of keys."""
+    """A kernel that owns tiles of queries: its range of keys, and the statements for one tile of
+    keys.
+    """
 
     kernel: str
     """The name of the kernel in the names of its records."""
@@ -186,14 +192,18 @@ class HiddenKeys:
         return f"_clear_hidden({', '.join([tile, start, *self.given])}, BLOCK_N={rows})"
 
 
-def hidden_keys(kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool) -> HiddenKeys:
+def hidden_keys(
+    kernel: LoopKernel, loop: QueriesLoop, problem: list[str], of_scores: bool
+) -> HiddenKeys:
     """Return the test for keys of forward that only its mask hides."""
     (live,) = (line for line in kernel.body.mask_lines if line.defines == {"kv_live"})
     assert isinstance(live, Assign)
     names = passed_names(uses_of([live]), ["b", "h", *kernel.prologue], problem)
     return HiddenKeys(
         live=live,
-        needed=[line for line in needed(kernel.prologue, live.uses) if line not in loop.range.bounds],
+        needed=[
+            line for line in needed(kernel.prologue, live.uses) if line not in loop.range.bounds
+        ],
         last_live=assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
         names=names,
         given=names,
@@ -235,12 +245,15 @@ def _with_bias(
 ) -> tuple[LoopKernel, ProductBias | None]:
     """Return a kernel, and the bias with which its product begins, if there is one.
 
-    Scores are q @ k^T times a positive number. A bias that is linear in the key is divided by that number.
+    Scores are q @ k^T times a positive number. A bias that is linear in the key is divided by that
+    number.
     """
     if found is None:
         return kernel, None
     printer = kernels.printer(of)
-    distance, slope, scale = (printer.own(node) for node in (found.distance, found.slope, found.scale))
+    distance, slope, scale = (
+        printer.own(node) for node in (found.distance, found.slope, found.scale)
+    )
     body = replace(kernel.body, score_lines=[], logits="qk", scaled=scale)
     prologue = [*kernel.prologue, assign("slope", row("div", slope, scale))]
     return replace(kernel, prologue=prologue, body=body), ProductBias(
@@ -274,7 +287,9 @@ def _loop(made: _Made, steps: QuerySteps, packed: bool, problem: list[str]) -> Q
     lines = _own_bounds(found, own)
     first: Code = Name("n_past") if own.past else ZERO
     end: Code = row("sub", "n_tiles", "n_ahead") if own.ahead else Name("n_tiles")
-    passed = passed_names(used_by_tiles | product.names, [*OUTSIDE, "n_first_masked", *before], problem)
+    passed = passed_names(
+        used_by_tiles | product.names, [*OUTSIDE, "n_first_masked", *before], problem
+    )
     masked = _masked_tiles(kernel.body.masked, found, first, end, steps)
     lo = begin_of_range(found, "kv_lo")
     kv_start = start_of_keys(Name("j"), lo, listed)
@@ -349,8 +364,8 @@ def _own_bounds(found: TileRange, own: Own) -> list[Statement]:
 def last_masked(forward: QueriesLoop, dq: QueriesLoop | None) -> Code:
     """Return the number of masked tiles at the end of a tile's range, in the producer.
 
-    If all tiles need the mask, they count as tiles at the start. The exception is a consumer that may have fewer tiles
-    at the start.
+    If all tiles need the mask, they count as tiles at the start. The exception is a consumer that
+    may have fewer tiles at the start.
     """
     found, left = forward.range, Name("n_tiles")
     if not found.has_full:
@@ -363,7 +378,9 @@ def last_masked(forward: QueriesLoop, dq: QueriesLoop | None) -> Code:
     return row("sub", left, maximum(cdiv(full, "BLOCK_N"), 0))
 
 
-def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps: QuerySteps) -> MaskedTiles:
+def _masked_tiles(
+    masked: bool, found: TileRange, first: Code, end: Code, steps: QuerySteps
+) -> MaskedTiles:
     """Return the loops over tiles, and the condition that a tile needs the mask.
 
     If the first tile is processed before, the loops skip it.
@@ -374,10 +391,14 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
     if not (masked and found.has_full):
         return MaskedTiles(text(str(masked)), [], whole)
     if steps.forward and found.head is None:
-        # At least one tile counts as masked, because ptxas 12.8 reads values of the first loop in the second.
+        # At least one tile counts as masked, because ptxas 12.8 reads values of the first loop in
+        # the second.
         from_here = maximum("n_last_masked", second)
         ends = Name("n_last_masked") if steps.begun else from_here
-        loops = [QueryPart(after, ends, ["MASKED=True"]), QueryPart(from_here, end, ["MASKED=False"])]
+        loops = [
+            QueryPart(after, ends, ["MASKED=True"]),
+            QueryPart(from_here, end, ["MASKED=False"]),
+        ]
         return MaskedTiles(text("MASKED"), ["MASKED: tl.constexpr"], loops)
     own = row("lt", "j", "n_last_masked")
     if found.head is not None:
@@ -387,18 +408,27 @@ def _masked_tiles(masked: bool, found: TileRange, first: Code, end: Code, steps:
 
 def _mask_loads(kernel: LoopKernel, of: TileLoop, kernels: Lowering) -> list[MaskLoad]:
     """Return the reads of a mask for each key, except single bytes."""
-    found = {n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")}
+    found = {
+        n: b for n, b in mask_reads(of).items() if kernels.layouts[b].dtype not in ("bool", "uint8")
+    }
     lines = {line.name: line for line in kernel.body.mask_lines if isinstance(line, Assign)}
 
     def dtype(buffer: str) -> Code:
         as_floats = kernels.layouts[buffer].dtype in ("bf16", "fp16", "any")
         return text("gl.float32") if as_floats else op("{0}.dtype.element_ty", f"{buffer}_ptr")
 
-    return [MaskLoad(name, dtype(found[name]), line) for name, line in lines.items() if name in found]
+    return [
+        MaskLoad(name, dtype(found[name]), line) for name, line in lines.items() if name in found
+    ]
 
 
-def _body(kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | None) -> ConsumedTile:
-    """Return the values of a tile. The `loads` of its mask are issued before the wait for the product."""
+def _body(
+    kernel: LoopKernel, loads: list[MaskLoad], documents: DocumentMask | None
+) -> ConsumedTile:
+    """Return the values of a tile.
+
+    The `loads` of its mask are issued before the wait for the product.
+    """
     body, asked = kernel.body, [load.line for load in loads]
     return ConsumedTile(
         masked=body.masked,

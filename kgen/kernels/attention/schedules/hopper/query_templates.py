@@ -313,7 +313,10 @@ class Dq(OfDq):
             return []
         keys = {of: f"{of.keys}(kv_ring, n_used - 1), {of.layout}" for of in self.sums}
         return [
-            *(f"dq{of.suffix}_async = _async_dot(dq{of.suffix}, ds, {k})" for of, k in keys.items()),
+            *(
+                f"dq{of.suffix}_async = _async_dot(dq{of.suffix}, ds, {k})"
+                for of, k in keys.items()
+            ),
             f"{self.dq_sums} = warpgroup_mma_wait(0, deps=[{self.dq_products}])",
             "_consumer_release(kv_ring, n_used - 1)",
         ]

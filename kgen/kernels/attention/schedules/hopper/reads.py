@@ -101,9 +101,11 @@ def columns_of(plan: HopperPlan, there: int) -> Columns:
 def from_first_key(
     kernel: LoopKernel, found: Documents, loop: TileLoop, kernels: Lowering
 ) -> tuple[LoopKernel, DocumentEnds]:
-    """Return a causal range of documents that begins with the first key, not with a multiple of a tile.
+    """Return a causal range of documents that begins with the first key, not with a multiple of a
+    tile.
 
-    If a tile of queries is in one document, only tiles of keys at one end have the mask. Otherwise, all have it.
+    If a tile of queries is in one document, only tiles of keys at one end have the mask. Otherwise,
+    all have it.
     """
     (span,) = kernel.ranges.spans
     search = kernels.printer(loop).search(found.first, found.last)
@@ -113,7 +115,8 @@ def from_first_key(
     known = [
         *(assign(name, end) for name, end in zip((first, last), ends, strict=True)),
         assign(
-            "kv_lo", op(f"{FIRST_KEY}({{0}}, {{1}}, {{2}}, {{3}})", at, stride, size, first, fn=FIRST_KEY)
+            "kv_lo",
+            op(f"{FIRST_KEY}({{0}}, {{1}}, {{2}}, {{3}})", at, stride, size, first, fn=FIRST_KEY),
         ),
     ]
     begins = {"kv_lo", "kv_full_lo"}
@@ -135,7 +138,8 @@ def mask_of_documents(
 ) -> tuple[LoopKernel, DocumentMask]:
     """Return the mask of such a range in two parts, of which one compares documents.
 
-    If a tile of queries is in one document, its range has only keys of that document. The kernel then skips that part.
+    If a tile of queries is in one document, its range has only keys of that document. The kernel
+    then skips that part.
     """
     printer = kernels.printer(loop)
     rest = all_of([part for part in conjuncts(loop.program.results["mask"]) if part != found.same])

@@ -1,8 +1,8 @@
 """Named tuples, by which a Hopper kernel passes values to its functions.
 
-Emitted files use Python's named tuples, not aggregates of Gluon. Triton treats them as its own tuples everywhere, also
-in partitions. Aggregates have a public name only since Triton 3.8. They need the type of every field, and before 3.8 a
-constructor of each class.
+Emitted files use Python's named tuples, not aggregates of Gluon. Triton treats them as its own
+tuples everywhere, also in partitions. Aggregates have a public name only since Triton 3.8. They
+need the type of every field, and before 3.8 a constructor of each class.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def field_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A named tuple: its class, the variable that holds it, and its fields by the variables that they stand for."""
+    """A named tuple: its class, the variable that holds it, and its fields by the variables that
+    they stand for.
+    """
 
     name: str
     variable: str
@@ -54,8 +56,12 @@ class Record:
         return {name: f"{self.variable}.{field_of(name)}" for name in self.given}
 
 
-def record(name: str, variable: str, names: Sequence[str], made: Mapping[str, str] | None = None) -> Record:
-    """A record of variables; `made` are the values of fields that are no variable of the same name."""
+def record(
+    name: str, variable: str, names: Sequence[str], made: Mapping[str, str] | None = None
+) -> Record:
+    """A record of variables; `made` are the values of fields that are no variable of the same
+    name.
+    """
     return Record(name, variable, {n: (made or {}).get(n, n) for n in names})
 
 
@@ -78,6 +84,7 @@ def _reached(value: object, names: Mapping[str, Code]) -> object:
         return tuple(_reached(part, names) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
         return replace(
-            value, **{f.name: _reached(getattr(value, f.name), names) for f in fields(value) if f.init}
+            value,
+            **{f.name: _reached(getattr(value, f.name), names) for f in fields(value) if f.init},
         )
     return value

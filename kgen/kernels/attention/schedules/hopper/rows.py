@@ -1,4 +1,6 @@
-"""Rows of a tile in the kernels for Hopper: coordinates of TMA, and vectors of log-sum-exp and delta."""
+"""Rows of a tile in the kernels for Hopper: coordinates of TMA, and vectors of log-sum-exp and
+delta.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ VECTORS = ("lse", "delta")
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D], which TMA counts from their ends."""
+    """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D], which TMA counts from their
+    ends.
+    """
 
     before_q: list[str]
     """The coordinates of a query before its row."""
@@ -26,7 +30,9 @@ class Rows:
     at_kv: str
     at_v: str
     stored_at: str
-    """The coordinates of the store of a tile of keys. At that time, the next tile is already known."""
+    """The coordinates of the store of a tile of keys. At that time, the next tile is already
+    known.
+    """
     SQ: str
     """The number of queries: that of a tile's sequence, or of the problem."""
     SK: str
@@ -38,7 +44,11 @@ class Rows:
 
 def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
     """The places of rows. The kernel of dk and dv has tiles of `queries` rows."""
-    q, kv = ([["FAR", "q_end", "h"], ["FAR", "kv_end", kv_head]]) if packed else (["b", "h"], ["b", kv_head])
+    q, kv = (
+        ([["FAR", "q_end", "h"], ["FAR", "kv_end", kv_head]])
+        if packed
+        else (["b", "h"], ["b", kv_head])
+    )
     q_row, kv_row, v_row = "q_start", "kv_start", "v_start"
     if packed:
         q_row, kv_row, v_row = f"FAR - SQ + {q_row}", f"FAR - SK + {kv_row}", f"FAR - SK + {v_row}"
@@ -53,7 +63,9 @@ def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
         stored_at=", ".join([*kv, "kv_row" if packed else "kv_start"]),
         SQ="SQ" if packed else "problem.SQ",
         SK="SK" if packed else "problem.SK",
-        rows_and_columns="tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
+        rows_and_columns="tile.shape[3], tile.shape[4]"
+        if packed
+        else "tile.shape[2], tile.shape[3]",
         vector_params=vectors_of(packed, queries),
     )
 
@@ -61,7 +73,8 @@ def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
 def vectors_of(packed: bool, queries: int) -> list[Param]:
     """Return the parameters of log-sum-exp and delta for tiles of `queries` rows.
 
-    TMA loads from multiples of 16 bytes. Rows of packed sequences may begin anywhere, so the producer copies them.
+    TMA loads from multiples of 16 bytes. Rows of packed sequences may begin anywhere, so the
+    producer copies them.
     """
     if packed:
         return [Param(f"{x}_ptr", x) for x in VECTORS]
@@ -69,7 +82,9 @@ def vectors_of(packed: bool, queries: int) -> list[Param]:
 
 
 def load_of_row(name: str, vectors: Code, guard: Code | None) -> Statement:
-    """The load of a number of each row of a consumer; `vectors` is the offset of the rows of a head."""
+    """The load of a number of each row of a consumer; `vectors` is the offset of the rows of a
+    head.
+    """
     address = _address(name, vectors)
     if guard is None:
         return assign(name, op("gl.load({0})", address))

@@ -17,7 +17,10 @@ from kgen.targets.code import Assign, Name, as_type, assign, op
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream of tiles of queries by keys. Each consumer has its own ring, with its rows of the tiles."""
+    """A stream of tiles of queries by keys.
+
+    Each consumer has its own ring, with its rows of the tiles.
+    """
 
     name: str
     binding: Binding
@@ -28,7 +31,9 @@ class Stream:
     K and V use one more turn than the stream for each item."""
     buffer: str
     index: str
-    """The index that makes a four-dimensional tensor of the buffer; empty if it has four dimensions."""
+    """The index that makes a four-dimensional tensor of the buffer; empty if it has four
+    dimensions.
+    """
     axes: str
     bits: int
     """Bits of an element."""
@@ -55,7 +60,11 @@ class Stream:
 
 def streams_of(plan: HopperPlan, kernels: Lowering) -> list[Stream]:
     """The streams of forward."""
-    return [_pair(plan, plan.pair, kernels)] if plan.forward is not None and plan.pair is not None else []
+    return (
+        [_pair(plan, plan.pair, kernels)]
+        if plan.forward is not None and plan.pair is not None
+        else []
+    )
 
 
 def _pair(plan: HopperPlan, pair: Binding, kernels: Lowering) -> Stream:

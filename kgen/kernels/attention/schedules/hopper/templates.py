@@ -1,4 +1,6 @@
-"""Templates of the Hopper kernels: one for each kernel, the parts that they share, and their launch."""
+"""Templates of the Hopper kernels: one for each kernel, the parts that they share, and their
+launch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class GluonNames(Common, Template):
 
 @dataclass(frozen=True)
 class Rescaling:
-    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of its two rows."""
+    """The rescaling of accumulators: elements of a thread at a time, and the operands with alpha of
+    its two rows.
+    """
 
     elements: int
 

@@ -1,4 +1,6 @@
-"""The Hopper kernels in `kgen verify`: small cases in the Gluon interpreter on the CPU, or the reason for none."""
+"""The Hopper kernels in `kgen verify`: small cases in the Gluon interpreter on the CPU, or the
+reason for none.
+"""
 
 from __future__ import annotations
 

@@ -31,4 +31,6 @@ def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
 
 def _words(tile: Tile) -> str:
     loads = ", TMA" if tile.TMA else ""
-    return f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages{loads}"
+    return (
+        f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages{loads}"
+    )

@@ -38,7 +38,13 @@ from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.made import Follower
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.shared import Head, dead_rows, head_of, not_specialized, sink_load
+from kgen.kernels.attention.targets.triton.shared import (
+    Head,
+    dead_rows,
+    head_of,
+    not_specialized,
+    sink_load,
+)
 from kgen.targets.code import Assign, Code, If, Name, Statement, assign, op, row
 from kgen.targets.template import Template, filled
 
@@ -270,7 +276,9 @@ class _Portable:
         self.lowering, self.plan = lowering, lowering.plan
         self.at, self.exact = at, Exact(self.plan.exact)
         self.head = head_of(self.plan, lowering.tf32)
-        self.no_specialize = not_specialized([*lowering.sizes, *lowering.open_sizes, *lowering.runtime])
+        self.no_specialize = not_specialized(
+            [*lowering.sizes, *lowering.open_sizes, *lowering.runtime]
+        )
         self.sink = sink_load() if self.plan.spec.sinks else None
 
     def forward(self) -> Forward:
@@ -293,7 +301,9 @@ class _Portable:
         )
 
     def delta(self, follower: Follower | None) -> Delta:
-        counters = [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
+        counters = (
+            [Param("counter_ptr", "counters")] if follower is not None and follower.counts else []
+        )
         inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
         params = delta_params(self.lowering, counters)
         return filled(
@@ -316,7 +326,9 @@ class _Portable:
         return self._filled(Dq, kernel.body, kernel, params, kernel=kernel, launched=params)
 
     def dkdv(self, loop: TileLoop) -> DkDv:
-        own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [f"dv{c.tag}" for c in self.plan.v_chunks]
+        own = [f"dk{c.tag}" for c in self.plan.qk_chunks] + [
+            f"dv{c.tag}" for c in self.plan.v_chunks
+        ]
         kernel = loop_kernel(self.lowering, loop, [*own, *accumulators(loop)])
         params = dkdv_params(self.lowering, kernel)
         return self._filled(DkDv, kernel.body, kernel, params, kernel=kernel, launched=params)

@@ -16,7 +16,9 @@ from kgen.kernels.attention.targets.triton.placement import Placement
 def launches_of(kernels: PortableKernels, at: Placement) -> Launches:
     """The launches of kernels."""
     of = kernels.forward
-    forward = Launch("_forward_kernel", "_FORWARD_TILES", at.programs.q, of.launched, of.kernel.operands)
+    forward = Launch(
+        "_forward_kernel", "_FORWARD_TILES", at.programs.q, of.launched, of.kernel.operands
+    )
     backward = _backward(kernels.backward, at) if kernels.backward is not None else None
     return Launches(forward if kernels.many_queries else None, backward)
 
@@ -27,7 +29,9 @@ def _backward(of: BackwardKernels, at: Placement) -> BackwardLaunches:
     return BackwardLaunches(
         delta=DeltaLaunch(delta.launched, at.of.delta.programs, options, delta.counts),
         dq=Launch("_dq_kernel", "_DQ_TILES", at.programs.q, dq.launched, dq.kernel.operands),
-        dkdv=Launch("_dkdv_kernel", "_DKDV_TILES", at.programs.kv, dkdv.launched, dkdv.kernel.operands),
+        dkdv=Launch(
+            "_dkdv_kernel", "_DKDV_TILES", at.programs.kv, dkdv.launched, dkdv.kernel.operands
+        ),
         pairs=[GradientLaunch(x.name, x.launched, x.shared.programs) for x in of.pairs],
         diagonals=[GradientLaunch(x.name, x.launched, None) for x in of.diagonals],
     )

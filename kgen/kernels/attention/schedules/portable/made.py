@@ -10,7 +10,14 @@ from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.schedules.portable.conditions import takes_many_queries
 from kgen.kernels.attention.schedules.portable.kernels import PortableKernels, portable_kernels
 from kgen.kernels.attention.schedules.portable.launches import launches_of
-from kgen.kernels.attention.targets.triton.made import Choice, InFile, Made, Needs, Planned, follower_of
+from kgen.kernels.attention.targets.triton.made import (
+    Choice,
+    InFile,
+    Made,
+    Needs,
+    Planned,
+    follower_of,
+)
 from kgen.kernels.attention.targets.triton.opening import TileTable, table_of
 from kgen.targets.template import Template
 
@@ -29,11 +36,15 @@ def made(planned: Planned, ahead: Sequence[Made]) -> Made:
         together=parts,
         alone=parts,
         helpers=frozenset(planned.lowering.helpers) if many_queries else frozenset(),
-        forward_tables=(table_of("_FORWARD_TILES", planned.plan.tiles.forward),) if many_queries else (),
+        forward_tables=(table_of("_FORWARD_TILES", planned.plan.tiles.forward),)
+        if many_queries
+        else (),
         tables=tuple(_tables(planned.plan)),
         needs=Needs(by_tma=many_queries, many_queries=many_queries),
         launches=launches_of(kernels, planned.at),
-        choice=Choice(kind="portable", words='"portable: " and the reason: the kernels for every chip'),
+        choice=Choice(
+            kind="portable", words='"portable: " and the reason: the kernels for every chip'
+        ),
     )
 
 

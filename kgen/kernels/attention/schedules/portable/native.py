@@ -9,7 +9,13 @@ from typing import ClassVar
 from kgen.kernels.attention.lowered.model import Operands
 from kgen.kernels.attention.schedules.portable.conditions import takes_many_queries
 from kgen.kernels.attention.schedules.portable.kernels import BackwardKernels, portable_kernels
-from kgen.kernels.attention.targets.triton.native_calls import Calls, PortableLaunch, Prepared, Tiled, Way
+from kgen.kernels.attention.targets.triton.native_calls import (
+    Calls,
+    PortableLaunch,
+    Prepared,
+    Tiled,
+    Way,
+)
 from kgen.kernels.attention.targets.triton.native_learned import LearnedCalls, learned_calls
 from kgen.kernels.attention.targets.triton.native_tensors import Tensors
 from kgen.targets.native import Tiles
@@ -43,7 +49,11 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
         launches=launches,
         learned=learned,
         tiles=tuple(
-            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
+            Tiles(
+                f"{name}_tiles",
+                [(c, asdict(t)) for c, t in tables.rows(table)],
+                kernel=f"_{name}_kernel",
+            )
             for name, table in named.items()
             if name in launches
         ),
@@ -63,7 +73,8 @@ def _launches(loops: Mapping[str, Operands]) -> dict[str, PortableLaunch]:
         name: PortableLaunch(
             by_tma=" && ".join(f"by_tma(&a->{x})" for x in of.tensors),
             descs=tuple(
-                Tiled(d.name, d.tensor, d.rows, d.columns, at) for at, d in enumerate(of.descriptors)
+                Tiled(d.name, d.tensor, d.rows, d.columns, at)
+                for at, d in enumerate(of.descriptors)
             ),
             tiles=most,
         )

@@ -21,7 +21,9 @@ def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
     plan = plan_attention(loaded)
     lowering = Lowering(plan)
     if takes_many_queries(plan.spec):
-        yield from of_loop(loaded, plan, lowering, "forward", plan.forward, plan.tiles.forward, extent)
+        yield from of_loop(
+            loaded, plan, lowering, "forward", plan.forward, plan.tiles.forward, extent
+        )
     if plan.dq is not None and plan.dkdv is not None:
         yield from of_loop(loaded, plan, lowering, "dq", plan.dq, plan.tiles.dq, extent)
         yield from of_loop(loaded, plan, lowering, "dkdv", plan.dkdv, plan.tiles.dkdv, extent)

@@ -136,7 +136,11 @@ def block_mask_launcher(
         name=own,
         params=kernels,
         backward=kernels.backward,
-        lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
+        lists=[
+            name
+            for side in (("kv", "q") if kernels.backward else ("kv",))
+            for name in lists_of(side)
+        ],
         list_sizes=f"{batches}, {heads}",
         planes=" * ".join(n for n in (batches, heads) if n != "1") or "1",
         given=[*buffers, *SIZES, *scalars],

@@ -1,4 +1,6 @@
-"""The choice of kernels: the branches of the forward pass, and the function that names the kernels of a call."""
+"""The choice of kernels: the branches of the forward pass, and the function that names the kernels
+of a call.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,17 @@ class Ways:
     """The branch for all other calls; None where the launcher spells it out."""
 
     def launch_functions(self) -> Iterable[str]:
-        """Return the names of `_launch.py` that the branches use before the launcher has layouts."""
+        """Return the names of `_launch.py` that the branches use before the launcher has
+        layouts.
+        """
         ways = [*self.first, *([] if self.last is None else [self.last])]
         return ("_layouts",) if any(way.layouts for way in ways) else ()
 
 
 def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
-    """The branches of a file, each with the module that has its function; `layouts` makes those of a call's tensors."""
+    """The branches of a file, each with the module that has its function; `layouts` makes those of
+    a call's tensors.
+    """
     rest = next((branch for branch, _ in branches if branch.takes_rest), None)
     first, laid_out, last = [], [], None
     for branch, prefix in branches:
@@ -86,9 +92,13 @@ def portable_first(branches: Sequence[BackwardBranch]) -> int:
 
 
 def backward_ways(
-    branches: Sequence[BackwardBranch], shares: BackwardBranch | None, names: Sequence[str], dq: Launch
+    branches: Sequence[BackwardBranch],
+    shares: BackwardBranch | None,
+    names: Sequence[str],
+    dq: Launch,
 ) -> list[BackwardWay]:
-    """Return the branches of the backward pass, for the arguments of the operators and the portable launch of dq.
+    """Return the branches of the backward pass, for the arguments of the operators and the portable
+    launch of dq.
 
     With `shares`, several calls may share the sums of this branch.
     """
@@ -114,8 +124,13 @@ def workspace_lines(branches: Sequence[BackwardBranch], shares: BackwardBranch |
     found = []
     follower = follower_of(branches)
     if follower is not None and follower.counts:
-        # Only the kernel of delta resets counters, and a call with shared tensors does not launch it.
-        new = "(q.new_empty if shared is None else q.new_zeros)" if shares is not None else "q.new_empty"
+        # Only the kernel of delta resets counters, and a call with shared tensors does not launch
+        # it.
+        new = (
+            "(q.new_empty if shared is None else q.new_zeros)"
+            if shares is not None
+            else "q.new_empty"
+        )
         found.append(f"counters = {new}(2, dtype=torch.int32) if {follower.when} else None")
     sums = [f"{_sums(branch, shares)} if {branch.variable}" for branch in branches if branch.sums]
     return [*found, f"dq_sum = {' else '.join([*sums, 'None'])}"] if sums else found
@@ -165,7 +180,9 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
         few = FewQueries(first.few, [("forward", first.own)])
         answers["forward"] = _answer_for_many(first, choices)
     shown = [
-        choice for choice in sorted(choices, key=lambda choice: bool(choice.few)) if choice.kind in given
+        choice
+        for choice in sorted(choices, key=lambda choice: bool(choice.few))
+        if choice.kind in given
     ]
     named = any(answer.named for answer in answers.values())
     ends = [";"] * (len(shown) - 1) + ["."]

@@ -1,4 +1,6 @@
-"""The log-sum-exp as kernels and launchers have it: float32, or float64 where kernels agree on every bit of a score."""
+"""The log-sum-exp as kernels and launchers have it: float32, or float64 where kernels agree on
+every bit of a score.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from dataclasses import dataclass
 class Exact:
     """How templates spell a log-sum-exp.
 
-    A float64 one is two numbers of float32 inside of a tile: `lse`, and `lse_low` that is left of it.
+    A float64 one is two numbers of float32 inside of a tile: `lse`, and `lse_low` that is left of
+    it.
     """
 
     there: bool
@@ -77,7 +80,10 @@ class Exact:
 
     @property
     def options(self) -> list[str]:
-        """The options of a launch. A fused multiplication and addition has other bits in one kernel than in another."""
+        """The options of a launch.
+
+        A fused multiplication and addition has other bits in one kernel than in another.
+        """
         return ["enable_fp_fusion=False"] if self.there else []
 
     def _narrow(self, difference: str) -> str:

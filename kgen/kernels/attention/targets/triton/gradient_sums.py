@@ -70,12 +70,18 @@ def learned_of(plan: AttentionPlan) -> list[str]:
     return [*dict.fromkeys(asked), *(("sinks",) if plan.spec.sinks else ())]
 
 
-def gradient_sums(interface: Interface, others: Sequence[str], scalars: Sequence[str]) -> GradientSums:
+def gradient_sums(
+    interface: Interface, others: Sequence[str], scalars: Sequence[str]
+) -> GradientSums:
     """The gradients of a plan with a backward pass; `others` are the tensors behind q, k and v."""
     plan, learned = interface.plan, learned_of(interface.plan)
     scattered = [g for g in plan.gradients if g.summed is None and g.along != "pair"]
     of_others = [f"d{name}" if name in learned else "None" for name in others]
-    sinks = [f"d_sinks = d_sinks.sum({'1' if plan.spec.varlen else '(0, 2)'})"] if plan.spec.sinks else []
+    sinks = (
+        [f"d_sinks = d_sinks.sum({'1' if plan.spec.varlen else '(0, 2)'})"]
+        if plan.spec.sinks
+        else []
+    )
     lines = [line for g in plan.gradients for line in _reduction(interface, g)]
     return GradientSums(
         learned=learned,
@@ -157,7 +163,9 @@ def _total(plan: AttentionPlan, buffer: str) -> str:
 
 
 def _by_distance(interface: Interface, g: ReadGradient) -> list[str]:
-    """Return the lines that reduce sums by distance over absent indices, and scatter them to the elements."""
+    """Return the lines that reduce sums by distance over absent indices, and scatter them to the
+    elements.
+    """
     used = frozenset().union(*(variables(i) for i in g.indices))
     sizes = {"b": "B", "h": "HQ"}
     absent = [i for i, n in enumerate(sizes) if n not in used]
@@ -173,7 +181,9 @@ def _by_distance(interface: Interface, g: ReadGradient) -> list[str]:
 
 
 def _tokens(g: ReadGradient) -> list[str]:
-    """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""
+    """The positions, heads and sequences of packed tokens, which a gradient's indices are made
+    of.
+    """
     x = g.along[0]
     side = {"q": "q", "k": "k"}[x]
     used = frozenset().union(*(variables(i) for i in g.indices))
@@ -187,4 +197,6 @@ def _tokens(g: ReadGradient) -> list[str]:
         lines.append(f"{position} = token_idx - cu_seqlens_{side}[b]")
     lengths = (("SQ", "q"), ("SK", "k"))
     # Tokens after the last sequence have no length, and nothing to add.
-    return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]
+    return lines + [
+        f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used
+    ]

@@ -44,7 +44,9 @@ def _differs(name: str, sizes: Sequence[str]) -> str:
 
 def heads_rule(gqa: int) -> str:
     """Return the condition on the numbers of heads, for messages."""
-    return f"q must have {f'{gqa} heads for each head of' if gqa > 1 else 'as many heads as'} k and v"
+    return (
+        f"q must have {f'{gqa} heads for each head of' if gqa > 1 else 'as many heads as'} k and v"
+    )
 
 
 def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
@@ -93,7 +95,10 @@ class Interface:
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
 
     def checked_sizes(self) -> str:
-        """Return the statement for the sizes in checks. With pages, SK is omitted unless a check needs it."""
+        """Return the statement for the sizes in checks.
+
+        With pages, SK is omitted unless a check needs it.
+        """
         spec = self.spec
         dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
         promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
@@ -104,7 +109,11 @@ class Interface:
     def k_shape(self) -> str:
         if self.spec.varlen:
             return "TK, HKV"
-        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
+        return (
+            f"k.shape[0], {self.spec.paged_kv.page_size}, HKV"
+            if self.spec.paged_kv
+            else "B, HKV, SK"
+        )
 
     def kv_shapes(self) -> str:
         head, paged = self.spec.head_dim, self.spec.paged_kv
@@ -112,7 +121,10 @@ class Interface:
             return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
         if paged is None:
             return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
-        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
+        return (
+            f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, "
+            f"{head.v}]"
+        )
 
     def operand_shapes(self) -> str:
         """The shapes of q, k and v by name, as keyword arguments."""
@@ -129,21 +141,26 @@ class Interface:
         words = []
         if spec.paged_kv is not None:
             words.append(
-                "block_table: [B, n] int32, the page indices of each sequence in order. They are not checked. "
+                "block_table: [B, n] int32, the page indices of each sequence in order. They are "
+                "not checked. "
                 f"SK = {spec.paged_kv.page_size} * n."
             )
         words += self.argument_words(spec.buffers, ())
         if spec.sinks:
-            words.append(f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value.")
+            words.append(
+                f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value."
+            )
         words += self.argument_words((), self.runtime)
         if self.plan.block_mask is not None:
             words.append(
-                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is built at every call."
+                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is "
+                "built at every call."
             )
         if spec.aligned_to_end:
             keys = "kv_lens[b]" if spec.per_batch else "SK"
             words.append(
-                f"Query i has position {keys} - SQ + i, so the last query has the position of the last key."
+                f"Query i has position {keys} - SQ + i, so the last query has the position of the "
+                "last key."
             )
         return words
 
@@ -153,11 +170,16 @@ class Interface:
         for name in buffers:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
-            role = ", number of keys per sequence, at most SK. Keys past it are not read" * (name == KV_LENS)
+            role = ", number of keys per sequence, at most SK. Keys past it are not read" * (
+                name == KV_LENS
+            )
             role += self._used_by(name) * (name != KV_LENS)
-            promised = f"{', ascending' * b.sorted}{f', within {b.within} of zero' * (b.within is not None)}"
+            promised = ", ascending" * b.sorted
+            promised += f", within {b.within} of zero" * (b.within is not None)
             words.append(f"{self.called(name)}: {shape}{promised}{role}.")
-        return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
+        return words + [
+            f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars
+        ]
 
     def _used_by(self, name: str) -> str:
         """The expressions that use a buffer or a parameter, for docstrings."""
@@ -204,7 +226,9 @@ class Interface:
         return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
     def length_checks(self) -> list[Check]:
-        """Return the checks of SQ and SK: promised multiples, and equality if buffers require it."""
+        """Return the checks of SQ and SK: promised multiples, and equality if buffers require
+        it.
+        """
         checks = []
         for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
@@ -220,7 +244,8 @@ class Interface:
         bounds = {n: self.runtime[n].most_spelled for n in names if self.runtime[n].type == "int"}
         return [
             Check(
-                f"abs({name}) > {most}", f"{self.called(name)} must lie within {most} of zero, got {{{name}}}"
+                f"abs({name}) > {most}",
+                f"{self.called(name)} must lie within {most} of zero, got {{{name}}}",
             )
             for name, most in bounds.items()
         ]
@@ -232,7 +257,10 @@ class Interface:
     def buffer_checks(
         self, names: Iterable[str], device: str, params: Iterable[str] | None = None
     ) -> list[Check]:
-        """Return the checks of buffers, which must be on `device`. `params` are run-time parameters, by default all."""
+        """Return the checks of buffers, which must be on `device`.
+
+        `params` are run-time parameters, by default all.
+        """
         names, checks = list(names), []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:
@@ -243,13 +271,18 @@ class Interface:
             if not sizes:
                 wrong = f"{name}.dim() or {name}.device != {device}"
                 words = f"{called} must be a tensor without dimensions on {{{device}}}, "
-                checks.append(Check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
+                checks.append(
+                    Check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}")
+                )
                 continue
             words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(
                 Check(
                     f"{_differs(name, sizes)} or {name}.device != {device}",
-                    f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                    (
+                        f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} "
+                        f"on {{{name}.device}}"
+                    ),
                 )
             )
             length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
@@ -284,7 +317,10 @@ _ENDS = ("cu_seqlens_q", "cu_seqlens_k")
 _PACKED = (
     *(_dtype_check(name, name, ("int32",)) for name in _ENDS),
     Check(
-        "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
+        (
+            "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or "
+            "len(cu_seqlens_q) < 2"
+        ),
         "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
         "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
     ),
@@ -337,7 +373,9 @@ def operator_of(interface: Interface) -> Operator:
     tables = ["block_table"] if spec.paged_kv is not None else []
     sinks = ["sinks"] if spec.sinks else []
     sides = ("kv", "q") if plan.backward else ("kv",)
-    lists = [name for side in sides for name in lists_of(side)] if plan.block_mask is not None else []
+    lists = (
+        [name for side in sides for name in lists_of(side)] if plan.block_mask is not None else []
+    )
     passed = ["q", "k", "v", *packed, *tables, *spec.buffers, *sinks]
     typed = [f"{name}: Tensor" for name in (*passed, *lists)] + ["scale: float"]
     typed += [f"{name}: {_TYPES[p.type]}" for name, p in runtime.items()]

@@ -23,7 +23,11 @@ from kgen.kernels.attention.targets.triton.choice import (
     workspace_lines,
 )
 from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
+from kgen.kernels.attention.targets.triton.gradient_sums import (
+    GradientSums,
+    gradient_sums,
+    learned_of,
+)
 from kgen.kernels.attention.targets.triton.interface import Check, Operator
 from kgen.kernels.attention.targets.triton.launches import (
     BackwardLaunches,
@@ -58,7 +62,9 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of all launchers."""
+    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of
+    all launchers.
+    """
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
 
@@ -251,7 +257,9 @@ class Function(Template):
 class Launcher:
     """Makes the parts of one plan's launcher."""
 
-    def __init__(self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None) -> None:
+    def __init__(
+        self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None
+    ) -> None:
         self.interface, self.op, self.made = planned.interface, planned.op, made
         self.plan, self.spec, self.at = planned.plan, planned.plan.spec, planned.at
         self.name, self.exact = self.spec.name, Exact(self.plan.exact)
@@ -266,7 +274,9 @@ class Launcher:
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
         self.sinks = ["sinks"] if self.spec.sinks else []
         of_gradients = ["q", "k", "v", *learned_of(self.plan)]
-        self.needs_gradient = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)])
+        self.needs_gradient = " or ".join(
+            ["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)]
+        )
         self.derivatives = _derivatives(self.plan, of_gradients)
         mask = self.plan.block_mask
         self.mask = (
@@ -303,7 +313,9 @@ class Launcher:
         found.append(self._forward(parts))
         if self.launches.backward is not None:
             made = zip(parts, self.made, strict=True)
-            branches = [of.backward.inside(part.prefix) for part, of in made if of.backward is not None]
+            branches = [
+                of.backward.inside(part.prefix) for part, of in made if of.backward is not None
+            ]
             found += self._backward(branches, self.launches.backward)
         return [*found, self.function(), which]
 
@@ -322,7 +334,9 @@ class Launcher:
             needs_gradient=self.needs_gradient if self.plan.backward else None,
         )
 
-    def _backward(self, branches: list[BackwardBranch], launches: BackwardLaunches) -> list[Template]:
+    def _backward(
+        self, branches: list[BackwardBranch], launches: BackwardLaunches
+    ) -> list[Template]:
         gradients = gradient_sums(self.interface, self.op.tensors[3:], self.op.scalars)
         shares = next((branch for branch in branches if branch.ends), None) if self.shares else None
         portable = [launches.dq, launches.dkdv]
@@ -389,7 +403,9 @@ class Launcher:
             width_v=spec.head_dim.v,
             torch_dtype=TORCH_DTYPES[spec.dtype],
             dense_check=dense(self.name, beside),
-            operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
+            operand_casts=cast_lines(
+                dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")
+            ),
             buffer_casts=own.casts(spec.buffers),
             paged=spec.paged_kv is not None,
             checked_sizes=own.checked_sizes(),
@@ -415,5 +431,7 @@ def _derivatives(plan: AttentionPlan, learned: list[str]) -> Derivatives:
     learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
     words: Mapping[str, str] = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
     if plan.backward:
-        words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
+        words = {
+            n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned
+        }
     return derivatives_of(real, words, derived=plan.backward, called=plan.called)

@@ -34,10 +34,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch of the forward pass: a function that writes out and lse, and the condition for its calls.
+    """A branch of the forward pass: a function that writes out and lse, and the condition for its
+    calls.
 
-    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators. Then
-    follow out, lse, and a bool that is true if the function must store lse.
+    Its arguments are the layouts of the tensors if `laid_out`, then the arguments of the operators.
+    Then follow out, lse, and a bool that is true if the function must store lse.
     """
 
     function: str
@@ -54,8 +55,8 @@ class Branch:
 class BackwardBranch:
     """A branch of the backward pass: a function that launches kernels after the kernel of delta.
 
-    Its arguments are the layouts of the tensors, the arguments of the operators, dout, lse, delta, and then
-    the operands.
+    Its arguments are the layouts of the tensors, the arguments of the operators, dout, lse, delta,
+    and then the operands.
     """
 
     function: str
@@ -68,20 +69,27 @@ class BackwardBranch:
     dq: bool = True
     """False if the portable kernel computes dq."""
     dout: str = ""
-    """The function of `_launch.py` that is true for a dout that its kernels can load. They get a contiguous
-    copy of any other."""
+    """The function of `_launch.py` that is true for a dout that its kernels can load. They get a
+    contiguous copy of any other.
+    """
     overlaps: bool = False
-    """True if programmatic dependent launch starts its first kernel before the kernel of delta ends."""
+    """True if programmatic dependent launch starts its first kernel before the kernel of delta
+    ends.
+    """
     counts: bool = False
     """True if its kernels take tiles from `counters`, which the kernel of delta resets."""
     sums: str = ""
-    """The function that returns `dq_sum`, float32 sums to which the kernels add dq, or None if they do not."""
+    """The function that returns `dq_sum`, float32 sums to which the kernels add dq, or None if they
+    do not.
+    """
     ends: str = ""
     """The function that writes dq from sums that several calls share."""
 
     def inside(self, prefix: str) -> BackwardBranch:
         """Return the branch with the module of its functions as a prefix."""
-        function, sums, ends = (name and prefix + name for name in (self.function, self.sums, self.ends))
+        function, sums, ends = (
+            name and prefix + name for name in (self.function, self.sums, self.ends)
+        )
         return replace(self, function=function, sums=sums, ends=ends)
 
 

@@ -191,11 +191,13 @@ class _Files:
             last=last,
         )
 
-    # --- arguments of kernels, and tiles -------------------------------------------------------------------------
+    # --- arguments of kernels, and tiles ----------------------------------------------------------
 
     def names(self) -> list[str]:
         """The names of all arguments of kernels."""
-        of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)]
+        of_tensors = [
+            f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)
+        ]
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
@@ -210,7 +212,7 @@ class _Files:
         found = [table for of in reversed(self.calls) for table in of.tiles]
         return found + (learned_tables(self.plan) if self.plan.backward else [])
 
-    # --- sizes and checks ----------------------------------------------------------------------------------------
+    # --- sizes and checks -------------------------------------------------------------------------
 
     def _programs(self, side: str) -> str:
         heads = "p->HKV" if self.plan.grouped and side == "kv" else "p->HQ"
@@ -244,7 +246,9 @@ class _Files:
         ]
         if self.packed:
             found.append(
-                _check("p->B < 1", "cu_seqlens_q must be [N + 1] for N sequences, got %lld", "p->B + 1")
+                _check(
+                    "p->B < 1", "cu_seqlens_q must be [N + 1] for N sequences, got %lld", "p->B + 1"
+                )
             )
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
@@ -259,7 +263,9 @@ class _Files:
                 at, bound = f"a->{param.member}", spec.params[param.name]
                 one_bit = bound.most.bit_count() == 1
                 limit = (
-                    f"INT64_C(1) << {bound.most.bit_length() - 1}" if one_bit else f"INT64_C({bound.most})"
+                    f"INT64_C(1) << {bound.most.bit_length() - 1}"
+                    if one_bit
+                    else f"INT64_C({bound.most})"
                 )
                 words = f"{param.label} must lie within {bound.most_spelled} of zero, got %lld"
                 found.append(_check(f"{at} > {limit} || {at} < -({limit})", words, at))

@@ -32,7 +32,9 @@ class AttentionHeader(Header):
 
 @dataclass(frozen=True)
 class FirstStrides:
-    """The first of the names that kernels have for the strides of a tensor: `g` is dO, `o` is out, dq or dk."""
+    """The first of the names that kernels have for the strides of a tensor: `g` is dO, `o` is out,
+    dq or dk.
+    """
 
     q: str
     k: str
@@ -83,7 +85,9 @@ class BlockMaskCalls(Template):
 
 def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCalls:
     """The call that fills the lists of a mask."""
-    planes = " * ".join([*(["p->B"] if mask.by_batch else []), *(["p->HQ"] if mask.by_head else [])])
+    planes = " * ".join(
+        [*(["p->B"] if mask.by_batch else []), *(["p->HQ"] if mask.by_head else [])]
+    )
     return BlockMaskCalls(name, planes or "1", "q_blocks + kv_blocks" if backward else "q_blocks")
 
 
@@ -197,12 +201,16 @@ class Vectors:
     @property
     def programs(self) -> str:
         """How many programs the kernel of delta has."""
-        return "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
+        return (
+            "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
+        )
 
     @property
     def sink_parts(self) -> str:
         """How many numbers the gradients of sinks have."""
-        return "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
+        return (
+            "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
+        )
 
 
 @dataclass(frozen=True)
@@ -286,7 +294,9 @@ class AttentionProgram(Program):
     pairs: bool
     diagonals: bool
     flags: list[str]
-    """The members of a problem that are true if the kernels for a chip can run in the backward pass."""
+    """The members of a problem that are true if the kernels for a chip can run in the backward
+    pass.
+    """
     parts: list[Template]
     """The passes."""
 

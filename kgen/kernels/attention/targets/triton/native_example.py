@@ -120,16 +120,25 @@ class AttentionExample(File):
 
 
 def example_of(
-    loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]], few: bool
+    loaded: Loaded,
+    plan: AttentionPlan,
+    tensors: Tensors,
+    open_sizes: Mapping[str, Sequence[int]],
+    few: bool,
 ) -> AttentionExample:
-    """The example of a plan, with `few` queries or many. Raises `KgenError` for a function that C++ cannot spell."""
+    """The example of a plan, with `few` queries or many.
+
+    Raises `KgenError` for a function that C++ cannot spell.
+    """
     spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
     drawn = [_drawn(b, spec.buffers[b.name]) for b in buffers]
     names = _names(plan, buffers)
     with spelled(loaded):
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
-        learned, left = learned_example(plan, tensors.learned, names, {b.member: b.sizes for b in drawn})
+        learned, left = learned_example(
+            plan, tensors.learned, names, {b.member: b.sizes for b in drawn}
+        )
     # Of a cache the first keys alone are there.
     known = "at.SK" if not spec.per_batch else f"int64_t(tensors.{_lens(buffers)}({{b}}))"
     dtypes = {t.member: t.element for t in tensors.learned}
@@ -158,7 +167,9 @@ def example_of(
         score_mod=trees.get("score_mod", "score"),
         mask_mod=trees.get("mask_mod", "true"),
         buffers=drawn,
-        lists=[Sized(t.member, "INT32", [_of_example(size) for size in t.sizes]) for t in tensors.lists],
+        lists=[
+            Sized(t.member, "INT32", [_of_example(size) for size in t.sizes]) for t in tensors.lists
+        ],
         params=[Given(p.member, REAL if p.real else INTEGER) for p in tensors.params],
         page=page,
         known=known,
@@ -184,7 +195,9 @@ def _lengths(plan: AttentionPlan, page: int | None, few: bool) -> Lengths:
     """Lengths that the spec allows."""
     promised = plan.spec.lengths
     queries = FEW if few else LENGTH
-    return Lengths(_length(queries, _multiple(promised.q)), _length(LENGTH, page or _multiple(promised.kv)))
+    return Lengths(
+        _length(queries, _multiple(promised.q)), _length(LENGTH, page or _multiple(promised.kv))
+    )
 
 
 def _multiple(length: Any) -> int:
@@ -222,7 +235,9 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
     (first, *_) = buffer.dtypes
-    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(first, first.upper())
+    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(
+        first, first.upper()
+    )
     drawn = "0.5"
     if of.name == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"

@@ -1,7 +1,9 @@
-"""Gradients of learned buffers from C: the partial sums of kernels, and the kernels for these gradients only.
+"""Gradients of learned buffers from C: the partial sums of kernels, and the kernels for these
+gradients only.
 
-Without PyTorch, the caller reduces the partial sums. A call writes them to the caller's tensors, and the
-header explains the element of each number. For a buffer with an element per pair, the tensor is the gradient.
+Without PyTorch, the caller reduces the partial sums. A call writes them to the caller's tensors,
+and the header explains the element of each number. For a buffer with an element per pair, the
+tensor is the gradient.
 """
 
 from __future__ import annotations
@@ -48,11 +50,14 @@ class LearnedCalls(Template):
 
 
 def learned_calls(
-    tensors: tuple[GradientTensor, ...], pairs: Sequence[tuple[str, str | None]], diagonals: Sequence[str]
+    tensors: tuple[GradientTensor, ...],
+    pairs: Sequence[tuple[str, str | None]],
+    diagonals: Sequence[str],
 ) -> LearnedCalls | None:
     """The functions of a backward pass for these tensors; None without any.
 
-    `pairs` are kernels with the programs that a tile of both sides has, `diagonals` those for distances.
+    `pairs` are kernels with the programs that a tile of both sides has, `diagonals` those for
+    distances.
     """
     if not tensors:
         return None
@@ -93,7 +98,7 @@ def _tile(tile: Tile, sizes: Sequence[str]) -> dict[str, int | bool]:
     return blocks | {name: fields[name] for name in ("num_warps", "num_stages")}
 
 
-# --- the example -------------------------------------------------------------------------------------------------
+# --- the example ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,9 @@ def _summand(
         shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
         return Summand(member, True, element), shape
     if g.along == "distance":
-        summand = Summand(member, False, element, "at.SQ + at.SK", "at.q_idx = i - at.SK", "b, h, i")
+        summand = Summand(
+            member, False, element, "at.SQ + at.SK", "at.q_idx = i - at.SK", "b, h, i"
+        )
         return summand, ["sizes.B", "sizes.HQ", "sizes.SQ + sizes.SK"]
     position, length = ("q_idx", "SQ") if g.along == "q" else ("kv_idx", "SK")
     at = "h, ends[size_t(b)] + i" if packed else "b, h, i"

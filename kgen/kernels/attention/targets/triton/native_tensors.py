@@ -14,8 +14,8 @@ from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.targets.native import WORDS, Parameter, Tensor, member, parameters
 
 _OWN = """
-q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
-kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
+block_table kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
 """
 OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""
@@ -95,7 +95,9 @@ def tensors_of(plan: AttentionPlan, name: str) -> Tensors:
 
 def widest_of(plan: AttentionPlan) -> str:
     """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
-    return f"INT64_C(1) << {31 - (max(plan.spec.head_dim.qk, plan.spec.head_dim.v) - 1).bit_length()}"
+    return (
+        f"INT64_C(1) << {31 - (max(plan.spec.head_dim.qk, plan.spec.head_dim.v) - 1).bit_length()}"
+    )
 
 
 def _own(
@@ -155,8 +157,12 @@ class _Spelled:
         else:
             found += self._pages(spec.paged_kv.page_size)
         if self.packed:
-            said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
-            found += [_own(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True) for x in "qk"]
+            said = (
+                "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
+            )
+            found += [
+                _own(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True) for x in "qk"
+            ]
         found += [*buffers, *lists]
         if spec.sinks:
             said = "[HQ] float32, logits that join the softmax without a value"
@@ -184,7 +190,9 @@ class _Spelled:
         words += ", ascending" if buffer.sorted else ""
         words += ", how many keys each sequence has, at most SK" if name == KV_LENS else ""
         # Packed sequences have no length in common; the launcher of Python has none either.
-        sizes = tuple("KGEN_ANY" if s == ANY else f"p->{s}" if isinstance(s, str) else str(s) for s in shape)
+        sizes = tuple(
+            "KGEN_ANY" if s == ANY else f"p->{s}" if isinstance(s, str) else str(s) for s in shape
+        )
         opened = [axis for axis, size in enumerate(buffer.shape) if size == ANY]
         return BufferTensor(
             name,
@@ -211,7 +219,10 @@ class _Spelled:
                 lengths = [rows, columns] if list_.endswith("indices") else [rows]
                 sizes = [*planes, *(f"kgen_cdiv(p->{n}, {BLOCK_SIZE})" for n in lengths)]
                 words = ", ".join([*shape, *(f"ceil({n} / {BLOCK_SIZE})" for n in lengths)])
-                said = f"[{words}] int32, contiguous: written by {name}_{BLOCK_MASK}, read by the passes"
+                said = (
+                    f"[{words}] int32, contiguous: written by {name}_{BLOCK_MASK}, read by the "
+                    "passes"
+                )
                 found.append(_own(list_, sizes, "int32", said, contiguous=True))
         return found
 
@@ -235,14 +246,18 @@ class _Spelled:
     ) -> tuple[GradientTensor, ...]:
         taken = OWN | {of.member for of in buffers} | {of.member for of in params}
         by_name = {b.name: b for b in buffers}
-        return tuple(_Part(self.plan, g, by_name[g.buffer]).tensor(taken) for g in self.plan.gradients)
+        return tuple(
+            _Part(self.plan, g, by_name[g.buffer]).tensor(taken) for g in self.plan.gradients
+        )
 
     def _words(self) -> Words:
         head, dtype = self.spec.head_dim, WORDS[self.spec.dtype]
         rows = "[TQ, HQ, {}]" if self.packed else "[B, HQ, SQ, {}]"
         keys = "[TK, HKV, {}]" if self.packed else "[B, HKV, SK, {}]"
         lse = "[HQ, TQ]" if self.packed else "[B, HQ, SQ]"
-        times = {"any": "a multiple of", 1: "as many as"}.get(self.spec.gqa, f"{self.spec.gqa} times")
+        times = {"any": "a multiple of", 1: "as many as"}.get(
+            self.spec.gqa, f"{self.spec.gqa} times"
+        )
         parts = "[HQ, ceil(TQ / 64)]" if self.packed else "[B, HQ, ceil(SQ / 64)]"
         over = "tiles" if self.packed else "sequences and tiles"
         if self.spec.paged_kv is not None:
@@ -272,7 +287,10 @@ class _Part:
         """True where it is the gradient itself, of which kernels write every element."""
 
     def tensor(self, taken: frozenset[str]) -> GradientTensor:
-        label, sizes = f"d{self.buffer.label}{self.g.name.removeprefix(self.g.buffer)}", self._sizes()
+        label, sizes = (
+            f"d{self.buffer.label}{self.g.name.removeprefix(self.g.buffer)}",
+            self._sizes(),
+        )
         dtype = self.spec.dtypes[0] if self.whole else "fp32"
         return GradientTensor(
             f"d_{self.g.name}",
@@ -292,7 +310,9 @@ class _Part:
         if g.along == "pair" and g.summed is not None:
             return [EXTENTS[n] for n in g.summed]
         if g.along == "pair":
-            return [f"a->{self.buffer.member}.sizes[{axis}]" for axis in range(len(self.spec.shape))]
+            return [
+                f"a->{self.buffer.member}.sizes[{axis}]" for axis in range(len(self.spec.shape))
+            ]
         if g.along == "distance":
             return ["p->B", "p->HQ", "p->SQ + p->SK"]
         x = "Q" if g.along == "q" else "K"
@@ -304,7 +324,11 @@ class _Part:
         if self.count > 1:
             whole = f"one of {self.count} tensors whose sum is {whole}"
         if g.along == "pair":
-            shape = [LETTERS[n] for n in g.summed] if g.summed is not None else [*map(str, self.spec.shape)]
+            shape = (
+                [LETTERS[n] for n in g.summed]
+                if g.summed is not None
+                else [*map(str, self.spec.shape)]
+            )
             return f"[{', '.join(shape)}] {WORDS[dtype]}, contiguous: {whole}. Written"
         element = show(Read(called, g.indices, Type.FLOAT))
         if g.along == "distance":
@@ -314,6 +338,10 @@ class _Part:
         else:
             position = "q_idx" if g.along == "q" else "kv_idx"
             shape, of = ["B", "HQ", LETTERS[position]], f"b, h and {position}"
-        added = "their sums are" if self.count == 1 else "their sums are, beside those of its other reads,"
+        added = (
+            "their sums are"
+            if self.count == 1
+            else "their sums are, beside those of its other reads,"
+        )
         said = f"what each {of} adds to {element}: {added} the gradient of {called}. Written"
         return f"[{', '.join(shape)}] float32, contiguous: {said}"

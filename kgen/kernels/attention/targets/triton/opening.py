@@ -1,4 +1,6 @@
-"""The head of an emitted attention file: its docstring, imports, and the definitions that kernels share."""
+"""The head of an emitted attention file: its docstring, imports, and the definitions that kernels
+share.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def computed_of(spec: AttentionSpec) -> str:
     scores = "scale * q @ k^T"
     if spec.score_mod is not None:
         scores = f"score_mod({scores})"
-    return f"softmax({scores}) @ v" + ", over the keys that mask_mod allows" * (spec.mask_mod is not None)
+    return f"softmax({scores}) @ v" + ", over the keys that mask_mod allows" * (
+        spec.mask_mod is not None
+    )
 
 
 def formula_of(spec: AttentionSpec) -> str:
@@ -125,5 +129,8 @@ def table_of(
     rows = [(chips, fields(tile)) for chips, tile in tables.rows(table)]
     return TileTable(
         name,
-        [TileRow(chips, ", ".join(f"{name}={value}" for name, value in of.items())) for chips, of in rows],
+        [
+            TileRow(chips, ", ".join(f"{name}={value}" for name, value in of.items()))
+            for chips, of in rows
+        ],
     )

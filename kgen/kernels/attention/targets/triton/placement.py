@@ -1,4 +1,5 @@
-"""The place of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into the tokens.
+"""The place of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into
+the tokens.
 
 Kernels and launcher are the same for both but for these names.
 """
@@ -137,7 +138,9 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
 
     Heads of keys that are not `grouped` are as many as those of queries.
     """
-    of_tiles = BySide(programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N"))
+    of_tiles = BySide(
+        programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N")
+    )
     if packed:
         heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
         sizes = Sizes("TQ, HQ, _ = q.shape", [heads, "B = len(cu_seqlens_q) - 1"])
@@ -164,7 +167,9 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
 
 
 def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
-    """How many tiles of `block` rows there are of all sequences and heads; `side` is `q` or `kv`."""
+    """How many tiles of `block` rows there are of all sequences and heads; `side` is `q` or
+    `kv`.
+    """
     heads, length = "HKV" if grouped and side == "kv" else "HQ", side[0].upper()
     if packed:
         return f"(T{length} // {block} + B + 1) * {heads}"
@@ -172,7 +177,9 @@ def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
 
 
 _DENSE = Rows(
-    first=FirstRows(**{x: f"b * stride_{x}b" for x in "qkvgo"}, dk="b * stride_ob", dv="b * stride_wb"),
+    first=FirstRows(
+        **{x: f"b * stride_{x}b" for x in "qkvgo"}, dk="b * stride_ob", dv="b * stride_wb"
+    ),
     rows=row("mul", as_type("b_h", "int64"), "SQ"),
     head_rows=BySide("(b * HQ + h).to(tl.int64) * SQ", "(b * HQ + h).to(tl.int64) * SK"),
     delta=DeltaRows(
@@ -210,6 +217,7 @@ _PACKED = Rows(
     axis_count=3,
     shape=Shape("TQ, HQ", "HQ, TQ", "(q.shape[1], q.shape[0])"),
     like=Like(*(f"{x}.new_empty({x}.shape)" for x in "qkv")),
-    # Short sequences of more heads also fit in L2. Heavy tiles start earlier, so that the last ones are light.
+    # Short sequences of more heads also fit in L2. Heavy tiles start earlier, so that the last ones
+    # are light.
     group=16,
 )

@@ -60,5 +60,8 @@ def sink_load() -> Code:
 def dead_rows(sinks: bool) -> str:
     """The results of rows that saw no key, as a comment says it."""
     if sinks:
-        return "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
+        return (
+            "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of "
+            "-inf."
+        )
     return "Rows that saw no key: zeros, and a log-sum-exp of -inf."

@@ -16,7 +16,13 @@ from kgen.kernels.attention.targets.triton.choice import which_kernels
 from kgen.kernels.attention.targets.triton.interface import Interface, operator_of
 from kgen.kernels.attention.targets.triton.launcher import Launcher
 from kgen.kernels.attention.targets.triton.made import InFile, Made, Planned
-from kgen.kernels.attention.targets.triton.opening import Constant, Opening, Prelude, computed_of, formula_of
+from kgen.kernels.attention.targets.triton.opening import (
+    Constant,
+    Opening,
+    Prelude,
+    computed_of,
+    formula_of,
+)
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
@@ -117,12 +123,18 @@ class _File:
             openings=[part for of in parts for part in of.opening],
             prelude=self._prelude(),
             kernels=[*first, *forward, *others],
-            launcher=self.launcher.parts(parts, which_kernels(self.planned, self.made), launching_of(single)),
+            launcher=self.launcher.parts(
+                parts, which_kernels(self.planned, self.made), launching_of(single)
+            ),
         )
 
     def _opening(self, parts: list[InFile], single: bool) -> Opening:
         plan, spec = self.plan, self.plan.spec
-        named = plan.block_mask is not None or self.launcher.shares or any(of.named_tuples for of in parts)
+        named = (
+            plan.block_mask is not None
+            or self.launcher.shares
+            or any(of.named_tuples for of in parts)
+        )
         launching = launching_of(single)
         dependents = dict.fromkeys(name for of in reversed(parts) for name in of.dependents)
         return Opening(
@@ -138,7 +150,9 @@ class _File:
             tensors=["q", "k", "v", *self.launcher.packed],
             usage_args=[f"{name}={name}" for name in self.planned.interface.required()],
             by_tma=self.launcher.needs.by_tma,
-            modules=modules_of(launching, "math", *(module for of in parts for module in of.modules)),
+            modules=modules_of(
+                launching, "math", *(module for of in parts for module in of.modules)
+            ),
             launching=launching,
             typing=[*(["NamedTuple"] if named else []), *(["Optional"] if plan.backward else [])],
             gdc=list(dependents),

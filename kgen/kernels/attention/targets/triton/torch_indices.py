@@ -1,4 +1,6 @@
-"""Index expressions as eager PyTorch: where the launcher scatters a gradient that the kernel kept per row."""
+"""Index expressions as eager PyTorch: where the launcher scatters a gradient that the kernel kept
+per row.
+"""
 
 from __future__ import annotations
 

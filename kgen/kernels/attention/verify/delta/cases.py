@@ -1,4 +1,6 @@
-"""Verification of the delta of attention backward: difficult cases against float64, and calls to compile."""
+"""Verification of the delta of attention backward: difficult cases against float64, and calls to
+compile.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     random = torch.Generator().manual_seed(zlib.crc32(f"{problem.name} {case.name}".encode()))
     shape = (*case.shape, problem.width)
     out, dout = (
-        torch.randn(shape, generator=random).mul(case.magnitude).to(DTYPES[problem.dtype]) for _ in range(2)
+        torch.randn(shape, generator=random).mul(case.magnitude).to(DTYPES[problem.dtype])
+        for _ in range(2)
     )
     dlse = torch.randn(case.shape, generator=random) if case.dlse else None
     return Inputs(
@@ -82,11 +85,15 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     inputs = draw(subject.problem, case, subject.device)
     tensors = {n: t for n, t in vars(inputs).items() if t is not None}
     outputs, broken = compare.careful(
-        lambda: {"delta": subject.function(inputs.out, inputs.dout, inputs.dlse)}, tensors, subject.device
+        lambda: {"delta": subject.function(inputs.out, inputs.dout, inputs.dlse)},
+        tensors,
+        subject.device,
     )
     got = outputs["delta"]
     want = reference(inputs)
-    eager = (inputs.out.float() * inputs.dout.float()).sum(-1) - (0 if inputs.dlse is None else inputs.dlse)
+    eager = (inputs.out.float() * inputs.dout.float()).sum(-1) - (
+        0 if inputs.dlse is None else inputs.dlse
+    )
     # An entry is one sum. Its rounding error has the size of the terms, which may cancel.
     natural = (inputs.out.double() * inputs.dout.double()).norm(dim=-1)
     allowed = compare.tolerance("fp32")

@@ -1,7 +1,7 @@
 """The decay of chunk_output in CuTe DSL: its exponent at a row and at a column of the chunk.
 
-Exponents are subtracted before they are scaled to base 2: the difference of neighbours is exact, however large they
-are.
+Exponents are subtracted before they are scaled to base 2: the difference of neighbours is exact,
+however large they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The launcher of chunk_output in CuTe DSL, and the array of numbers that it passes to `_launch`."""
+"""The launcher of chunk_output in CuTe DSL, and the array of numbers that it passes to
+`_launch`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 ELEMENTS = {"fp32": "Float32", "bf16": "BFloat16", "fp16": "Float16"}
 MOVED = ("q", "k", "v", "h", "o")
-"""The tensors with 16-byte alignment, because TMA moves them. Stores of o without TMA also move 16 bytes."""
+"""The tensors with 16-byte alignment, because TMA moves them. Stores of o without TMA also move 16
+bytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,9 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
         k=spec.head_dim.qk,
         varlen=spec.varlen,
         variant=["given"] if spec.varlen else [],
-        index_type="Int64 if cu_seqlens.dtype == torch.int64 else Int32" if spec.varlen else "Int32",
+        index_type="Int64 if cu_seqlens.dtype == torch.int64 else Int32"
+        if spec.varlen
+        else "Int32",
         default_heads=spec.heads.qk or 16,
         default_group=spec.heads.ratio or 2,
         numbers_of_launch=launch_numbers(plan),
@@ -194,7 +200,8 @@ def launch_numbers(plan: ChunkOutputPlan) -> LaunchNumbers:
 
 
 def _layouts(plan: ChunkOutputPlan) -> dict[str, tuple[list[str], list[int]]]:
-    """Return the layouts in kernels by name: the dims, and for each the offset from the address to its stride.
+    """Return the layouts in kernels by name: the dims, and for each the offset from the address to
+    its stride.
 
     The strides of the caller's first dims follow the address in their order.
     """
@@ -238,7 +245,9 @@ def _checked(plan: ChunkOutputPlan) -> list[Checked]:
         "g_gamma": ["HV"],
     }
     return [
-        Checked(name, shapes[name], TORCH_DTYPES[spec.gate_dtype if name in plan.gates else spec.dtype])
+        Checked(
+            name, shapes[name], TORCH_DTYPES[spec.gate_dtype if name in plan.gates else spec.dtype]
+        )
         for name in inputs(plan)
     ]
 

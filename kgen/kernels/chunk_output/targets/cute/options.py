@@ -12,8 +12,12 @@ from kgen.spec.problems import SpecModel
 class CuteOptions(SpecModel):
     """Options of the CuTe DSL target."""
 
-    arch: Annotated[tuple[Literal["sm_90a", "sm_100a"], ...], Field(strict=False, examples=[["sm_90a"]])] = (
+    arch: Annotated[
+        tuple[Literal["sm_90a", "sm_100a"], ...], Field(strict=False, examples=[["sm_90a"]])
+    ] = (
         "sm_90a",
         "sm_100a",
     )
-    """The architectures: sm_90a emits `cute_sm90.py`, sm_100a emits `cute_sm100.py`. Forward only."""
+    """The architectures: sm_90a emits `cute_sm90.py`, sm_100a emits `cute_sm100.py`. Forward
+    only.
+    """

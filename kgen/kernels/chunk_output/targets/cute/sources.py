@@ -27,7 +27,8 @@ FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
 RANKS = {"sm_90a": 2, "sm_100a": 0}
 """Ranks of the files; Triton has 1.
 
-On an H200 the sm_90a kernel is faster (docs/performance/chunk_output.md). The sm_100a kernel has not run.
+On an H200 the sm_90a kernel is faster (docs/performance/chunk_output.md). The sm_100a kernel has
+not run.
 """
 
 WARPGROUPS = 2
@@ -35,8 +36,9 @@ WARPGROUPS = 2
 STAGES = 2
 """Stages of q and k, and of h and v.
 
-With two stages, the kernel reaches 95 % of the rate of a copy on an H200; three are not faster. The number is a
-multiple of the warpgroups. So each stage has one reading warpgroup, which waits for every phase of its barrier.
+With two stages, the kernel reaches 95 % of the rate of a copy on an H200; three are not faster. The
+number is a multiple of the warpgroups. So each stage has one reading warpgroup, which waits for
+every phase of its barrier.
 """
 COLUMNS = 512
 """Columns of tensor memory: all of a multiprocessor, which runs one CTA."""
@@ -96,7 +98,9 @@ class Common:
     natural: bool
     """True if the base of the decay is e."""
     hv_arrivals: str
-    """Arrivals that complete a stage of h and v: one for the bytes of TMA, and 32 for the lanes that store gates."""
+    """Arrivals that complete a stage of h and v: one for the bytes of TMA, and 32 for the lanes
+    that store gates.
+    """
     indices: list[str]
     """The tensors with the offsets of packed sequences, and their chunks."""
     extras: list[str]
@@ -108,7 +112,9 @@ class Common:
 
 @dataclass(frozen=True)
 class Module(ImportsLaunch):
-    """A file for one architecture: the kernel, `_launch`, which builds its tensors, and the launcher."""
+    """A file for one architecture: the kernel, `_launch`, which builds its tensors, and the
+    launcher.
+    """
 
     language: ClassVar[str] = CUTE
 

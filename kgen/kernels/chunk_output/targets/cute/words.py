@@ -13,7 +13,10 @@ def formula(plan: ChunkOutputPlan) -> list[str]:
         return [f"o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), {every}"]
     power = "e" if plan.natural else "2"
     within = f"sum over j <= i of {power}**(c_i - c_j) (q_i . k_j) v_j"
-    return [f"o_i = scale * ({power}**c_i q_i @ h + {within}), {every}", f"c_i = {show(plan.decay)}"]
+    return [
+        f"o_i = scale * ({power}**c_i q_i @ h + {within}), {every}",
+        f"c_i = {show(plan.decay)}",
+    ]
 
 
 def argument_words(plan: ChunkOutputPlan) -> list[str]:
@@ -60,9 +63,18 @@ def _packing(plan: ChunkOutputPlan) -> list[str]:
         words.append("The padding of v may have any content, also NaN.")
     if plan.spec.varlen:
         words += [
-            "cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the end of the last. B is 1.",
+            (
+                "cu_seqlens [N + 1], int32 or int64: the start of each sequence, 0 first, and the "
+                "end of the last. B is 1."
+            ),
             "Rows of o for tokens after the last sequence are zeros.",
-            "chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel computes the default.",
-            "The values of both are not checked. With invalid values, o is meaningless, but accesses stay in bounds.",
+            (
+                "chunk_indices [NT, 2]: the sequence of each chunk, and its number there. A kernel "
+                "computes the default."
+            ),
+            (
+                "The values of both are not checked. With invalid values, o is meaningless, but "
+                "accesses stay in bounds."
+            ),
         ]
     return words

@@ -1,4 +1,6 @@
-"""The decay of chunk_output in Triton: the statements that compute exponents, and values that use them."""
+"""The decay of chunk_output in Triton: the statements that compute exponents, and values that use
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ from kgen.targets.code import Code, Name, Statement, as_type, assign, atom, op, 
 from kgen.targets.triton.printer import Printer, along_row, column
 
 ROW = Place(False, ("q",))
-"""The place of a value per token of a chunk. Values that do not vary with `i` are scalars of a (chunk, head)."""
+"""The place of a value per token of a chunk. Values that do not vary with `i` are scalars of a
+(chunk, head).
+"""
 
 _GATES = {
     "g": op(
-        "{tl}.load(g_ptr + b * stride_gb + (first + i) * stride_gt + h * stride_gh, mask=live, other=0.0)"
+        "{tl}.load(g_ptr + b * stride_gb + (first + i) * stride_gt + h * stride_gh, mask=live, "
+        "other=0.0)"
     ),
     "g_gamma": op("{tl}.load(g_gamma_ptr + h * stride_gamma)"),
 }
@@ -38,15 +43,24 @@ class Decay:
     natural: bool
     """True if the base is e, False if it is 2."""
     slope: Code | None
-    """The factor that turns the gradient of an exponent into the gradient of the gate; None for 1."""
+    """The factor that turns the gradient of an exponent into the gradient of the gate; None
+    for 1.
+    """
 
     @property
     def power(self) -> Code | None:
         """The decay from the start of the chunk to each token; None without decay."""
-        return None if self.exponents is None else op("{tl}.exp2({0})", self._in_base_2(self.exponents))
+        return (
+            None
+            if self.exponents is None
+            else op("{tl}.exp2({0})", self._in_base_2(self.exponents))
+        )
 
     def weighted(self, products: str, *, transposed: bool = False) -> Code:
-        """Multiply products of queries and keys by their decay. Pairs that do not count are zero."""
+        """Multiply products of queries and keys by their decay.
+
+        Pairs that do not count are zero.
+        """
         if self.exponents is None:
             return op("{tl}.where(pair, {0}, 0.0)", products)
         queries, keys = column(self.exponents), along_row(self.exponents)
@@ -90,7 +104,8 @@ def _gates(plan: ChunkOutputPlan) -> list[Statement]:
     """Read the gates, in float32."""
     in_float32 = plan.spec.gate_dtype == "fp32"
     return [
-        assign(gate, _GATES[gate] if in_float32 else as_type(_GATES[gate], "float32")) for gate in plan.gates
+        assign(gate, _GATES[gate] if in_float32 else as_type(_GATES[gate], "float32"))
+        for gate in plan.gates
     ]
 
 

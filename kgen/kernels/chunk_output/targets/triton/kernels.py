@@ -27,10 +27,13 @@ GATES = {
         ["g_ptr", "stride_gb: tl.int64", "stride_gt: tl.constexpr", "stride_gh: tl.int64"],
         ["g", "*g.stride()"],
     ),
-    "g_gamma": ParameterLine(["g_gamma_ptr", "stride_gamma: tl.constexpr"], ["g_gamma", "*g_gamma.stride()"]),
+    "g_gamma": ParameterLine(
+        ["g_gamma_ptr", "stride_gamma: tl.constexpr"], ["g_gamma", "*g_gamma.stride()"]
+    ),
 }
 PACKING = ParameterLine(
-    ["cu_seqlens_ptr", "chunk_indices_ptr", "N"], ["cu_seqlens", "chunk_indices", "len(cu_seqlens) - 1"]
+    ["cu_seqlens_ptr", "chunk_indices_ptr", "N"],
+    ["cu_seqlens", "chunk_indices", "len(cu_seqlens) - 1"],
 )
 SIZES = ParameterLine(
     [
@@ -81,14 +84,18 @@ class Common:
     state_cast: str
     """The cast of a state to the dtype of q; empty if they are equal."""
     chunk: Template
-    """Statements that set `b` (batch), `number` (chunk in it), `first` (first token) and `end` (end of the tokens)."""
+    """Statements that set `b` (batch), `number` (chunk in it), `first` (first token) and `end` (end
+    of the tokens).
+    """
     v_first: Code
     """The first row of the chunk in v."""
 
 
 @dataclass(frozen=True)
 class Kernel(Template):
-    """A kernel that multiplies the queries and keys of a chunk (or do and v), and multiplies with its state."""
+    """A kernel that multiplies the queries and keys of a chunk (or do and v), and multiplies with
+    its state.
+    """
 
     common: Common
     decay: list[Statement]
@@ -135,7 +142,9 @@ class KeyGradients(Kernel):
     dg: list[str]
     """The name of the gradient of the gate, if it has one."""
     slope: Code | None
-    """The factor that turns the gradient of an exponent into the gradient of the gate; None for 1."""
+    """The factor that turns the gradient of an exponent into the gradient of the gate; None
+    for 1.
+    """
     varlen: bool
 
 
@@ -151,7 +160,9 @@ class Kernels:
 def kernels(plan: ChunkOutputPlan, helpers: set[str]) -> Kernels:
     """Return the kernels of a plan. Add the functions that their statements call to `helpers`."""
     spec, common = plan.spec, _common(plan)
-    own, of_gradients = (decay(plan, helpers, with_slope=with_slope) for with_slope in (False, True))
+    own, of_gradients = (
+        decay(plan, helpers, with_slope=with_slope) for with_slope in (False, True)
+    )
     forward = _forward(spec, own, common)
     if not plan.backward:
         return Kernels(forward, None, None)
@@ -166,7 +177,9 @@ def _common(plan: ChunkOutputPlan) -> Common:
         state_strides=[f"stride_h{side}: tl.constexpr" for side in spec.state_layout],
         state_cast="" if spec.state == spec.dtype else ".to(q_ptr.dtype.element_ty)",
         chunk=PackedChunk() if spec.varlen else RowChunk(),
-        v_first=op("number.to({tl}.int64) * BT") if spec.v_layout == "chunk_padded" else Name("first"),
+        v_first=op("number.to({tl}.int64) * BT")
+        if spec.v_layout == "chunk_padded"
+        else Name("first"),
     )
 
 

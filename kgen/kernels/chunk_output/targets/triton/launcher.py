@@ -1,4 +1,6 @@
-"""The launcher of chunk_output in Triton, from argument checks to gradients: a dataclass for each template."""
+"""The launcher of chunk_output in Triton, from argument checks to gradients: a dataclass for each
+template.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def launcher(plan: ChunkOutputPlan, launching: LaunchFunctions | None) -> Launch
         bf16=spec.dtype == "bf16",
         varlen=spec.varlen,
         operands=operands,
-        new_o=f"_new(q, NT, (B, T, HV, {said.V}))" if spec.varlen else f"q.new_empty(B, T, HV, {said.V})",
+        new_o=f"_new(q, NT, (B, T, HV, {said.V}))"
+        if spec.varlen
+        else f"q.new_empty(B, T, HV, {said.V})",
         gradients=_gradients(plan, operands) if plan.backward else None,
         derivatives=derivatives,
         dense_check=dense(spec.name, operands.tensors),
@@ -166,7 +170,10 @@ def docstring(plan: ChunkOutputPlan) -> Docstring:
     """Return the part of the function's docstring on arguments and results."""
     spec = plan.spec
     gate = TORCH_DTYPES[spec.gate_dtype]
-    words = {"g": f"g: [B, T, HV] {gate}, summed up inside each chunk.", "g_gamma": f"g_gamma: [HV] {gate}."}
+    words = {
+        "g": f"g: [B, T, HV] {gate}, summed up inside each chunk.",
+        "g_gamma": f"g_gamma: [HV] {gate}.",
+    }
     padding = ["padded to whole chunks; what is in the padding does not matter"]
     learned = "q, k, v, h and g" if plan.slope is not None else "q, k, v, h"
     return Docstring(
@@ -271,7 +278,8 @@ def _heads(spec: ChunkOutputSpec) -> Check:
             f"{heads_rule(heads.group)}, got {{HV}} and {{H}}",
         )
     return Check(
-        "H == 0 or HV % H", "the number of heads of v must be a multiple of that of q, got {HV} and {H}"
+        "H == 0 or HV % H",
+        "the number of heads of v must be a multiple of that of q, got {HV} and {H}",
     )
 
 
@@ -292,7 +300,9 @@ def _shapes(plan: ChunkOutputPlan) -> list[Check]:
 
 
 def _strides(plan: ChunkOutputPlan) -> list[Check]:
-    """Return the checks that strides are small: kernels multiply positions by strides in 32 bits."""
+    """Return the checks that strides are small: kernels multiply positions by strides in 32
+    bits.
+    """
     tokens = ["q", "k", "v"]
     elements = ["*(x.stride(3) for x in (q, k, v, h))", "h.stride(4)"]
     if "g" in plan.gates:
@@ -306,7 +316,10 @@ def _strides(plan: ChunkOutputPlan) -> list[Check]:
         ),
         Check(
             f"max({', '.join(elements)}) >= 2**23",
-            "strides between elements of a row must be less than 2**23: make the tensors contiguous",
+            (
+                "strides between elements of a row must be less than 2**23: make the tensors "
+                "contiguous"
+            ),
         ),
     ]
 
@@ -316,5 +329,6 @@ def _chunks(spec: ChunkOutputSpec) -> Check:
     if spec.varlen:
         return Check("B != 1", "packed sequences need B = 1, got {B}")
     return Check(
-        f"NT != -(-T // {BT})", f"h must have a state for each of {{-(-T // {BT})}} chunks, got {{NT}}"
+        f"NT != -(-T // {BT})",
+        f"h must have a state for each of {{-(-T // {BT})}} chunks, got {{NT}}",
     )

@@ -1,4 +1,6 @@
-"""Calls of chunk_output from C: the files in `templates/chunk_output/c`, and the names of launch arguments."""
+"""Calls of chunk_output from C: the files in `templates/chunk_output/c`, and the names of launch
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ HINT = "make tensors contiguous, or name heads to `kgen build`, as `--heads` or 
 FAR_TOKENS = 24
 """The limit of strides of tokens: kernels multiply positions by strides in 32 bits."""
 _NAMES = """
-o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT scale H HV
-BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
+o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT
+scale H HV BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
 """
 """The names of launch arguments, apart from the inputs."""
 
@@ -92,8 +94,8 @@ class ChunkOutputProgram(Program):
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """Return the files that call the kernels of a spec.
 
-    `sizes` are the sizes that the spec leaves open and the package has machine code for. All chips have the same
-    kernels.
+    `sizes` are the sizes that the spec leaves open and the package has machine code for. All chips
+    have the same kernels.
     """
     plan = plan_chunk_output(loaded)
     name, license, arguments = prefix_of(loaded), plan.spec.license.in_comment(), arguments_of(plan)
@@ -107,7 +109,9 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
     )
 
 
-def _header(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments) -> ChunkOutputHeader:
+def _header(
+    name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
+) -> ChunkOutputHeader:
     spec, packing, gradients = plan.spec, arguments.packing, arguments.gradients
     packed = (packing.cu_seqlens, packing.chunk_indices) if packing else ()
     of_row = f"the ceil(T / {spec.chunk_size}) chunks of a row"
@@ -127,7 +131,9 @@ def _header(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
     )
 
 
-def _program(name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments) -> ChunkOutputProgram:
+def _program(
+    name: str, license: str, plan: ChunkOutputPlan, arguments: Arguments
+) -> ChunkOutputProgram:
     spec, gradients = plan.spec, arguments.gradients
     K, V = spec.head_dim.qk, spec.head_dim.v
     launched = ("T", "H", "HV", "NT", "N") if spec.varlen else ("T", "H", "HV", "NT")
@@ -167,7 +173,9 @@ def _tiles(plan: ChunkOutputPlan) -> list[Tiles]:
 def _rows(table: Mapping[int, Tile]) -> list[tuple[Collection[int], Mapping[str, int | bool]]]:
     """Return the rows of a table. `maxnreg` None becomes 0."""
     rows = tables.rows({chip: [tile] for chip, tile in table.items()})
-    return [(chips, {name: value or 0 for name, value in asdict(tile).items()}) for chips, tile in rows]
+    return [
+        (chips, {name: value or 0 for name, value in asdict(tile).items()}) for chips, tile in rows
+    ]
 
 
 # --- checks of the numbers of heads and chunks and of strides, as in the emitted function ---
@@ -177,7 +185,9 @@ def _heads(spec: ChunkOutputSpec) -> Check:
     heads, both = spec.heads, ("(long long)p->H", "(long long)p->HV")
     if heads.qk:
         wrong = f"p->H != {heads.qk} || p->HV != {heads.v}"
-        return Check(wrong, f"q must have {heads.qk} heads and v {heads.v}, got %lld and %lld", both)
+        return Check(
+            wrong, f"q must have {heads.qk} heads and v {heads.v}, got %lld and %lld", both
+        )
     if heads.group:
         message = f"{heads_rule(heads.group)}, got %lld and %lld"
         return Check(f"p->HV != {heads.group} * p->H", message, both[::-1])
@@ -208,5 +218,6 @@ def _strides(inputs: Sequence[Argument]) -> list[Check]:
 def _apart(of: Argument, axis: int, what: str, power: int) -> Check:
     wrong = f"a->{of.member}.strides[{axis}] >= INT64_C(1) << {power}"
     return Check(
-        wrong, f"{what} of {of.label} must be less than 2**{power} elements apart: make it contiguous"
+        wrong,
+        f"{what} of {of.label} must be less than 2**{power} elements apart: make it contiguous",
     )

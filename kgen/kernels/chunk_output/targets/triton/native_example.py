@@ -50,7 +50,9 @@ class Gate:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkOutputExample(File):
-    """`example.cpp`, which calls both passes and compares the results with a reference in double."""
+    """`example.cpp`, which calls both passes and compares the results with a reference in
+    double.
+    """
 
     template: ClassVar[str] = "chunk_output/c/example.cpp.j2"
 
@@ -88,9 +90,15 @@ class ChunkOutputExample(File):
 
 
 def chunk_output_example(
-    loaded: Loaded, plan: ChunkOutputPlan, arguments: Arguments, open_sizes: Mapping[str, Sequence[int]]
+    loaded: Loaded,
+    plan: ChunkOutputPlan,
+    arguments: Arguments,
+    open_sizes: Mapping[str, Sequence[int]],
 ) -> ChunkOutputExample:
-    """Return the example of a plan. Raise `KgenError` if a function of the decay has no C++ spelling."""
+    """Return the example of a plan.
+
+    Raise `KgenError` if a function of the decay has no C++ spelling.
+    """
     spec, gradients = plan.spec, arguments.gradients
     K, V, BT = spec.head_dim.qk, spec.head_dim.v, spec.chunk_size
     lengths = _lengths(spec)

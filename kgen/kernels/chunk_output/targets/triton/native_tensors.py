@@ -27,7 +27,10 @@ class Argument(Tensor):
 
 @dataclass(frozen=True)
 class Packing:
-    """The tensors with the offsets of packed sequences, and their chunks. Machine code exists for int32."""
+    """The tensors with the offsets of packed sequences, and their chunks.
+
+    Machine code exists for int32.
+    """
 
     cu_seqlens: Argument
     chunk_indices: Argument
@@ -84,14 +87,23 @@ class _Spelled:
         self.padded = plan.spec.v_layout == "chunk_padded"
 
     def of_tokens(
-        self, name: str, heads: str, width: int, said: str = "", *, contiguous: bool = False, stride: str = ""
+        self,
+        name: str,
+        heads: str,
+        width: int,
+        said: str = "",
+        *,
+        contiguous: bool = False,
+        stride: str = "",
     ) -> Argument:
         """Return the sizes [B, T, heads, width], or the sizes of padded values."""
         padded = self.padded and name in ("v", "dv")
         length, rows = (f"p->NT * {self.BT}", f"NT * {self.BT}") if padded else ("p->T", "T")
         sizes = ("p->B", length, f"p->{heads}", str(width))
         shape = f"[B, {rows}, {heads}, {width}]"
-        return _argument(name, sizes, self.spec.dtype, shape, said, contiguous=contiguous, stride=stride)
+        return _argument(
+            name, sizes, self.spec.dtype, shape, said, contiguous=contiguous, stride=stride
+        )
 
     def states(self, name: str, said: str, *, contiguous: bool = False) -> Argument:
         """Return the sizes [B, NT, HV, K, V] or [B, NT, HV, V, K]."""
@@ -99,11 +111,15 @@ class _Spelled:
         state = [str(sides[side]) for side in self.spec.state_layout]
         sizes = ("p->B", "p->NT", "p->HV", *state)
         shape = f"[B, NT, HV, {', '.join(state)}]"
-        return _argument(name, sizes, self.spec.state, shape, said, contiguous=contiguous, stride="stride_hb")
+        return _argument(
+            name, sizes, self.spec.state, shape, said, contiguous=contiguous, stride="stride_hb"
+        )
 
     def inputs(self) -> tuple[Argument, ...]:
         """Return the floating-point tensors that both passes read."""
-        padding = "padded to whole chunks; what is in the padding does not matter" if self.padded else ""
+        padding = (
+            "padded to whole chunks; what is in the padding does not matter" if self.padded else ""
+        )
         return (
             self.of_tokens("q", "H", self.K, stride="stride_qb"),
             self.of_tokens("k", "H", self.K, stride="stride_kb"),
@@ -118,12 +134,15 @@ class _Spelled:
             return _argument(gate, ("p->HV",), dtype, "[HV]", stride="stride_gamma")
         sizes, said = ("p->B", "p->T", "p->HV"), "summed up inside each chunk"
         # Kernels compute offsets of heads in 64 bits.
-        return _argument(gate, sizes, dtype, "[B, T, HV]", said, widest="INT32_MAX", stride="stride_gb")
+        return _argument(
+            gate, sizes, dtype, "[B, T, HV]", said, widest="INT32_MAX", stride="stride_gb"
+        )
 
     def packing(self) -> Packing:
         """Return the tensors of packed sequences."""
         ends = (
-            "where each sequence begins, from 0 on, and the last one ends; B is 1; tokens after it give zeros"
+            "where each sequence begins, from 0 on, and the last one ends; B is 1; tokens "
+            "after it give zeros"
         )
         chunks = "(sequence, chunk inside it) of each chunk; NULL where the call is to find them"
         return Packing(
@@ -132,7 +151,10 @@ class _Spelled:
         )
 
     def gradients(self) -> Gradients:
-        """Return the tensors that only backward uses. Strides in its kernels have the names of gradients here."""
+        """Return the tensors that only backward uses.
+
+        Strides in its kernels have the names of gradients here.
+        """
         of_keys = tuple(
             self.of_tokens(name, "H", self.K, "written", contiguous=True, stride=stride)
             for name, stride in (("dq", "stride_xb"), ("dk", "stride_yb"))

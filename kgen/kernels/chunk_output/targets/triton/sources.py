@@ -10,8 +10,19 @@ from kgen.expr.functions import in_order
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
 from kgen.kernels.chunk_output.targets.interface import Formula, formula, signature
-from kgen.kernels.chunk_output.targets.triton.kernels import Forward, KeyGradients, ValueGradients, kernels
-from kgen.kernels.chunk_output.targets.triton.launcher import Launcher, Shapes, docstring, launcher, shapes
+from kgen.kernels.chunk_output.targets.triton.kernels import (
+    Forward,
+    KeyGradients,
+    ValueGradients,
+    kernels,
+)
+from kgen.kernels.chunk_output.targets.triton.launcher import (
+    Launcher,
+    Shapes,
+    docstring,
+    launcher,
+    shapes,
+)
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of

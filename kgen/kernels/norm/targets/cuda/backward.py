@@ -10,7 +10,15 @@ from kgen.expr.nodes import variables
 from kgen.kernels.norm.plan import planning
 from kgen.kernels.norm.plan.planning import H, NormPlan, Operand
 from kgen.kernels.norm.targets.cuda.parts import LAYER, RMS, Elements, Kernel, Launch, shape_row
-from kgen.kernels.norm.targets.cuda.spelled import ORDER, TYPES, Body, Spelled, more, slots_of, times
+from kgen.kernels.norm.targets.cuda.spelled import (
+    ORDER,
+    TYPES,
+    Body,
+    Spelled,
+    more,
+    slots_of,
+    times,
+)
 from kgen.targets.code import CUDA, Assign, If, Name, Statement, text
 from kgen.targets.cuda.params import Param, Params, device, given, host, names, pointer
 from kgen.targets.template import Template
@@ -62,7 +70,9 @@ OF_HEADS = Grid(
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
-    finalize_words=("The grid has gridDim.y heads, and every gridDim.y-th part belongs to a head.",),
+    finalize_words=(
+        "The grid has gridDim.y heads, and every gridDim.y-th part belongs to a head.",
+    ),
     finalize_first="blockIdx.y + (long long)stripe * gridDim.y",
     finalize_step="32 * gridDim.y",
     finalize_head="(long long)blockIdx.y * width",
@@ -116,7 +126,9 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class ColumnKernels(Template):
-    """The kernels that sum over rows: `columns_kernel` for rows of any width, `finalize_kernel` for partial sums."""
+    """The kernels that sum over rows: `columns_kernel` for rows of any width, `finalize_kernel` for
+    partial sums.
+    """
 
     template: ClassVar[str] = "norm/cuda/_columns.j2"
     language: ClassVar[str] = CUDA
@@ -230,7 +242,11 @@ class _Columns:
     @property
     def finalize_params(self) -> Params:
         counts = [Param("long long", n, n) for n in ("parts", "width")]
-        return [*([replace(p, const=True)] for p in self.parts), *([p] for p in self.totals), counts]
+        return [
+            *([replace(p, const=True)] for p in self.parts),
+            *([p] for p in self.totals),
+            counts,
+        ]
 
 
 @dataclass(frozen=True)
@@ -256,7 +272,8 @@ def backward_of(spelled: Spelled) -> Backward | None:
     kernel = _parts(spelled, b, loads, bodies)
     saved = [[pointer("float", f"{s}_ptr", s, const=True)] for s in plan.saves]
     results = [
-        [pointer(TYPES[g.dtype], f"{_d(spelled, g)}_ptr", f"d_{g.of}")] for g in (*b.elements, *b.rows)
+        [pointer(TYPES[g.dtype], f"{_d(spelled, g)}_ptr", f"d_{g.of}")]
+        for g in (*b.elements, *b.rows)
     ]
     tensors: Params = [*spelled.inputs(loads), *saved, *results]
     own, outside = (
@@ -306,7 +323,9 @@ def _sums(spelled: Spelled, b: planning.Backward, form: str, late: bool) -> list
     return [spelled.end(form.format(_d(spelled, g)), g.tree, "+=") for g in found]
 
 
-def _parts(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand], bodies: _Bodies) -> Kernel:
+def _parts(
+    spelled: Spelled, b: planning.Backward, loads: Sequence[Operand], bodies: _Bodies
+) -> Kernel:
     columns = spelled.columns(loads)
     rows_of = [(spelled.local(o.name), o.dtype) for o in loads if o.along == "element"]
     return Kernel(
@@ -336,7 +355,9 @@ def _kernel(
 ) -> BackwardKernel:
     plan, b = spelled.plan, spelled.plan.backward
     assert b is not None
-    stores = [f"store_one({_d(spelled, g)}_ptr + row, row_sums[{i}]);" for i, g in enumerate(b.rows)]
+    stores = [
+        f"store_one({_d(spelled, g)}_ptr + row, row_sums[{i}]);" for i, g in enumerate(b.rows)
+    ]
     return BackwardKernel(
         params=params,
         kernel=kernel,
@@ -401,7 +422,10 @@ def _columns(spelled: Spelled, b: planning.Backward, loads: Sequence[Operand]) -
 
 
 def _scratch(plan: NormPlan, uses: frozenset[str]) -> tuple[Scratch, ...]:
-    """Return the values of rows that are used but not saved. Each is [rows], and they are adjacent."""
+    """Return the values of rows that are used but not saved.
+
+    Each is [rows], and they are adjacent.
+    """
     assert plan.backward is not None
     whole = (*(m.name for m in plan.backward.means), *plan.statistics)
     left = [n for n in whole if n in uses and n not in plan.saves]

@@ -96,7 +96,11 @@ def forward_of(spelled: Spelled) -> Forward:
 
 
 def _parts(
-    spelled: Spelled, loads: tuple[Operand, ...], stored: list[tuple[str, str]], h: Body, refills: bool
+    spelled: Spelled,
+    loads: tuple[Operand, ...],
+    stored: list[tuple[str, str]],
+    h: Body,
+    refills: bool,
 ) -> Kernel:
     plan = spelled.plan
     columns = spelled.columns(loads)
@@ -121,11 +125,15 @@ def _parts(
     )
 
 
-def _params(spelled: Spelled, loads: tuple[Operand, ...], kernel: Kernel, uses: frozenset[str]) -> Params:
+def _params(
+    spelled: Spelled, loads: tuple[Operand, ...], kernel: Kernel, uses: frozenset[str]
+) -> Params:
     plan, spec = spelled.plan, spelled.spec
     outputs = [pointer(TYPES[spec.dtypes["output"]], "out_ptr", "out")]
     if spec.quantize:
-        outputs.append(pointer("float", "scale_ptr", "scale", const=spec.quantize.scale == "per_tensor"))
+        outputs.append(
+            pointer("float", "scale_ptr", "scale", const=spec.quantize.scale == "per_tensor")
+        )
     if plan.stores_h:
         outputs.append(pointer(TYPES[spec.dtypes["residual"]], "h_ptr", "h"))
     outputs += [pointer("float", f"{s}_ptr", s) for s in plan.saves]

@@ -47,7 +47,9 @@ class Host(Template):
     backward: HostBackward | None
 
 
-def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None) -> Host:
+def host_of(
+    spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None
+) -> Host:
     """Return the launchers of a plan."""
     name = spelled.spec.name
     words = "Statistics, which backward alone needs, may be null."

@@ -233,7 +233,9 @@ class Module(ImportsLaunch):
         return ("_library",)
 
 
-def module_of(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
+def module_of(
+    spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None
+) -> Module:
     """Return `cuda.py` of a plan."""
     return _Modules(spelled).module(loader, forward, backward)
 
@@ -255,7 +257,9 @@ class _Modules:
         if self.plan.stores_h:
             self.returned.append("h")
         self.outputs = (*self.returned, *self.plan.saves)
-        self.kinds = {n: "int" if p.scalar is Type.INT else "float" for n, p in self.runtime.items()}
+        self.kinds = {
+            n: "int" if p.scalar is Type.INT else "float" for n, p in self.runtime.items()
+        }
         self.save = ["save"] if self.plan.saves else []
         self.x_words = "[..., H, width]" if self.heads else "[..., width]"
         self.sizes = ("heads, width", "-2:") if self.heads else ("width", "-1")
@@ -310,10 +314,13 @@ class _Modules:
 
     def _docstring(self) -> Docstring:
         words = [
-            f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}." for o in self.plan.operands
+            f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
+            for o in self.plan.operands
         ]
         words += [f"{n}: one float32, what the output is divided by." for n in self.scale]
-        words += [f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()]
+        words += [
+            f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
+        ]
         return Docstring(
             arguments=tuple(words),
             eps=repr(self.spec.eps),
@@ -334,7 +341,9 @@ class _Modules:
     def _shape(self, operand: Operand) -> str:
         """Return the shape of an argument, in Python."""
         dims = 2 if self.heads else 1
-        return {"element": "x.shape", "row": "x.shape[:-1]", "column": f"x.shape[-{dims}:]"}[operand.along]
+        return {"element": "x.shape", "row": "x.shape[:-1]", "column": f"x.shape[-{dims}:]"}[
+            operand.along
+        ]
 
     def _words(self, operand: Operand) -> str:
         """Describe the shape of an argument."""
@@ -353,12 +362,16 @@ class _Modules:
             wrong, words = f"x.shape[-1] not in {tuple(widths)}", " or ".join(map(str, widths))
         yield Check(wrong, f"rows of x must have {words} elements, got {{x.shape[-1]}}")
         if isinstance(heads, int):
-            yield Check(f"x.shape[-2] != {heads}", f"x must have {heads} heads, got {{x.shape[-2]}}")
+            yield Check(
+                f"x.shape[-2] != {heads}", f"x must have {heads} heads, got {{x.shape[-2]}}"
+            )
 
     # --- operators ---
 
     def _forward(self, forward: Forward) -> ForwardOperator:
-        params = [f"{n}: Tensor" for n in self.tensors] + [f"{n}: {kind}" for n, kind in self.kinds.items()]
+        params = [f"{n}: Tensor" for n in self.tensors] + [
+            f"{n}: {kind}" for n, kind in self.kinds.items()
+        ]
         params += ["eps: float", *(f"{n}: bool" for n in self.save)]
         sizes, sizes_at = self.sizes
         words = "; without `save` no statistics, which backward alone needs"
@@ -380,7 +393,9 @@ class _Modules:
             return _empty("(*x.shape[:-1], 1)", "float32", "x")
         if output in self.plan.saves:
             return _empty("x.shape[:-1] if save else 0", "float32", "x")
-        return _empty("x.shape", dtypes[spec.dtypes["output" if output == "out" else "residual"]], "x")
+        return _empty(
+            "x.shape", dtypes[spec.dtypes["output" if output == "out" else "residual"]], "x"
+        )
 
     def _backward(self, backward: Backward) -> BackwardOperator:
         plan, b = self.plan, self.plan.backward
@@ -417,9 +432,15 @@ class _Modules:
         )
 
     def _gradient(self, gradient: Gradient) -> str:
-        """Return the allocations of gradients, with the shape of dout without the axes of their sums."""
+        """Return the allocations of gradients, with the shape of dout without the axes of their
+        sums.
+        """
         dims = 2 if self.heads else 1
-        shapes = {"element": "dout.shape", "row": "dout.shape[:-1]", "column": f"dout.shape[-{dims}:]"}
+        shapes = {
+            "element": "dout.shape",
+            "row": "dout.shape[:-1]",
+            "column": f"dout.shape[-{dims}:]",
+        }
         return _empty(shapes[gradient.along], TORCH_DTYPES[gradient.dtype], "dout")
 
     def _columns_call(self, b: planning.Backward, backward: Backward) -> ColumnsCall | None:
@@ -461,7 +482,11 @@ def _call(kernel: Forward | Backward, *outputs: str) -> Call:
 def _prepared(loads: Sequence[Operand]) -> Iterator[str]:
     """Yield lines that prepare tensors: [rows, width] for elements, contiguous for others."""
     for o in loads:
-        yield f"{o.name} = _flat({o.name})" if o.along == "element" else f"{o.name} = {o.name}.contiguous()"
+        yield (
+            f"{o.name} = _flat({o.name})"
+            if o.along == "element"
+            else f"{o.name} = {o.name}.contiguous()"
+        )
 
 
 def _empty(shape: str, dtype: str, like: str) -> str:

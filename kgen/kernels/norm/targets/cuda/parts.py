@@ -1,4 +1,6 @@
-"""The parts that the forward and the backward kernel of a norm in CUDA share, for their templates."""
+"""The parts that the forward and the backward kernel of a norm in CUDA share, for their
+templates.
+"""
 
 from __future__ import annotations
 
@@ -178,4 +180,15 @@ def shape_row(shape: Shape, vector: int) -> tuple[int, ...]:
     """Return a shape as a row of the tables of a file."""
     s = shape
     own = 1 if s.single else vector
-    return (s.width, s.threads, s.rows, s.elements, s.cluster, own, s.stages, s.blocks, s.turns, s.shared)
+    return (
+        s.width,
+        s.threads,
+        s.rows,
+        s.elements,
+        s.cluster,
+        own,
+        s.stages,
+        s.blocks,
+        s.turns,
+        s.shared,
+    )

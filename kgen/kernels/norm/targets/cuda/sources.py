@@ -24,7 +24,9 @@ from kgen.targets.cuda.loader import Loader
 from kgen.targets.template import Template
 
 STAYING = 256
-"""Values of a row that blocks of a cluster read where they are: docs/decisions/0020-norm-rows.md."""
+"""Values of a row that blocks of a cluster read where they are:
+docs/decisions/0020-norm-rows.md.
+"""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ def sources(loaded: Loaded) -> list[Source]:
     loader = Loader(loaded.spec.name, 8, 9 if loaded.spec.quantize else 0, dynamic_shared=True)
     module = module_of(spelled, loader, forward, backward)
     return [
-        Source("cuda.cu", _file(spelled, loader, forward, backward), comment="//", reserved=FUNCTIONS),
+        Source(
+            "cuda.cu", _file(spelled, loader, forward, backward), comment="//", reserved=FUNCTIONS
+        ),
         Source(
             "cuda.py",
             module,
@@ -161,14 +165,20 @@ def _exchange(clusters: bool, sends: bool) -> OwnParts | StayingParts | SentPart
 
 
 def _sends(spelled: Spelled) -> bool:
-    """True if a cluster exchanges more values for a row than its warps can read from other blocks in time."""
+    """True if a cluster exchanges more values for a row than its warps can read from other blocks
+    in time.
+    """
     plan = spelled.plan
     statistics = 2 if plan.layer else 1
     shapes = [(s, statistics) for s in spelled.forward_shapes]
     if plan.backward:
-        sums = max(len(plan.backward.means), len(plan.backward.rows), 1 if plan.saves else statistics)
+        sums = max(
+            len(plan.backward.means), len(plan.backward.rows), 1 if plan.saves else statistics
+        )
         shapes += [(s, sums) for s in spelled.backward_shapes]
-    return any(s.cluster > 1 and values * s.cluster * -(-s.threads // 32) > STAYING for s, values in shapes)
+    return any(
+        s.cluster > 1 and values * s.cluster * -(-s.threads // 32) > STAYING for s, values in shapes
+    )
 
 
 def _elements(spelled: Spelled) -> Elements:

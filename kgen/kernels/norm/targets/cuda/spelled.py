@@ -43,7 +43,10 @@ class Body:
 
 
 class Spelled:
-    """Print the statements of one plan. Each value is a line of scalar code in a loop over an access."""
+    """Print the statements of one plan.
+
+    Each value is a line of scalar code in a loop over an access.
+    """
 
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -67,7 +70,9 @@ class Spelled:
         self.rounds = False
         self.multiples = bool(self.spec.heads and plan.backward)
         self.constants = tuple(
-            Constant(self.local(n).upper(), SCALARS[p.scalar], literal(Const(p.value or 0, p.scalar)))
+            Constant(
+                self.local(n).upper(), SCALARS[p.scalar], literal(Const(p.value or 0, p.scalar))
+            )
             for n, p in constants.items()
         )
 
@@ -75,7 +80,9 @@ class Spelled:
         """Return the names in the file that depend on the spec."""
         plan, name = self.plan, self.spec.name
         backward = [*plan.upstream, *(plan.backward.loads if plan.backward else ())]
-        tensors = [o.name for o in (*plan.forward.loads, *backward) if o.name not in self.spec.buffers]
+        tensors = [
+            o.name for o in (*plan.forward.loads, *backward) if o.name not in self.spec.buffers
+        ]
         made = (made_of(n) for n in (*tensors, "out", "h", *plan.saves))
         return {f"{name}_forward", f"{name}_backward", f"{name}_kernels"}.union(*made)
 
@@ -112,7 +119,9 @@ class Spelled:
         """Return the statements for the value of each element."""
         return Assign((to,), (self.printer.real(tree),), sign)
 
-    def body(self, reads: Mapping[str, Assign], values: Iterable[Value], ends: Sequence[Statement]) -> Body:
+    def body(
+        self, reads: Mapping[str, Assign], values: Iterable[Value], ends: Sequence[Statement]
+    ) -> Body:
         """Return the statements that compute `ends`, without unneeded ones."""
         before = needed([*reads.values(), *map(self._value, values)], uses_of(ends))
         read = frozenset(n for n, assign in reads.items() if assign in before)
@@ -124,14 +133,18 @@ class Spelled:
 
     def elements(self, operands: Iterable[Operand], body: Body) -> Elements:
         """Return a loop over some lines, with the accesses that they read."""
-        return Elements(tuple(Read(self.local(o.name)) for o in operands if o.name in body.reads), body.lines)
+        return Elements(
+            tuple(Read(self.local(o.name)) for o in operands if o.name in body.reads), body.lines
+        )
 
     # --- operands ---
 
     def columns(self, operands: Iterable[Operand]) -> tuple[Column, ...]:
         offset, row_offset = (" + head", " + head_of_row") if self.spec.heads else ("", "")
         own = [(self.local(o.name), TYPES[o.dtype]) for o in operands if o.along == "column"]
-        return tuple(Column(n, element, f"{n}_ptr{offset}", f"{n}_ptr{row_offset}") for n, element in own)
+        return tuple(
+            Column(n, element, f"{n}_ptr{offset}", f"{n}_ptr{row_offset}") for n, element in own
+        )
 
     def rows(self, operands: Iterable[Operand]) -> tuple[RowValue, ...]:
         found = [(o, self._element(o, "{0}_ptr[row]")) for o in operands if o.along == "row"]

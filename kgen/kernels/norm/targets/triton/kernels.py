@@ -204,7 +204,11 @@ class Kernels:
     def _printer(self) -> Printer:
         plan = self.plan
         places = {n: Place(True, (ROW,)) for n in ROW_VALUES}
-        loads = [*plan.forward.loads, *plan.upstream, *(plan.backward.loads if plan.backward else ())]
+        loads = [
+            *plan.forward.loads,
+            *plan.upstream,
+            *(plan.backward.loads if plan.backward else ()),
+        ]
         for o in plan.operands:
             columns = (ROW, COL) if self.heads else (COL,)
             axes = {"element": (ROW, COL), "row": (ROW,), "column": columns}[o.along]
@@ -267,7 +271,8 @@ class Kernels:
             for name in plan.saves
         ]
         means = [
-            Mean(m.name, self.printer.tile(m.tree), later=i or None) for i, m in enumerate(backward.means)
+            Mean(m.name, self.printer.tile(m.tree), later=i or None)
+            for i, m in enumerate(backward.means)
         ]
         names = tuple(g.name for g in backward.columns)
         return BackwardKernel(
@@ -280,8 +285,12 @@ class Kernels:
             middle=self._values(backward.before[at_h:]),
             means=tuple(means),
             after=self._values([backward.dh]),
-            stores=tuple(Store(f"{g.name}_ptr", self.printer.tile(g.tree)) for g in backward.elements),
-            sums=tuple(ColumnSum(g.name, self._summand(g), self._part(g.name)) for g in backward.columns),
+            stores=tuple(
+                Store(f"{g.name}_ptr", self.printer.tile(g.tree)) for g in backward.elements
+            ),
+            sums=tuple(
+                ColumnSum(g.name, self._summand(g), self._part(g.name)) for g in backward.columns
+            ),
             rows=tuple(RowSum(g.name, self._summand(g)) for g in backward.rows),
             shared=not self.heads,
             finalize=Finalize(names) if names else None,
@@ -290,12 +299,20 @@ class Kernels:
     def _part(self, name: str) -> Code:
         """Return the store of a program's partial sum over rows."""
         if self.heads:
-            return op("{tl}.store({0}_parts_ptr + group * (H * WIDTH) + columns, {0}, mask=live)", name)
-        form = "{tl}.store({0}_parts_ptr + group * WIDTH + cols, {tl}.sum({0}, 0), mask=cols < WIDTH)"
+            return op(
+                "{tl}.store({0}_parts_ptr + group * (H * WIDTH) + columns, {0}, mask=live)", name
+            )
+        form = (
+            "{tl}.store({0}_parts_ptr + group * WIDTH + cols, {tl}.sum({0}, 0), mask=cols < WIDTH)"
+        )
         return op(form, name)
 
     def _params(
-        self, pointers: Iterable[str], loads: Iterable[Operand], scalars: list[str], flags: list[str]
+        self,
+        pointers: Iterable[str],
+        loads: Iterable[Operand],
+        scalars: list[str],
+        flags: list[str],
     ) -> tuple[tuple[str, ...], ...]:
         strides = [
             f"stride_{o.name}{d}: tl.int64"
@@ -306,7 +323,12 @@ class Kernels:
         sizes = ["n_positions", "H"] if self.heads else ["n_rows", "slots_ptr"]
         schedule = ["WIDTH", "ROWS", "BLOCK", *([] if self.heads else ["PARTS", "SLOTS"]), "STAGES"]
         constants = [*flags, *(f"{c}: tl.constexpr" for c in schedule)]
-        lines = [[f"{p}_ptr" for p in pointers], strides, [*self.runtime, *scalars, *sizes], constants]
+        lines = [
+            [f"{p}_ptr" for p in pointers],
+            strides,
+            [*self.runtime, *scalars, *sizes],
+            constants,
+        ]
         return tuple(tuple(line) for line in lines if line)
 
     # --- statements ---
@@ -319,7 +341,10 @@ class Kernels:
             loaded = assign(name, self.printer.loaded(name, *self._place(operand)))
             if name == "dh_out":
                 # The caller may not need its gradient.
-                found += [assign(name, text("0.0")), If(op("{0} is not None", f"{name}_ptr"), (loaded,))]
+                found += [
+                    assign(name, text("0.0")),
+                    If(op("{0} is not None", f"{name}_ptr"), (loaded,)),
+                ]
             else:
                 found.append(loaded)
         return tuple(found)

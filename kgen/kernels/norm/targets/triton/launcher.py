@@ -130,7 +130,9 @@ class BackwardOperator(Template):
     gradients: tuple[Output, ...]
     rows: tuple[str, ...]
     programs: Statement
-    """The statement that raises the numbers of groups and programs to at least 1, for calls without rows."""
+    """The statement that raises the numbers of groups and programs to at least 1, for calls without
+    rows.
+    """
     call: Call
     sums: tuple[str, ...]
     """The gradients that are sums over rows."""
@@ -353,7 +355,9 @@ class Launchers:
         words[0] = f"{words[0][:-1]}, {self._width_words()}."
         if self.scale:
             words.append("scale: one float32, what the output is divided by.")
-        return words + [f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()]
+        return words + [
+            f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
+        ]
 
     def _width_words(self) -> str:
         width = self.spec.width
@@ -372,11 +376,16 @@ class Launchers:
         else:
             widths = (width,) if isinstance(width, int) else width
             words = " or ".join(map(str, widths))
-            wrong = f"x.shape[-1] != {width}" if isinstance(width, int) else f"x.shape[-1] not in {widths}"
+            wrong = (
+                f"x.shape[-1] != {width}"
+                if isinstance(width, int)
+                else f"x.shape[-1] not in {widths}"
+            )
             yield Check(wrong, f"rows of x must have {words} elements, got {{x.shape[-1]}}")
         if isinstance(spec.heads, int):
             yield Check(
-                f"x.shape[-2] != {spec.heads}", f"x must have {spec.heads} heads, got {{x.shape[-2]}}"
+                f"x.shape[-2] != {spec.heads}",
+                f"x must have {spec.heads} heads, got {{x.shape[-2]}}",
             )
         for o in self.plan.operands[1:]:
             shape, words = self._shape(o)
@@ -390,7 +399,10 @@ class Launchers:
             yield self._dtype("scale", "fp32")
             yield Check(
                 "scale.numel() != 1 or scale.device != x.device",
-                "scale must have one element on {x.device}, got {list(scale.shape)} on {scale.device}",
+                (
+                    "scale must have one element on {x.device}, got {list(scale.shape)} on "
+                    "{scale.device}"
+                ),
             )
 
     def _dtype(self, name: str, dtype: str) -> Check:
@@ -400,7 +412,9 @@ class Launchers:
     # --- operators ---
 
     def _outputs(self) -> tuple[Output, ...]:
-        """Return the tensors that the operator returns; `save` is true if backward needs the statistics."""
+        """Return the tensors that the operator returns; `save` is true if backward needs the
+        statistics.
+        """
         spec, plan = self.spec, self.plan
         found = [Output("out", "x.shape", (TORCH_DTYPES | FP8)[spec.dtypes["output"]], "x")]
         if spec.quantize and spec.quantize.scale == "per_row":
@@ -413,9 +427,13 @@ class Launchers:
     def _forward(self) -> ForwardOperator:
         plan = self.plan
         # In the kernel, h comes before the scale.
-        others = [n for n in ("h", "scale") if n in (*self.tensors, *(o.name for o in self.outputs))]
+        others = [
+            n for n in ("h", "scale") if n in (*self.tensors, *(o.name for o in self.outputs))
+        ]
         pointers = [*(o.name for o in plan.forward.loads), "out", *others, *plan.saves]
-        types = [f"{n}: Tensor" for n in self.tensors] + [f"{n}: {kind}" for n, kind in self.numbers.items()]
+        types = [f"{n}: Tensor" for n in self.tensors] + [
+            f"{n}: {kind}" for n, kind in self.numbers.items()
+        ]
         return ForwardOperator(
             name=self.spec.name,
             params=", ".join(types),
@@ -487,16 +505,24 @@ class Launchers:
         yield from (f"{o.name} = _rows({o.name})" for o in there if o.along == "element")
         yield from (f"{o.name} = {o.name}.contiguous()" for o in there if o.along != "element")
         yield from (
-            f"{o.name} = None if {o.name} is None else _rows({o.name})" for o in loads if o.name == "dh_out"
+            f"{o.name} = None if {o.name} is None else _rows({o.name})"
+            for o in loads
+            if o.name == "dh_out"
         )
 
-    def _call(self, loads: Iterable[Operand], pointers: list[str], first: str, scalars: list[str]) -> Call:
+    def _call(
+        self, loads: Iterable[Operand], pointers: list[str], first: str, scalars: list[str]
+    ) -> Call:
         """Return the launch arguments of a kernel; `first` is a tensor [rows, width]."""
         dims = 2 if self.heads else 1
         # The kernel does not read the strides of a missing gradient.
         there = {"dh_out": "(dout if dh_out is None else dh_out)"}
-        strides = [f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"]
+        strides = [
+            f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"
+        ]
         sizes = [f"{first}.shape[0]", f"_slots(groups, constants, {first}.device)"]
         if self.heads:
             sizes = [f"*{first}.shape[:2]"]
-        return Call(", ".join(pointers), ", ".join(strides), ", ".join([*self.runtime, *scalars, *sizes]))
+        return Call(
+            ", ".join(pointers), ", ".join(strides), ", ".join([*self.runtime, *scalars, *sizes])
+        )

@@ -30,7 +30,8 @@ from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
 CONSTANTS = """
-eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES num_warps maxnreg launch_cooperative_grid
+eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES num_warps maxnreg
+launch_cooperative_grid
 """
 """Names of launch arguments that are not tensors, sizes or parameters of a spec."""
 
@@ -123,7 +124,8 @@ class NormProgram(Program):
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
     """Return the C files of a spec.
 
-    `sizes` has the sizes with machine code that the spec leaves open. All chips have the same kernels.
+    `sizes` has the sizes with machine code that the spec leaves open. All chips have the same
+    kernels.
     """
     plan = plan_norm(loaded)
     arguments = arguments_of(plan)
@@ -162,7 +164,9 @@ def _header(
     loaded: Loaded, plan: NormPlan, arguments: Arguments, params: tuple[Parameter, ...]
 ) -> NormHeader:
     spec = plan.spec
-    shape, rows = ("[N, D]", "N rows") if spec.heads is None else ("[N, H, D]", "N positions of H heads")
+    shape, rows = (
+        ("[N, D]", "N rows") if spec.heads is None else ("[N, H, D]", "N positions of H heads")
+    )
     dtypes = [WORDS[spec.dtypes[name]] for name in ("input", "output")]
     return NormHeader(
         name=prefix_of(loaded),
@@ -219,7 +223,10 @@ def _checks(plan: NormPlan) -> Iterator[Check]:
     width, heads = plan.spec.width, plan.spec.heads
     if width == "any":
         most = MAX_WIDTH if heads is None else HEADS_WIDTH
-        wrong, words = f"p->width < 1 || p->width > {most}", f"rows of x must have 1 to {most} elements"
+        wrong, words = (
+            f"p->width < 1 || p->width > {most}",
+            f"rows of x must have 1 to {most} elements",
+        )
     else:
         widths = (width,) if isinstance(width, int) else width
         wrong = " && ".join(f"p->width != {w}" for w in widths)
@@ -227,8 +234,12 @@ def _checks(plan: NormPlan) -> Iterator[Check]:
     yield Check(wrong, f"{words}, got %lld", ("(long long)p->width",))
     yield Check("p->rows < 0", "sizes may not be negative")
     if isinstance(heads, int):
-        yield Check(f"p->heads != {heads}", f"x must have {heads} heads, got %lld", ("(long long)p->heads",))
+        yield Check(
+            f"p->heads != {heads}", f"x must have {heads} heads, got %lld", ("(long long)p->heads",)
+        )
     elif heads is not None:
         yield Check(
-            "p->heads < 0", "the number of heads may not be negative, got %lld", ("(long long)p->heads",)
+            "p->heads < 0",
+            "the number of heads may not be negative, got %lld",
+            ("(long long)p->heads",),
         )

@@ -51,7 +51,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Compared:
-    """A gradient that the example computes; `value` is the member of `Values` to which it belongs."""
+    """A gradient that the example computes; `value` is the member of `Values` to which it
+    belongs.
+    """
 
     member: str
     along: str
@@ -150,11 +152,17 @@ def norm_example(
         bias="v.bias_" if "bias" in along else "0.0",
         backward=plan.backward is not None,
         gradients=tuple(gradients),
-        of_input=tuple(c for c, g in zip(gradients, stored, strict=True) if g.of in used["input_mod"]),
-        of_output=tuple(c for c, g in zip(gradients, stored, strict=True) if g.of in used["output_mod"]),
+        of_input=tuple(
+            c for c, g in zip(gradients, stored, strict=True) if g.of in used["input_mod"]
+        ),
+        of_output=tuple(
+            c for c, g in zip(gradients, stored, strict=True) if g.of in used["output_mod"]
+        ),
         of_affine=tuple(Affine(members[g.name], AFFINE[g.of]) for g in stored if g.of in AFFINE),
         c2="dx_hat[size_t(d)] / D" if plan.layer else "0.0",
-        dh_out="tensors.dh_out.numbers[of_element(row, d)]" if plan.stores_h and plan.backward else "0.0",
+        dh_out="tensors.dh_out.numbers[of_element(row, d)]"
+        if plan.stores_h and plan.backward
+        else "0.0",
         per_row=bool(spec.quantize and spec.quantize.scale == "per_row"),
         allowed=repr(_allowed(plan, stored)),
     )
@@ -188,7 +196,9 @@ def _expressions(loaded: Loaded, plan: NormPlan) -> tuple[str, str]:
 
 
 def _allowed(plan: NormPlan, gradients: Sequence[Gradient]) -> float:
-    return max(ERRORS[dtype] for dtype in (*plan.spec.dtypes.values(), *(g.dtype for g in gradients)))
+    return max(
+        ERRORS[dtype] for dtype in (*plan.spec.dtypes.values(), *(g.dtype for g in gradients))
+    )
 
 
 def _sized(tensor: Argument) -> Sized:

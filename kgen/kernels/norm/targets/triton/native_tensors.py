@@ -64,13 +64,20 @@ def arguments_of(plan: NormPlan) -> Arguments:
     spells = _Spelled(plan)
     read = tuple(spells.operand(o) for o in plan.forward.loads)
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
-        read = (*read, spells.plain("scale", ("1",), "fp32", "[1] float32, what the output is divided by"))
+        read = (
+            *read,
+            spells.plain("scale", ("1",), "fp32", "[1] float32, what the output is divided by"),
+        )
     saved = tuple(
         spells.stored(name, "row", "fp32", "written where all of these are there; read by backward")
         for name in plan.saves
     )
     return Arguments(
-        read, _outputs(plan, spells), saved, _read_by_backward(plan, spells), _gradients(plan, spells)
+        read,
+        _outputs(plan, spells),
+        saved,
+        _read_by_backward(plan, spells),
+        _gradients(plan, spells),
     )
 
 
@@ -134,9 +141,15 @@ def _outputs(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
     spec = plan.spec
     stored = [spells.stored("out", "element", spec.dtypes["output"], "written")]
     if spec.quantize and spec.quantize.scale == "per_row":
-        stored.append(spells.stored("scale", "row", "fp32", "written, what out is to be multiplied by"))
+        stored.append(
+            spells.stored("scale", "row", "fp32", "written, what out is to be multiplied by")
+        )
     if plan.stores_h:
-        said = "written, what is normed; read by backward" if plan.backward else "written, what is normed"
+        said = (
+            "written, what is normed; read by backward"
+            if plan.backward
+            else "written, what is normed"
+        )
         stored.append(spells.stored("h", "element", spec.dtypes["residual"], said))
     return tuple(stored)
 
