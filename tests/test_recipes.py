@@ -287,7 +287,8 @@ from generated.simple.triton import simple, simple_kernels
 
 torch.manual_seed(0)
 for queries, keys in ((1, 150), (1, 0), (5, 70)):
-    inputs = [torch.randn(2, 3, n, 32, dtype=torch.float16, requires_grad=True) for n in (queries, keys, keys)]
+    half = dict(dtype=torch.float16, requires_grad=True)
+    inputs = [torch.randn(2, 3, n, 32, **half) for n in (queries, keys, keys)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     results = simple(*inputs, return_lse=True)
     q, k, v = exact

@@ -17,7 +17,8 @@ from kgen.targets.folding import COLUMNS, filled
 
 _TEXT = r""" "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' """
 _BRACKETS = r" (?P<open>[(\[{]) | (?P<close>[)\]}]) | \n"
-_PYTHON = rf""" (?P<string>[fFrRbB]{{0,2}}(?: \"\"\".*?\"\"\" | {_TEXT})) | (?P<comment>\#[^\n]*) | {_BRACKETS}"""
+_PYTHON_TEXT = rf"""[fFrRbB]{{0,2}}(?: \"\"\".*?\"\"\" | {_TEXT})"""
+_PYTHON = rf" (?P<string>{_PYTHON_TEXT}) | (?P<comment>\#[^\n]*) | {_BRACKETS}"
 _C = rf" (?P<string>{_TEXT}) | (?P<comment>//[^\n]* | /\*.*?\*/) | {_BRACKETS}"
 _MESSAGE = re.compile(
     r'(?P<head> *(?:"\w+": |else )?)(?P<prefix>f?)"(?P<text>[^"\\]+)"(?P<tail>,?)'

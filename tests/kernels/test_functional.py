@@ -71,7 +71,8 @@ squares = lambda f: lambda q, k, v: func.vmap(f, (0, None, None))(q, k, v).squar
 same(lambda f: func.grad(squares(f), every)(q, k[0], v[0]))
 again = lambda q: func.grad(loss(lambda q: sample(q, k[0], v[0])))(q).sum()
 refused(lambda: func.grad(again)(q[0]), NotImplementedError, "second derivatives are not supported")
-refused(lambda: func.jvp(lambda q: sample(q, k[0], v[0]), (q[0],), (q[0],)), NotImplementedError, "forward-mode")
+forward = lambda q: sample(q, k[0], v[0])
+refused(lambda: func.jvp(forward, (q[0],), (q[0],)), NotImplementedError, "forward-mode")
 """,
     "norm": """
 tolerance = 1e-4

@@ -123,9 +123,10 @@ for with_lse in (False, True):
     for one, other in zip(own, gradients(with_lse), strict=True):
         torch.testing.assert_close(one, other)
 assert asked == [False, True], asked
+expected = "delta must be torch.float32 [1, 2, 40] on cpu, got"
 for wrong, words in (
-    (lambda *args: delta(*args).double(), "delta must be torch.float32 [1, 2, 40] on cpu, got torch.float64"),
-    (lambda *args: delta(*args)[..., 0], "delta must be torch.float32 [1, 2, 40] on cpu, got torch.float32 [1, 2]"),
+    (lambda *args: delta(*args).double(), f"{expected} torch.float64"),
+    (lambda *args: delta(*args)[..., 0], f"{expected} torch.float32 [1, 2]"),
     (lambda *args: delta(*args).mT.contiguous().mT, "delta must be contiguous"),
 ):
     module.use_delta(wrong)

@@ -43,7 +43,10 @@ def merge(
     with torch.cuda.device_of(out):
         _merge_kernel[(-(-rows // block) * heads * batch,)](
             (out, out.stride()), (tuple(parts), tuple(x.stride() for x in parts)),
-            ((lse, lse.stride() if lse is not None else ()), (tuple(lses), tuple(x.stride() for x in lses))),
+            (
+                (lse, lse.stride() if lse is not None else ()),
+                (tuple(lses), tuple(x.stride() for x in lses)),
+            ),
             heads, rows, D=columns, BLOCK_S=block, BLOCK_D=wide, num_warps=4,
         )  # fmt: skip
 
