@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 35e278ca5410b54a
-# body: 871ba81e49caa0e2
+# inputs: cd1a0a548e364f8e
+# body: 775c58b9c4a3087f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -242,9 +242,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -617,9 +615,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -914,9 +910,7 @@ def _backward_hopper_consumer(
                 _add_to_dq(dq_sum_ptr, before, dq)
         tma.store_wait(0)
         barrier()
-        _store_tile(
-            args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale
-        )
+        _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale)
         tma.store_wait(0)
         for part in gl.static_range(4):
             _consumer_release(kv_ring, kv_at + part)
@@ -956,9 +950,7 @@ def _backward_hopper_kernel(
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = BackwardConsumer(
-        scheduler, kv_ring, q_ring, ds_tiles, q_indices_ptr, dk_desc, dv_desc, dq_sum_ptr,
-    )
+    consumer = BackwardConsumer(scheduler, kv_ring, q_ring, ds_tiles, q_indices_ptr, dk_desc, dv_desc, dq_sum_ptr)
     producer = KeyProducer(
         scheduler, k_desc, v_desc, q_desc, do_desc, lse_desc, delta_desc, kv_ring, q_ring, q_num_blocks_ptr,
         full_q_num_blocks_ptr, q_indices_ptr, counter_ptr,
@@ -1011,7 +1003,10 @@ def _gluon_tiles(x, n_rows):
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, 128], TILES)
 
 
-def forward_on_hopper(layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, out, lse, store_lse):
+def forward_on_hopper(
+    layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
+    q_indices, scale, out, lse, store_lse,
+):
     """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
@@ -1053,7 +1048,10 @@ def sums_for_dq(q, k):
     return None
 
 
-def backward_on_hopper(layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv):
+def backward_on_hopper(
+    layouts, q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
+    q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv,
+):
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64ad3e66376366bf
-# body: fb1f7a48176b62a2
+# inputs: a03c5520c0125b04
+# body: c47a5fe1c1417440
 """Attention of every query to the keys up to its own position, heads of 64.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -340,13 +340,9 @@ def _hopper_tiles(
         k, v = _keys(kv_ring, n_used), _values(kv_ring, n_used)
         qk_a_async = _async_dot_nt(q, k.slice(0, PART), SCORES)
         qk_b_async = _async_dot_nt(q, k.slice(PART, PART), SCORES)
-        s_a = _hopper_logits(
-            qk_a_async, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=PART,
-        )
+        s_a = _hopper_logits(qk_a_async, kv_start, fixed, MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=PART)
         most = gl.max(s_a, 1)
-        s_b = _hopper_logits(
-            qk_b_async, kv_start + PART, fixed, MASKED, PENDING=0, SCORES=SCORES, BLOCK_N=PART,
-        )
+        s_b = _hopper_logits(qk_b_async, kv_start + PART, fixed, MASKED, PENDING=0, SCORES=SCORES, BLOCK_N=PART)
         m_new = gl.maximum(m_i, gl.maximum(most, gl.max(s_b, 1)) * fixed.qk_scale)
         # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
         m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
@@ -517,9 +513,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
 
 
 DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "SQ"])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -586,9 +580,7 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dk and dv of one half of each tile of keys."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2

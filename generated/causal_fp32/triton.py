@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba61c00010f4c8ed
-# body: a11081d3fd16aeb2
+# inputs: cf73da056d39fd11
+# body: 0bf9f5fd21b07044
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -24,9 +24,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "causal_fp32 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("causal_fp32: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -35,27 +33,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"causal_fp32 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"causal_fp32 needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
-from ._launch import (
-    _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
-    _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
+        _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("causal_fp32: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
 # Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
-_FORWARD_TILES = [
-    ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
-]
-_DQ_TILES = [
-    ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
-]
-_DKDV_TILES = [
-    ((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),
-]
+_FORWARD_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
+_DQ_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
+_DKDV_TILES = [((), dict(BLOCK_M=32, BLOCK_N=32, num_warps=4, num_stages=2, TMA=False)),]
 
 
 @triton.jit
@@ -152,9 +145,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -291,9 +282,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
@@ -410,15 +399,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -453,7 +438,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_fp32")
-_LIBRARY = _library("kgen_057687a579d42223", "causal_fp32")
+_LIBRARY = _library("kgen_a4f87c0a732e77ec", "causal_fp32")
 
 
 def _descriptors(tile, *blocks):
@@ -486,31 +471,22 @@ def _forward(q, k, v, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "causal_fp32")
+@_operator(_LIBRARY, "causal_fp32", lambda q, *_: _empty((*q.shape[:3], 64), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 64), q)
-
-
-@_operator(_LIBRARY, "causal_fp32_lse")
+@_operator(
+    _LIBRARY, "causal_fp32_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float64)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, scale):
@@ -619,31 +595,25 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
             if arg.dtype != torch.float32:
                 raise TypeError(f"causal_fp32: {arg_name} must be float32, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"causal_fp32: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"causal_fp32: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 64 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 64):
         raise ValueError(
-            "causal_fp32: expects q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
+            "causal_fp32: expected q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != HKV:
-        raise ValueError(f"causal_fp32: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"causal_fp32: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"causal_fp32: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"causal_fp32: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
-        raise ValueError(
-            "causal_fp32: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous",
-        )
+        raise ValueError("causal_fp32: the last stride of q, k and v must be at most 2**25: make them contiguous")
     _no_tangents("causal_fp32", q, k, v)
     scale = 64 ** -0.5 if scale is None else _real("causal_fp32", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"causal_fp32: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"causal_fp32: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, (lse * math.log(2)).float()) if return_lse else out
@@ -656,6 +626,6 @@ def causal_fp32_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     return {
-        "forward": "portable: no kernels for Hopper: its products are of 16 bits, and not of fp32",
-        "backward": "portable: no kernels for Hopper: its products are of 16 bits, and not of fp32",
+        "forward": "portable: no kernels for Hopper: the dtype is fp32, and Hopper kernels need bf16 or fp16",
+        "backward": "portable: no kernels for Hopper: the dtype is fp32, and Hopper kernels need bf16 or fp16",
     }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 187b64b731619325
-# body: df13ff65011dca5f
+# inputs: e67188144d4065cb
+# body: 0ba03d5479c656c3
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -26,9 +26,7 @@ from typing import NamedTuple, Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "causal_images needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("causal_images: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -37,15 +35,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"causal_images needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"causal_images needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
+        _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("causal_images: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -297,9 +296,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -335,10 +332,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
@@ -447,9 +444,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -569,15 +564,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     # The query heads that share this KV head.
@@ -612,7 +603,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("causal_images")
-_LIBRARY = _library("kgen_81e14194d57333cd", "causal_images")
+_LIBRARY = _library("kgen_ee98389d9349c962", "causal_images")
 
 
 def _descriptors(tile, *blocks):
@@ -633,17 +624,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"causal_images: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"causal_images: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -707,9 +698,7 @@ def _block_mask_op(
 
 
 @torch.library.register_fake(_block_mask_op, lib=_LIBRARY)
-def _(
-    image: Tensor, B: int, HQ: int, HKV: int, SQ: int, SK: int, device: torch.device
-):
+def _(image: Tensor, B: int, HQ: int, HKV: int, SQ: int, SK: int, device: torch.device):
     return _empty_lists(B, HQ, SQ, SK, device)
 
 
@@ -723,25 +712,34 @@ def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
     """
     _dense("causal_images", "image", image)
     if SQ != SK:
-        raise ValueError(f"causal_images_block_mask: q and k must be equally long, got {SQ} and {SK}")
+        raise ValueError(f"causal_images_block_mask: q and k must have the same length, got {SQ} and {SK}")
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
         raise TypeError(f"causal_images_block_mask: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != image.device:
         raise ValueError(
-            f"causal_images_block_mask: image must be [{B}, {SQ}] on {image.device}, got {list(image.shape)} on {image.device}",
+            f"causal_images_block_mask: image must be [{B}, {SQ}] on {image.device}, "
+            f"got {list(image.shape)} on {image.device}",
         )
     if (SQ - 1) * image.stride(-1) >= 2**31:
-        raise ValueError("causal_images_block_mask: a row of image may not span 2**31 elements, make it contiguous")
+        raise ValueError(
+            "causal_images_block_mask: a row of image must span fewer than 2**31 elements: make it contiguous",
+        )
     lists = _block_mask_op(image, B, HQ, HKV, SQ, SK, torch.device(image.device))
     return BlockMask((B, 1, SQ, SK), *lists)
 
 
-def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse):
+def _forward(
+    q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale,
+    store_lse,
+):
     """Return out and, if store_lse, the base-2 log-sum-exp of each row, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16: compute in float32 there.
         q, k, v = q.float(), k.float(), v.float()
-        out, lse = _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, store_lse)
+        out, lse = _forward(
+            q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
+            scale, store_lse,
+        )
         return out.bfloat16(), lse
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
@@ -751,7 +749,10 @@ def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_nu
         q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, out,
     )
     if _on_hopper(q, k, v):
-        _hopper().forward_on_hopper(layouts, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, out, lse, store_lse)
+        _hopper().forward_on_hopper(
+            layouts, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
+            q_indices, scale, out, lse, store_lse,
+        )
         return out, lse
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -769,7 +770,7 @@ def _forward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_nu
     return out, lse
 
 
-@_operator(_LIBRARY, "causal_images")
+@_operator(_LIBRARY, "causal_images", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(
     q: Tensor, k: Tensor, v: Tensor, image: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
     kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
@@ -780,39 +781,39 @@ def _out_op(
     )[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "causal_images_lse")
+@_operator(
+    _LIBRARY, "causal_images_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, image: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor,
     kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
-        _compile_ahead(_gradients, out, None, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+        _compile_ahead(
+            _gradients, out, None, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices,
+            q_num_blocks, full_q_num_blocks, q_indices, scale,
+        )
     return _forward(
         q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
         scale, True,
     )
 
 
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
-
-
-def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
+def _gradients(
+    dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
+    full_q_num_blocks, q_indices, scale,
+):
     """Return the gradients of q, k, v."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         q, k, v, out, dout = q.float(), k.float(), v.float(), out.float(), dout.float()
-        dq, dk, dv = _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+        dq, dk, dv = _gradients(
+            dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
+            full_q_num_blocks, q_indices, scale,
+        )
         return dq.bfloat16(), dk.bfloat16(), dv.bfloat16()
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
@@ -823,7 +824,10 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
     if dout.stride(-1) > 2**24:  # kernels compute column offsets in 32 bits
         dout = dout.contiguous()
     delta = torch.empty_like(lse)
-    layouts = _layouts(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, dout, dlse, out, lse, dq, dk, dv)
+    layouts = _layouts(
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, dout,
+        dlse, out, lse, dq, dk, dv,
+    )
     arch = _arch(q.device)
     counters = q.new_empty(2, dtype=torch.int32) if on_hopper else None
     dq_sum = _hopper().sums_for_dq(q, k) if on_hopper else None
@@ -834,10 +838,13 @@ def _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta, counters,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
-            _hopper().backward_on_hopper(layouts, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv)
+            _hopper().backward_on_hopper(
+                layouts, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks,
+                q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv,
+            )
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -878,27 +885,45 @@ def _backward_op(
     image: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor,
     full_q_num_blocks: Tensor, q_indices: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+    return _gradients(
+        dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
+        full_q_num_blocks, q_indices, scale,
+    )
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale):
+def _(
+    dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks,
+    full_q_num_blocks, q_indices, scale,
+):
     return _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
 
 
 def _save_for_backward(ctx, inputs, output):
-    q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, = inputs
+    (
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
+        scale,
+    ) = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, *output)
+    ctx.save_for_backward(
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices,
+        *output,
+    )
     ctx.scalars = (scale,)
 
 
 def _backward(ctx, dout, dlse):
-    q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, out, lse = ctx.saved_tensors
+    (
+        q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, out,
+        lse,
+    ) = ctx.saved_tensors
     scale, = ctx.scalars
     if dout is None:
         dout = torch.zeros_like(out)
-    dq, dk, dv = _once("causal_images", _backward_op, dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
+    dq, dk, dv = _once(
+        "causal_images", _backward_op, dout, dlse, out, lse, q, k, v, image, kv_num_blocks, full_kv_num_blocks,
+        kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale,
+    )
     return dq, dk, dv, None, None, None, None, None, None, None, None
 
 
@@ -930,25 +955,23 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"causal_images: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"causal_images: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"causal_images: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("causal_images", "image", image)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "causal_images: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "causal_images: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HKV == 0 or HQ % HKV:
         raise ValueError(f"causal_images: q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"causal_images: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"causal_images: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if SQ != SK:
-        raise ValueError(f"causal_images: q and k must be equally long, got {SQ} and {SK}")
+        raise ValueError(f"causal_images: q and k must have the same length, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "causal_images: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("causal_images: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
         raise TypeError(f"causal_images: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != q.device:
@@ -956,25 +979,23 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
             f"causal_images: image must be [{B}, {SQ}] on {q.device}, got {list(image.shape)} on {image.device}",
         )
     if (SQ - 1) * image.stride(-1) >= 2**31:
-        raise ValueError("causal_images: a row of image may not span 2**31 elements, make it contiguous")
+        raise ValueError("causal_images: a row of image must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("causal_images", q, k, v)
     if block_mask is None:
         block_mask = BlockMask((B, 1, SQ, SK), *_block_mask_op(image, B, HQ, HKV, SQ, SK, q.device))
     elif not isinstance(block_mask, BlockMask):
-        raise TypeError("causal_images: block_mask must be what causal_images_block_mask gives")
+        raise TypeError(
+            f"causal_images: block_mask must be a result of causal_images_block_mask, got {type(block_mask).__name__}"
+        )
     elif block_mask.shape != (B, 1, SQ, SK) or block_mask.kv_indices.device != q.device:
         raise ValueError(
-            f"causal_images: block_mask must be of {(B, 1, SQ, SK)} on {q.device}, "
+            f"causal_images: block_mask must be for sizes {(B, 1, SQ, SK)} on {q.device}, "
             f"got {block_mask.shape} on {block_mask.kv_indices.device}"
         )
     scale = 128 ** -0.5 if scale is None else _real("causal_images", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"causal_images: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"causal_images: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, image, *block_mask[1:], scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -988,6 +1009,6 @@ def causal_images_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 806231de43b9fc72
-# body: 11e964cde80b5d85
+# inputs: 74fd414b9b9b7900
+# body: 3cbf859964e26443
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -65,9 +65,7 @@ class Ring(NamedTuple):
     empty: object
 
 
-Problem = collections.namedtuple("Problem", [
-    "slopes_ptr", "stride_slopes_0", "B", "HQ", "SQ", "SK", "scale",
-])
+Problem = collections.namedtuple("Problem", ["slopes_ptr", "stride_slopes_0", "B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -255,9 +253,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -309,9 +305,7 @@ def _hopper_producer(
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_hi = gl.minimum(problem.SK + q_last + 1 - problem.SQ, problem.SK)
-        kv_full_hi = (
-            gl.maximum(gl.minimum(problem.SK + q_start + 1 - problem.SQ, problem.SK), 0) // BLOCK_N * BLOCK_N
-        )
+        kv_full_hi = (gl.maximum(gl.minimum(problem.SK + q_start + 1 - problem.SQ, problem.SK), 0) // BLOCK_N * BLOCK_N)
         # A tile of queries that sees no key visits one tile, fully masked.
         n_tiles = gl.maximum(gl.cdiv(kv_hi, BLOCK_N), 1)
         n_last_masked = n_tiles - gl.maximum(gl.cdiv(kv_full_hi, BLOCK_N), 0)
@@ -637,9 +631,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -661,9 +653,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
@@ -907,9 +897,7 @@ def _backward_hopper_consumer(
             slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
             head = (b * problem.HQ + h) * gl.cdiv(problem.SQ, BLOCK_M)
-            fixed = DkdvFixed(
-                kv_idx, qk_scale, sk_minus_sq, sq_minus_sk_plus_kv, bias_h, problem.SQ, problem.SK,
-            )
+            fixed = DkdvFixed(kv_idx, qk_scale, sk_minus_sq, sq_minus_sk_plus_kv, bias_h, problem.SQ, problem.SK)
             # Only the other half needs tiles before the first or past the last query that sees this half. Products of
             # dq need both halves.
             n_ahead = 0
@@ -940,9 +928,7 @@ def _backward_hopper_consumer(
                 _add_to_dq(dq_sum_ptr, before, dq)
         tma.store_wait(0)
         barrier()
-        _store_tile(
-            args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale
-        )
+        _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale)
         tma.store_wait(0)
         for part in gl.static_range(4):
             _consumer_release(kv_ring, kv_at + part)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 58ce7a1a68cfb0d0
-# body: 6bb07aec39b1ae82
+# inputs: 8690493d52b2569c
+# body: 4fa47c351d86e716
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -62,9 +62,7 @@ class Ring(NamedTuple):
     empty: object
 
 
-Problem = collections.namedtuple("Problem", [
-    "kv_lens_ptr", "stride_kv_lens_0", "B", "HQ", "SQ", "SK", "scale",
-])
+Problem = collections.namedtuple("Problem", ["kv_lens_ptr", "stride_kv_lens_0", "B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -228,9 +226,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -256,9 +252,7 @@ QueryProducer = collections.namedtuple("QueryProducer", [
 ForwardConsumer = collections.namedtuple("ForwardConsumer", [
     "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
 ])
-ForwardFixed = collections.namedtuple("ForwardFixed", [
-    "qk_scale", "kv_lens_b", "kv_lens_b_minus_sq_plus_q", "SK",
-])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "kv_lens_b", "kv_lens_b_minus_sq_plus_q", "SK"])
 
 
 @gluon.jit

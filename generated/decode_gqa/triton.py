@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b3f4adb887842648
-# body: dc23f84c60a40e5f
+# inputs: b57845a3fda08597
+# body: c75fb1bd0e19f87e
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -25,9 +25,7 @@ import warnings
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "decode_gqa needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("decode_gqa: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -36,14 +34,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"decode_gqa needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"decode_gqa needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
-from ._launch import (
-    _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
-    _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
-)
+try:
+    from ._launch import (
+        _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
+        _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
+    )
+except ModuleNotFoundError:
+    raise ImportError("decode_gqa: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -162,9 +161,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -194,9 +191,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _live_tiles(
-    b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
-):
+def _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr):
     """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(
         tl.minimum(
@@ -390,7 +385,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_gqa")
-_LIBRARY = _library("kgen_9b3a783ffda8ff1e", "decode_gqa")
+_LIBRARY = _library("kgen_7177a9d0cd501124", "decode_gqa")
 
 
 def _descriptors(tile, *blocks):
@@ -462,17 +457,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"decode_gqa: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"decode_gqa: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -515,24 +510,17 @@ def _forward(q, k, v, kv_lens, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "decode_gqa")
+@_operator(_LIBRARY, "decode_gqa", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, kv_lens, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, kv_lens, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "decode_gqa_lse")
+@_operator(
+    _LIBRARY, "decode_gqa_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, kv_lens: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return _forward(q, k, v, kv_lens, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, kv_lens, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
@@ -560,23 +548,21 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"decode_gqa: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"decode_gqa: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"decode_gqa: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("decode_gqa", "kv_lens", kv_lens)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "decode_gqa: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "decode_gqa: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != 4 * HKV:
-        raise ValueError(f"decode_gqa: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"decode_gqa: q must have 4 heads for each head of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"decode_gqa: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"decode_gqa: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "decode_gqa: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("decode_gqa: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
         raise TypeError(f"decode_gqa: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
@@ -584,14 +570,12 @@ def decode_gqa(q, k, v, *, kv_lens, scale=None, return_lse=False):
             f"decode_gqa: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError("decode_gqa: a row of kv_lens may not span 2**31 elements, make it contiguous")
+        raise ValueError("decode_gqa: a row of kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_gqa", q, k, v)
     _no_gradients("decode_gqa", "but the spec has no backward pass: add `backward` to its `passes`, or", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_gqa", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"decode_gqa: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"decode_gqa: scale must be positive and at most 2**127, got {scale}")
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, kv_lens, scale)
         return out, lse * math.log(2)
@@ -608,6 +592,6 @@ def decode_gqa_kernels(q, k, v):
     if q.shape[2] <= 64:
         return {"forward": "decode"}
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels}

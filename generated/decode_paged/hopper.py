@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 10b30bd047ba0b0c
-# body: 099a48cd6c0895be
+# inputs: c1b06491e99794fb
+# body: ac9aa5a6baa4dfbe
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -62,9 +62,7 @@ class Ring(NamedTuple):
     empty: object
 
 
-Problem = collections.namedtuple("Problem", [
-    "kv_lens_ptr", "stride_kv_lens_0", "B", "HQ", "SQ", "SK", "scale",
-])
+Problem = collections.namedtuple("Problem", ["kv_lens_ptr", "stride_kv_lens_0", "B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -228,9 +226,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -251,9 +247,7 @@ def _async_dot(acc, x, y, LAYOUT: tl.constexpr):
 
 
 @gluon.jit
-def _load_pages(
-    slot, full, desc, kv_start, b, h_kv, args, kv_lens_b, SK, BLOCK_N: tl.constexpr,
-):
+def _load_pages(slot, full, desc, kv_start, b, h_kv, args, kv_lens_b, SK, BLOCK_N: tl.constexpr):
     """Start TMA loads of a tile of keys into a slot, 64 rows each. Keys that need not be read get a page number
     out of bounds, which TMA reads as zeros."""
     block_table_ptr = args.block_table_ptr + b * args.stride_tb
@@ -272,9 +266,7 @@ QueryProducer = collections.namedtuple("QueryProducer", [
 ForwardConsumer = collections.namedtuple("ForwardConsumer", [
     "scheduler", "q_ring", "kv_ring", "out_slots", "o_desc", "lse_ptr",
 ])
-ForwardFixed = collections.namedtuple("ForwardFixed", [
-    "qk_scale", "kv_lens_b", "kv_lens_b_minus_sq_plus_q", "SK",
-])
+ForwardFixed = collections.namedtuple("ForwardFixed", ["qk_scale", "kv_lens_b", "kv_lens_b_minus_sq_plus_q", "SK"])
 
 
 @gluon.jit

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4537dbb1622ce015
-# body: 0243aa6573e3e7b4
+# inputs: cf5a2597b433b402
+# body: 7bfeaffc9cc5ebe4
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -25,9 +25,7 @@ import warnings
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "decode_paged needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("decode_paged: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -36,13 +34,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"decode_paged needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"decode_paged needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
+        _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
     )
-from ._launch import (
-    _arch_for, _by_tma, _cast, _cdiv, _dense, _dtype, _empty, _launch, _layouts, _library, _multiprocessors,
-    _next_power_of_2, _no_gradients, _no_tangents, _operator, _real, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError("decode_paged: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -67,9 +66,7 @@ def _tile_and_head(pid, n_tiles, n_heads, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _live_tiles(
-    b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr,
-):
+def _live_tiles(b, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr):
     """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
     kv_hi = tl.minimum(
         tl.minimum(
@@ -270,7 +267,7 @@ def _combine_kernel(
 
 
 _arch = _arch_for("decode_paged")
-_LIBRARY = _library("kgen_2148f6de3fce603c", "decode_paged")
+_LIBRARY = _library("kgen_80bf046891a4725f", "decode_paged")
 
 
 @functools.lru_cache(maxsize=None)
@@ -336,17 +333,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"decode_paged: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"decode_paged: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -366,34 +363,27 @@ def _forward(q, k, v, block_table, kv_lens, scale, store_lse):
     out = _empty((B, HQ, SQ, 128), q)
     lse = q.new_empty((B, HQ, SQ), dtype=torch.float32) if store_lse else None
     if SQ > 64 and _on_hopper(q, k, v):
-        _hopper().forward_on_hopper(_layouts(q, k, v, block_table, kv_lens, out), q, k, v, block_table, kv_lens, scale, out, lse, store_lse)
+        _hopper().forward_on_hopper(
+            _layouts(q, k, v, block_table, kv_lens, out), q, k, v, block_table, kv_lens, scale, out, lse, store_lse,
+        )
         return out, lse
     _decode(q, k, v, block_table, kv_lens, scale, out, lse, store_lse)
     return out, lse
 
 
-@_operator(_LIBRARY, "decode_paged")
-def _out_op(
-    q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, kv_lens: Tensor, scale: float,
-) -> Tensor:
+@_operator(_LIBRARY, "decode_paged", lambda q, *_: _empty((*q.shape[:3], 128), q))
+def _out_op(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, kv_lens: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, block_table, kv_lens, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, block_table, kv_lens, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "decode_paged_lse")
+@_operator(
+    _LIBRARY, "decode_paged_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, block_table: Tensor, kv_lens: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
     return _forward(q, k, v, block_table, kv_lens, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, block_table, kv_lens, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False):
@@ -422,7 +412,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"decode_paged: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"decode_paged: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"decode_paged: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("decode_paged", "block_table kv_lens", block_table, kv_lens)
     B, HQ, SQ, D = q.shape
     if not isinstance(block_table, Tensor) or block_table.dtype != torch.int32:
@@ -431,23 +421,22 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
         got = f"{list(block_table.shape)} on {block_table.device}"
         raise ValueError(f"decode_paged: block_table must be [{B}, n] on {q.device}, got {got}")
     if (block_table.shape[1] - 1) * block_table.stride(1) >= 2**31:
-        raise ValueError("decode_paged: a row of block_table may not span 2**31 elements, make it contiguous")
+        raise ValueError("decode_paged: a row of block_table must span fewer than 2**31 elements: make it contiguous")
     HKV = k.shape[2]
     if D != 128 or k.shape != (k.shape[0], 64, HKV, D) or v.shape != (k.shape[0], 64, HKV, 128):
         raise ValueError(
-            "decode_paged: expects q [B, HQ, SQ, 128], k [pages, 64, HKV, 128], v [pages, 64, HKV, 128], "
+            "decode_paged: expected q [B, HQ, SQ, 128], k [pages, 64, HKV, 128], v [pages, 64, HKV, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != 4 * HKV:
-        raise ValueError(f"decode_paged: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"decode_paged: q must have 4 heads for each head of k and v, got {HQ} and {HKV}")
     if max(SQ, block_table.shape[1] * 64) > 2**29:
         raise ValueError(
-            f"decode_paged: there may be 2**29 queries and as many keys, got {SQ} and {block_table.shape[1] * 64}",
+            "decode_paged: there may be at most 2**29 queries and 2**29 keys, "
+            f"got {SQ} and {block_table.shape[1] * 64}",
         )
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "decode_paged: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("decode_paged: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
         raise TypeError(f"decode_paged: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
@@ -455,14 +444,12 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}",
         )
     if (B - 1) * kv_lens.stride(-1) >= 2**31:
-        raise ValueError("decode_paged: a row of kv_lens may not span 2**31 elements, make it contiguous")
+        raise ValueError("decode_paged: a row of kv_lens must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("decode_paged", q, k, v)
     _no_gradients("decode_paged", "but there is no backward pass:", q=q, k=k, v=v)
     scale = 128 ** -0.5 if scale is None else _real("decode_paged", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"decode_paged: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"decode_paged: scale must be positive and at most 2**127, got {scale}")
     if return_lse:
         out, lse = _out_and_lse_op(q, k, v, block_table, kv_lens, scale)
         return out, lse * math.log(2)
@@ -478,5 +465,5 @@ def decode_paged_kernels(q, k, v):
     if q.shape[2] <= 64:
         return {"forward": "decode"}
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     return {"forward": "decode" if why else "hopper"}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f1f871c5a4625da4
-# body: cf1c0c0c9270a34d
+# inputs: ea95ef50d5a27fcc
+# body: 2d5f813ffb9323de
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -249,9 +249,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -538,9 +536,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -588,9 +584,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -612,9 +606,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),

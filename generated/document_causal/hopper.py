@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ede9939f629dab76
-# body: 0c43ba26f50cfd20
+# inputs: 60733b795704e66c
+# body: ed0fbf02a4c2bf31
 """Causal self-attention within each document of a packed sequence.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -248,9 +248,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -284,7 +282,7 @@ def _first_key_hopper(ptr, stride, size, a):
 
 
 @gluon.jit
-def _first_at_least_hopper(ptr, stride, size, a, b):
+def _first_at_least_gluon(ptr, stride, size, a, b):
     """`_first_at_least` on the producer's 128 threads."""
     # Thread t owns elements 2t and 2t + 1.
     lanes = gl.arange(0, 256, layout=gl.BlockedLayout([2], [32], [4], [0]))
@@ -541,9 +539,7 @@ def _forward_hopper_kernel(
 # --- backward on Hopper ----------------------------------------------------------------------------------------
 
 
-DqFixed = collections.namedtuple("DqFixed", [
-    "q_idx", "qk_scale", "doc_q", "doc_ptr", "stride_doc_0", "SQ", "SK",
-])
+DqFixed = collections.namedtuple("DqFixed", ["q_idx", "qk_scale", "doc_q", "doc_ptr", "stride_doc_0", "SQ", "SK"])
 DqConsumer = collections.namedtuple("DqConsumer", [
     "scheduler", "q_ring", "do_ring", "kv_ring", "dq_desc", "lse_ptr", "delta_ptr",
 ])
@@ -598,9 +594,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -619,9 +613,7 @@ def _dq_hopper_consumer(
         q_live = q_idx < problem.SQ
         lse = gl.load(args.lse_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
         delta = gl.load(args.delta_ptr + b_h.to(gl.int64) * problem.SQ + q_idx, mask=q_live, other=0.0)
-        fixed = DqFixed(
-            q_idx, qk_scale, doc_q, problem.doc_ptr, problem.stride_doc_0, problem.SQ, problem.SK,
-        )
+        fixed = DqFixed(q_idx, qk_scale, doc_q, problem.doc_ptr, problem.stride_doc_0, problem.SQ, problem.SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
         # one that needs a mask.
@@ -653,9 +645,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -677,9 +667,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),
@@ -727,7 +715,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N
         kv_last = gl.minimum(kv_start + BLOCK_N, problem.SK) - 1
-        doc_first_0, doc_first_1 = _first_at_least_hopper(
+        doc_first_0, doc_first_1 = _first_at_least_gluon(
             problem.doc_ptr,
             problem.stride_doc_0,
             problem.SQ,
@@ -768,12 +756,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     _publish_tile(scheduler, i, (-1,))
 
 
-DkdvFixed = collections.namedtuple("DkdvFixed", [
-    "kv_idx", "qk_scale", "doc_kv", "doc_ptr", "stride_doc_0", "SQ",
-])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "doc_kv", "doc_ptr", "stride_doc_0", "SQ"])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -818,9 +802,7 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dk and dv of one half of each tile of keys."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2

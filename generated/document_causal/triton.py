@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2678b8f336ee13bf
-# body: eab0b1acacd9b7ad
+# inputs: 313d274b3cf12227
+# body: 86cb2ddb9790c281
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -26,9 +26,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "document_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("document_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -37,15 +35,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"document_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"document_causal needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
+        _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("document_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -187,9 +186,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -227,10 +224,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
@@ -336,9 +333,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -454,15 +449,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -504,7 +495,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("document_causal")
-_LIBRARY = _library("kgen_909fcd9ba2075e7d", "document_causal")
+_LIBRARY = _library("kgen_385df0eeec7b399a", "document_causal")
 
 
 def _descriptors(tile, *blocks):
@@ -525,17 +516,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"document_causal: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"document_causal: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -575,31 +566,22 @@ def _forward(q, k, v, doc, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "document_causal")
+@_operator(_LIBRARY, "document_causal", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, doc, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, doc, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "document_causal_lse")
+@_operator(
+    _LIBRARY, "document_causal_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, doc: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, doc, scale)
     return _forward(q, k, v, doc, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, doc, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, doc, scale):
@@ -627,7 +609,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, doc, scale):
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta, counters,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, doc, scale, dout, lse, delta, counters, dq, dk, dv)
@@ -719,40 +701,36 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"document_causal: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"document_causal: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(
+            f"document_causal: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
+        )
     _dense("document_causal", "doc", doc)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "document_causal: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "document_causal: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != HKV:
-        raise ValueError(f"document_causal: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"document_causal: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"document_causal: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"document_causal: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if SQ != SK:
-        raise ValueError(f"document_causal: q and k must be equally long, got {SQ} and {SK}")
+        raise ValueError(f"document_causal: q and k must have the same length, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "document_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("document_causal: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(doc, Tensor) or doc.dtype != torch.int32:
         raise TypeError(f"document_causal: doc must be a tensor of int32, got {_dtype(doc)}")
     if doc.shape != (SQ,) or doc.device != q.device:
         raise ValueError(f"document_causal: doc must be [{SQ}] on {q.device}, got {list(doc.shape)} on {doc.device}")
     if (SQ - 1) * doc.stride(-1) >= 2**31:
-        raise ValueError("document_causal: a row of doc may not span 2**31 elements, make it contiguous")
+        raise ValueError("document_causal: a row of doc must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("document_causal", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("document_causal", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"document_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"document_causal: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, doc, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -766,6 +744,6 @@ def document_causal_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a19ffc1186d29631
-# body: 2756661d863b6706
+# inputs: be1337975e8ee8d1
+# body: 0972e21d13624e44
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -229,9 +229,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -509,9 +507,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -553,9 +549,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1

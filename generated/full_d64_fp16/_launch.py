@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bea322fdc380eece
-# body: 856e45274729fc01
+# inputs: c02d7fbe5ec144e3
+# body: 143ccaf271917d7a
 """Launches, operators and checks of arguments. This file does not depend on the spec."""
 
 import functools
@@ -28,8 +28,8 @@ def _arch_for(name, least=0, why=""):
         if os.environ.get("TRITON_INTERPRET") == "1":
             return 0
         raise ValueError(
-            f"{name} runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
-            "if TRITON_INTERPRET=1 is set before triton is imported"
+            f"{name}: tensors must be on a CUDA device, got {device}. "
+            "For the CPU, set TRITON_INTERPRET=1 before triton is imported"
         )
     return arch
 
@@ -124,11 +124,13 @@ def _library(code, operator):
     return torch.library.Library(next(n for n in names if not hasattr(getattr(torch.ops, n), operator)), "FRAGMENT")
 
 
-def _operator(library, name):
+def _operator(library, name, fake=None):
     """Make an operator of a function. torch.library.custom_op would import torch.compile at its first call."""
     def register(function):
         library.define(name + torch.library.infer_schema(function, mutates_args=()), tags=torch.Tag.pt2_compliant_tag)
         library.impl(name, function, "CompositeExplicitAutograd")
+        if fake:
+            torch.library.register_fake(f"{library.ns}::{name}", fake, lib=library)
         return getattr(getattr(torch.ops, library.ns), name).default
     return register
 
@@ -149,10 +151,10 @@ class _NoDerivative(torch.autograd.Function):
         ctx.name = inputs[0]
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError(f"{ctx.name} can be differentiated once: its gradients have no gradients")
+        raise NotImplementedError(f"{ctx.name}: second derivatives are not supported")
     @staticmethod
     def jvp(ctx, *tangents):
-        raise NotImplementedError(f"{ctx.name} has no forward-mode derivative, as torch.func.jvp asks for")
+        raise NotImplementedError(f"{ctx.name}: forward-mode derivatives (torch.func.jvp) are not supported")
 
 
 def _dense(name, labels, *tensors):
@@ -160,8 +162,8 @@ def _dense(name, labels, *tensors):
     for x in tensors:
         if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
             label = next(label for label, y in zip(labels.split(), tensors) if y is x)
-            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
-            raise TypeError(f"{name}: {label} must be a dense tensor, not {kind}")
+            kind = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+            raise TypeError(f"{name}: {label} must be a dense tensor, got {kind}")
 
 
 def _no_tangents(name, *tensors):
@@ -203,7 +205,6 @@ def _register_autograd(library, name, operator, backward, setup_context):
         return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
     def made(**methods):
         return type(name, (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
-
     function = made(forward=forward, backward=backward)
     library.impl(operator, call, "Autograd")
     transformed = made(forward=operator, setup_context=setup_context, backward=backward, vmap=in_turn)  # for torch.func
@@ -220,7 +221,7 @@ def _once(name, operator, *args):
 def _real(name, label, x):
     """Return x as a float that float32 represents. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (float, int, numbers.Real, torch.SymFloat, torch.SymInt)):
-        raise TypeError(f"{name}: {label} must be a number, got a {type(x).__name__}")
+        raise TypeError(f"{name}: {label} must be a number, got {type(x).__name__}")
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"{name}: {label} must be finite and must not underflow in float32, got {x}")
     return float(x)
@@ -229,7 +230,7 @@ def _real(name, label, x):
 def _integer(name, label, x):
     """Return x if it is an int32. Raise TypeError or ValueError for any other argument."""
     if isinstance(x, bool) or not isinstance(x, (int, numbers.Integral, torch.SymInt)):
-        raise TypeError(f"{name}: {label} must be an integer, got a {type(x).__name__}")
+        raise TypeError(f"{name}: {label} must be an integer, got {type(x).__name__}")
     if not -(2**31) <= x < 2**31:
         raise ValueError(f"{name}: {label} must be an int32, got {x}")
     return x

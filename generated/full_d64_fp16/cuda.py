@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 63f68c6f2e34f53b
-# body: f200b39c105d86c9
+# inputs: df1cc59ef5652b33
+# body: 8c8dba4ccf39dc70
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -23,13 +23,16 @@ from typing import Optional
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("full_d64_fp16_delta needs the files beside it: import its folder")
+    raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangents, _operator
+try:
+    from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangents, _operator
+except ModuleNotFoundError:
+    raise ImportError("full_d64_fp16_delta: _launch.py is missing. Copy the whole folder")
 
 # --- loading and launching -------------------------------------------------------------------------------------
 
@@ -38,11 +41,11 @@ from ._launch import _cast, _dense, _dtype, _library, _no_gradients, _no_tangent
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"full_d64_fp16_delta runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"full_d64_fp16_delta: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         least = "compute capability 8.0 or newer"
-        raise ValueError(f"full_d64_fp16_delta needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"full_d64_fp16_delta needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -89,7 +92,7 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_2dc6be8c0d67ead3", "full_d64_fp16_delta")
+_LIBRARY = _library("kgen_f3978084d98363a2", "full_d64_fp16_delta")
 
 
 def _vectors(x):
@@ -134,7 +137,8 @@ def full_d64_fp16_delta(out, dout, dlse=None):
     dlse, = _cast(torch.float32, dlse)
     for label, x in (("out", out), ("dout", dout)):
         if not isinstance(x, Tensor) or x.dim() != 4:
-            raise TypeError(f"full_d64_fp16_delta: {label} must be a 4-d tensor [B, H, S, D]")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"full_d64_fp16_delta: {label} must be a 4-d tensor [B, H, S, D], got {got}")
         if x.dtype != torch.float16:
             raise TypeError(f"full_d64_fp16_delta: {label} must be float16, got {x.dtype}")
         if x.device != out.device or x.shape != out.shape or x.shape[3] != 64:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: beb829ad009f8228
-# body: dc124689f197e510
+# inputs: 296f2eb38bc8bc15
+# body: d8cdff58e3141736
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -25,9 +25,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "full_d64_fp16 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("full_d64_fp16: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -36,15 +34,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"full_d64_fp16 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"full_d64_fp16 needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
+        _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("full_d64_fp16: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -163,9 +162,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -198,10 +195,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
@@ -303,9 +300,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
@@ -420,15 +415,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -460,7 +451,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("full_d64_fp16")
-_LIBRARY = _library("kgen_c05b379cc9786a64", "full_d64_fp16")
+_LIBRARY = _library("kgen_a003f0ee8fc13e9c", "full_d64_fp16")
 
 
 def _descriptors(tile, *blocks):
@@ -481,17 +472,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"full_d64_fp16: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"full_d64_fp16: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -526,31 +517,22 @@ def _forward(q, k, v, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "full_d64_fp16")
+@_operator(_LIBRARY, "full_d64_fp16", lambda q, *_: _empty((*q.shape[:3], 64), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 64), q)
-
-
-@_operator(_LIBRARY, "full_d64_fp16_lse")
+@_operator(
+    _LIBRARY, "full_d64_fp16_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 _delta = None
@@ -587,7 +569,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                     f"full_d64_fp16: delta must be {delta.dtype} {list(delta.shape)} on {delta.device}, got {got}"
                 )
             if not found.is_contiguous() or found.data_ptr() % 16:
-                raise ValueError("full_d64_fp16: delta must be contiguous, and begin at a multiple of 16 bytes")
+                raise ValueError("full_d64_fp16: delta must be contiguous and aligned to 16 bytes")
             delta = found
         elif lse.numel():
             dlse_strides = (0, 0, 0) if dlse is None else dlse.stride()
@@ -595,7 +577,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -686,31 +668,25 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
             if arg.dtype != torch.float16:
                 raise TypeError(f"full_d64_fp16: {arg_name} must be float16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"full_d64_fp16: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"full_d64_fp16: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 64 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 64):
         raise ValueError(
-            "full_d64_fp16: expects q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
+            "full_d64_fp16: expected q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != HKV:
-        raise ValueError(f"full_d64_fp16: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"full_d64_fp16: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"full_d64_fp16: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"full_d64_fp16: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
-        raise ValueError(
-            "full_d64_fp16: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous",
-        )
+        raise ValueError("full_d64_fp16: the last stride of q, k and v must be at most 2**25: make them contiguous")
     _no_tangents("full_d64_fp16", q, k, v)
     scale = 64 ** -0.5 if scale is None else _real("full_d64_fp16", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"full_d64_fp16: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"full_d64_fp16: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -724,6 +700,6 @@ def full_d64_fp16_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

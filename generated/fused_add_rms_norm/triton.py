@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c008701b367e529
-# body: 27057af2153c7c8b
+# inputs: aa347cbb2d7d208b
+# body: 38bff895f629721a
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -25,7 +25,7 @@ from typing import Optional
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
     raise ImportError(
-        "fused_add_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
+        "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",
     )
 
 import torch
@@ -35,13 +35,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"fused_add_rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"fused_add_rms_norm needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("fused_add_rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -227,9 +228,7 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(
-    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):
+def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -245,7 +244,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("fused_add_rms_norm")
-_LIBRARY = _library("kgen_6deafaaa8e12d7f5", "fused_add_rms_norm")
+_LIBRARY = _library("kgen_8e5272f086e907d9", "fused_add_rms_norm")
 
 
 def _schedule(table, x):
@@ -268,8 +267,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"fused_add_rms_norm: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"fused_add_rms_norm: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -355,9 +354,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, dh_out: Optional[Tensor], h: Tensor, weight: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, dh_out: Optional[Tensor], h: Tensor, weight: Tensor, rstd: Tensor):
     shape = h.shape
     dx = h.new_empty(shape, dtype=torch.bfloat16)
     dweight = h.new_empty(shape[-1:], dtype=torch.bfloat16)
@@ -402,23 +399,28 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     if x.dim() < 1:
         raise ValueError(f"fused_add_rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
-        raise ValueError(f"fused_add_rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
+        raise ValueError(f"fused_add_rms_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(residual, Tensor) or residual.dtype != torch.bfloat16:
         raise TypeError(f"fused_add_rms_norm: residual must be a tensor of bfloat16, got {_dtype(residual)}")
     if residual.shape != x.shape or residual.device != x.device:
         raise ValueError(
-            f"fused_add_rms_norm: residual must be {list(x.shape)} on {x.device}, got {list(residual.shape)} on {residual.device}",
+            f"fused_add_rms_norm: residual must be {list(x.shape)} on {x.device}, "
+            f"got {list(residual.shape)} on {residual.device}",
         )
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"fused_add_rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(
-            f"fused_add_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+            f"fused_add_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(weight.shape)} on {weight.device}",
         )
     eps = _real("fused_add_rms_norm", "eps", eps)
     if eps < 0.0:
         raise ValueError(f"fused_add_rms_norm: eps must not be negative, got {eps}")
     _no_tangents("fused_add_rms_norm", x, residual, weight)
-    save = torch.is_grad_enabled() and (_transformed() or x.requires_grad or residual.requires_grad or weight.requires_grad)
+    save = (
+        torch.is_grad_enabled()
+        and (_transformed() or x.requires_grad or residual.requires_grad or weight.requires_grad)
+    )
     out, h, rstd = _forward_op(x, residual, weight, eps, save)
     return out, h

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 66e0bc7280821336
-# body: fd5543bfa444d4ad
+# inputs: 90f960d1b01fbb3d
+# body: 065e9597454a6987
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -41,7 +41,7 @@ from array import array
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("gated_delta_output needs the files beside it: import its folder")
+    raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -54,7 +54,10 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import SmemAllocator
 from torch import Tensor
 
-from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+try:
+    from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+except ModuleNotFoundError:
+    raise ImportError("gated_delta_output: _launch.py is missing. Copy the whole folder")
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -366,9 +369,7 @@ def _kernel(
 
     elif warp_idx >= MASK_WARPS.start:
         s = _matrix(_sums(_mmas()[0], tensor_memory, S_COLUMN, BT))
-        load = tcgen05.make_tmem_copy(
-            cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
-        )
+        load = tcgen05.make_tmem_copy(cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s)
         # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
@@ -377,9 +378,7 @@ def _kernel(
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, BT)))
         weights = cute.make_rmem_tensor(place.shape, Float32)
         p = cute.make_rmem_tensor(place.shape, BFloat16)
-        to_shared = cute.make_tiled_copy_D(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load
-        )
+        to_shared = cute.make_tiled_copy_D(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load)
         p_dst = to_shared.get_slice(thread).partition_D(sp_tile)
 
         for slot in cutlass.range(slots, unroll=1):
@@ -426,9 +425,7 @@ def _kernel(
         before = cute.make_rmem_tensor(place.shape, Float32)
         within = cute.make_rmem_tensor(place.shape, Float32)
         out = cute.make_rmem_tensor(place.shape, BFloat16)
-        to_shared = cute.make_tiled_copy_D(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load
-        )
+        to_shared = cute.make_tiled_copy_D(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load)
         so_dst = to_shared.get_slice(thread).partition_D(so)
 
         for slot in cutlass.range(slots, unroll=1):
@@ -545,7 +542,7 @@ def _compiled(index, H, GROUP, options=""):
 def compile_for(arch, H=16, GROUP=2):
     """Compile for an architecture, without a GPU. The result has machine code in `__cubin__` and PTX in `__ptx__`."""
     if arch not in ARCHS:
-        raise ValueError(f"gated_delta_output: this file is for {', '.join(ARCHS)}, not for {arch}")
+        raise ValueError(f"gated_delta_output: this file supports {', '.join(ARCHS)}, got {arch}")
     with tempfile.TemporaryDirectory() as folder:  # CuTe DSL also writes files
         options = f"--gpu-arch {arch} --keep-cubin --keep-ptx --dump-dir {folder}"
         return _compiled(Int64, H, GROUP, options)
@@ -560,19 +557,17 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_6f8f7ff654883f39", "gated_delta_output")
+_LIBRARY = _library("kgen_513b3edcc5614d64", "gated_delta_output")
 
 
 @_operator(_LIBRARY, "gated_delta_output")
-def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float
-) -> Tensor:
+def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float) -> Tensor:
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     o = q.new_empty(B, T, HV, V)
     if o.numel() == 0:
         return o
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != CAPABILITY:
-        raise ValueError(f"gated_delta_output: this file is for {', '.join(ARCHS)}, got tensors on {q.device}")
+        raise ValueError(f"gated_delta_output: this file needs {', '.join(ARCHS)}, got tensors on {q.device}")
     index = Int32
     with torch.cuda.device_of(q):
         ctas = min(B * NT * H, torch.cuda.get_device_properties(q.device).multi_processor_count)
@@ -584,9 +579,7 @@ def _forward_op(
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float
-):
+def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float):
     return q.new_empty(*q.shape[:2], h.shape[2], V)
 
 
@@ -613,11 +606,12 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
         ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != dims:
-            raise TypeError(f"gated_delta_output: {label} must be a {dims}-d tensor")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gated_delta_output: {label} must be a {dims}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"gated_delta_output: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"gated_delta_output: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     for label, x, shape in (
         ("q", q, (B, T, H, K)),
@@ -627,15 +621,15 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
         ("g", g, (B, T, HV)),
     ):
         if tuple(x.shape) != shape:
-            raise ValueError(f"gated_delta_output: expects {label} {list(shape)}, got {list(x.shape)}")
+            raise ValueError(f"gated_delta_output: {label} must be {list(shape)}, got {list(x.shape)}")
     if (H, HV) != (16, 32):
-        raise ValueError(f"gated_delta_output: expects H = 16, HV = 32, got H = {H}, HV = {HV}")
+        raise ValueError(f"gated_delta_output: expected H = 16, HV = 32, got H = {H}, HV = {HV}")
     if NT != (T + BT - 1) // BT:
-        raise ValueError(f"gated_delta_output: {T} tokens are {(T + BT - 1) // BT} chunks, h has {NT} states")
+        raise ValueError(f"gated_delta_output: h must have a state for each of {(T + BT - 1) // BT} chunks, got {NT}")
     _no_tangents("gated_delta_output", q, k, v, h, g)
     _no_gradients(
         "gated_delta_output",
-        "but this file has no backward pass: take triton.py, or",
+        "but this file has no backward pass: use triton.py, or",
         q=q, k=k, v=v, h=h, g=g,
     )
     scale = 128 ** -0.5 if scale is None else _real("gated_delta_output", "scale", scale)

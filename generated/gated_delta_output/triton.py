@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0bc2d0cd9335cdab
-# body: 1ffa96d91dad6b04
+# inputs: f883523810e2a2d5
+# body: de43a499612cf88d
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -26,7 +26,7 @@ import math
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
     raise ImportError(
-        "gated_delta_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+        "gated_delta_output: this file cannot run alone. Import its folder, or use `kgen render --single`",
     )
 
 import torch
@@ -36,12 +36,13 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"gated_delta_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"gated_delta_output needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-from ._launch import (
-    _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError("gated_delta_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -228,7 +229,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output")
-_LIBRARY = _library("kgen_fe91f5b3f3e120ac", "gated_delta_output")
+_LIBRARY = _library("kgen_c590eb427a7cb45d", "gated_delta_output")
 
 
 
@@ -259,7 +260,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float):
 
 
 @_operator(_LIBRARY, "gated_delta_output_backward")
-def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
         do, q, k, v, h = do.float(), q.float(), k.float(), v.float(), h.float()
@@ -340,30 +343,36 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
         ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
-            raise TypeError(f"gated_delta_output: {label} must be a tensor with {shape} dimensions")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gated_delta_output: {label} must be a {shape}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"gated_delta_output: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"gated_delta_output: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     if (H, HV) != (16, 32):
-        raise ValueError(f"gated_delta_output: expects 16 and 32 heads, got {H} and {HV}")
+        raise ValueError(f"gated_delta_output: q must have 16 heads and v 32, got {H} and {HV}")
     if q.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output: q must be {(B, T, H, 128)}, got {tuple(q.shape)}")
+        raise ValueError(f"gated_delta_output: q must be {list((B, T, H, 128))}, got {list(q.shape)}")
     if k.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output: k must be {(B, T, H, 128)}, got {tuple(k.shape)}")
+        raise ValueError(f"gated_delta_output: k must be {list((B, T, H, 128))}, got {list(k.shape)}")
     if v.shape != (B, T, HV, 128):
-        raise ValueError(f"gated_delta_output: v must be {(B, T, HV, 128)}, got {tuple(v.shape)}")
+        raise ValueError(f"gated_delta_output: v must be {list((B, T, HV, 128))}, got {list(v.shape)}")
     if h.shape != (B, NT, HV, 128, 128):
-        raise ValueError(f"gated_delta_output: h must be {(B, NT, HV, 128, 128)}, got {tuple(h.shape)}")
+        raise ValueError(f"gated_delta_output: h must be {list((B, NT, HV, 128, 128))}, got {list(h.shape)}")
     if g.shape != (B, T, HV):
-        raise ValueError(f"gated_delta_output: g must be {(B, T, HV)}, got {tuple(g.shape)}")
+        raise ValueError(f"gated_delta_output: g must be {list((B, T, HV))}, got {list(g.shape)}")
     if max(x.stride(1) for x in (q, k, v, g)) >= 2**24:
-        raise ValueError("gated_delta_output: tokens may not lie 2**24 elements apart")
+        raise ValueError(
+            "gated_delta_output: strides between tokens must be less than 2**24: make the tensors contiguous",
+        )
     if max(*(x.stride(3) for x in (q, k, v, h)), h.stride(4)) >= 2**23:
-        raise ValueError("gated_delta_output: elements of a row may not lie 2**23 apart")
+        raise ValueError(
+            "gated_delta_output: strides between elements of a row must be less than 2**23: make the tensors "
+            "contiguous",
+        )
     if NT != -(-T // 64):
-        raise ValueError(f"gated_delta_output: {T} tokens are {-(-T // 64)} chunks of 64, h has {NT} states")
+        raise ValueError(f"gated_delta_output: h must have a state for each of {-(-T // 64)} chunks, got {NT}")
     _no_tangents("gated_delta_output", q, k, v, h, g)
     scale = 128 ** -0.5 if scale is None else _real("gated_delta_output", "scale", scale)
     return _forward_op(q, k, v, h, g, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 09ef21fed50a7683
-# body: f1f7bf59d06d32c7
+# inputs: 202bc6fbba7873e9
+# body: b5d6ff6dd2b19a1b
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -37,16 +37,14 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 # An exported program refers to the operators of one file, so all files register theirs on import.
-_THERE = {
-    "cute_sm90": _imported("cute_sm90", "cutlass"),
-}
+_THERE = {"cute_sm90": _imported("cute_sm90", "cutlass"),}
 with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3918261d1c4dfa51
-# body: 7c0f748de0fab960
+# inputs: 85d89a8b5468abfc
+# body: 0ded1a611c073246
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -45,7 +45,7 @@ from typing import Optional
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("gated_delta_output_fla needs the files beside it: import its folder")
+    raise ImportError("gated_delta_output_fla: this file cannot run alone. Import its folder")
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -58,7 +58,10 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import SmemAllocator
 from torch import Tensor
 
-from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+try:
+    from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+except ModuleNotFoundError:
+    raise ImportError("gated_delta_output_fla: _launch.py is missing. Copy the whole folder")
 
 ARCHS, CAPABILITY = ("sm_100a",), (10, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -428,9 +431,7 @@ def _kernel(
 
     elif warp_idx >= MASK_WARPS.start:
         s = _matrix(_sums(_mmas()[0], tensor_memory, S_COLUMN, BT))
-        load = tcgen05.make_tmem_copy(
-            cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s
-        )
+        load = tcgen05.make_tmem_copy(cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(BT // 8)), Float32), s)
         # The thread map of a load (PTX ISA, tcgen05.ld.16x256b). Element e of lane l of the w-th of 4 warps:
         # - row: 16 * w + l // 4 + 8 * (e // 2 % 2)
         # - column: 8 * (e // 4) + 2 * (l % 4) + e % 2
@@ -439,9 +440,7 @@ def _kernel(
         place = load.get_slice(thread).partition_D(cute.make_identity_tensor((BT, BT)))
         weights = cute.make_rmem_tensor(place.shape, Float32)
         p = cute.make_rmem_tensor(place.shape, BFloat16)
-        to_shared = cute.make_tiled_copy_D(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load
-        )
+        to_shared = cute.make_tiled_copy_D(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load)
         p_dst = to_shared.get_slice(thread).partition_D(sp_tile)
 
         for slot in cutlass.range(slots, unroll=1):
@@ -488,9 +487,7 @@ def _kernel(
         before = cute.make_rmem_tensor(place.shape, Float32)
         within = cute.make_rmem_tensor(place.shape, Float32)
         out = cute.make_rmem_tensor(place.shape, BFloat16)
-        to_shared = cute.make_tiled_copy_D(
-            cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load
-        )
+        to_shared = cute.make_tiled_copy_D(cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16), load)
         so_dst = to_shared.get_slice(thread).partition_D(so)
 
         for slot in cutlass.range(slots, unroll=1):
@@ -613,7 +610,7 @@ def _compiled(index, given, H, GROUP, options=""):
 def compile_for(arch, H=16, GROUP=2):
     """Compile for an architecture, without a GPU. The result has machine code in `__cubin__` and PTX in `__ptx__`."""
     if arch not in ARCHS:
-        raise ValueError(f"gated_delta_output_fla: this file is for {', '.join(ARCHS)}, not for {arch}")
+        raise ValueError(f"gated_delta_output_fla: this file supports {', '.join(ARCHS)}, got {arch}")
     with tempfile.TemporaryDirectory() as folder:  # CuTe DSL also writes files
         options = f"--gpu-arch {arch} --keep-cubin --keep-ptx --dump-dir {folder}"
         return _compiled(Int64, False, H, GROUP, options)
@@ -628,7 +625,7 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_3879b0960467c88b", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_654d55a32358cca5", "gated_delta_output_fla")
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla")
@@ -643,7 +640,7 @@ def _forward_op(
     if o.numel() == 0:
         return o
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != CAPABILITY:
-        raise ValueError(f"gated_delta_output_fla: this file is for {', '.join(ARCHS)}, got tensors on {q.device}")
+        raise ValueError(f"gated_delta_output_fla: this file needs {', '.join(ARCHS)}, got tensors on {q.device}")
     index = Int64 if cu_seqlens.dtype == torch.int64 else Int32
     with torch.cuda.device_of(q):
         ctas = min(B * NT * H, torch.cuda.get_device_properties(q.device).multi_processor_count)
@@ -692,11 +689,12 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
         ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != dims:
-            raise TypeError(f"gated_delta_output_fla: {label} must be a {dims}-d tensor")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gated_delta_output_fla: {label} must be a {dims}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"gated_delta_output_fla: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"gated_delta_output_fla: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output_fla: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     for label, x, shape in (
         ("q", q, (B, T, H, K)),
@@ -706,22 +704,26 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
         ("g", g, (B, T, HV)),
     ):
         if tuple(x.shape) != shape:
-            raise ValueError(f"gated_delta_output_fla: expects {label} {list(shape)}, got {list(x.shape)}")
+            raise ValueError(f"gated_delta_output_fla: {label} must be {list(shape)}, got {list(x.shape)}")
     if H == 0 or HV % H:
-        raise ValueError(f"gated_delta_output_fla: expects HV a multiple of H, got H = {H}, HV = {HV}")
+        raise ValueError(f"gated_delta_output_fla: expected HV a multiple of H, got H = {H}, HV = {HV}")
     if B != 1:
-        raise ValueError(f"gated_delta_output_fla: packed sequences are one row, B = 1, got {B}")
+        raise ValueError(f"gated_delta_output_fla: packed sequences need B = 1, got {B}")
     unfit = cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64)
     if unfit or cu_seqlens.device != q.device:
-        raise ValueError("gated_delta_output_fla: cu_seqlens must be [N + 1], int32 or int64, on the device of q")
+        got = f"{list(cu_seqlens.shape)}, {cu_seqlens.dtype}, on {cu_seqlens.device}"
+        raise ValueError(
+            f"gated_delta_output_fla: cu_seqlens must be [N + 1], int32 or int64, on {q.device}, got {got}",
+        )
     if chunk_indices is not None and (tuple(chunk_indices.shape) != (NT, 2) or chunk_indices.device != q.device):
-        raise ValueError(f"gated_delta_output_fla: expects chunk_indices {[NT, 2]}, got {list(chunk_indices.shape)}")
+        got = f"{list(chunk_indices.shape)} on {chunk_indices.device}"
+        raise ValueError(f"gated_delta_output_fla: chunk_indices must be {[NT, 2]} on {q.device}, got {got}")
     cu_seqlens = cu_seqlens.contiguous()
     chunk_indices = None if chunk_indices is None else chunk_indices.to(cu_seqlens.dtype).contiguous()
     _no_tangents("gated_delta_output_fla", q, k, v, h, g)
     _no_gradients(
         "gated_delta_output_fla",
-        "but this file has no backward pass: take triton.py, or",
+        "but this file has no backward pass: use triton.py, or",
         q=q, k=k, v=v, h=h, g=g,
     )
     scale = 128 ** -0.5 if scale is None else _real("gated_delta_output_fla", "scale", scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 786915e0a5887ecc
-# body: 24f88044107b4a7f
+# inputs: f9c8293888af83a2
+# body: 6405a0b72511a637
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -26,7 +26,7 @@ from typing import Optional
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
     raise ImportError(
-        "gated_delta_output_fla needs the files beside it: import its folder, or render one file by `kgen render --single`"
+        "gated_delta_output_fla: this file cannot run alone. Import its folder, or use `kgen render --single`",
     )
 
 import torch
@@ -36,12 +36,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"gated_delta_output_fla needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"gated_delta_output_fla needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _dense, _dtype, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-from ._launch import (
-    _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError(
+        "gated_delta_output_fla: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
+    )
 
 BT = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -295,7 +298,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_fla")
-_LIBRARY = _library("kgen_c6667efc11c1ec26", "gated_delta_output_fla")
+_LIBRARY = _library("kgen_f312f0d19cff3099", "gated_delta_output_fla")
 
 
 def _chunk_indices(cu_seqlens, NT):
@@ -345,7 +348,10 @@ def _(
 
 
 @_operator(_LIBRARY, "gated_delta_output_fla_backward")
-def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor,
+    chunk_indices: Optional[Tensor], scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
         do, q, k, v, h = do.float(), q.float(), k.float(), v.float(), h.float()
@@ -385,7 +391,10 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float):
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor,
+    chunk_indices: Optional[Tensor], scale: float,
+):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), h.new_empty(h.shape), g.new_empty(g.shape)
 
 
@@ -397,7 +406,9 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, do):
     q, k, v, h, g, cu_seqlens, chunk_indices = ctx.saved_tensors
-    dq, dk, dv, dh, dg = _once("gated_delta_output_fla", _backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale)
+    dq, dk, dv, dh, dg = _once(
+        "gated_delta_output_fla", _backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale,
+    )
     return dq, dk, dv, dh, dg, None, None, None
 
 
@@ -434,40 +445,48 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
         ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
-            raise TypeError(f"gated_delta_output_fla: {label} must be a tensor with {shape} dimensions")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gated_delta_output_fla: {label} must be a {shape}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"gated_delta_output_fla: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"gated_delta_output_fla: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output_fla: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     if H == 0 or HV % H:
-        raise ValueError(f"gated_delta_output_fla: the {HV} value heads are not a multiple of the {H} heads of q")
+        raise ValueError(
+            f"gated_delta_output_fla: the number of heads of v must be a multiple of that of q, got {HV} and {H}",
+        )
     if q.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output_fla: q must be {(B, T, H, 128)}, got {tuple(q.shape)}")
+        raise ValueError(f"gated_delta_output_fla: q must be {list((B, T, H, 128))}, got {list(q.shape)}")
     if k.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output_fla: k must be {(B, T, H, 128)}, got {tuple(k.shape)}")
+        raise ValueError(f"gated_delta_output_fla: k must be {list((B, T, H, 128))}, got {list(k.shape)}")
     if v.shape != (B, T, HV, 128):
-        raise ValueError(f"gated_delta_output_fla: v must be {(B, T, HV, 128)}, got {tuple(v.shape)}")
+        raise ValueError(f"gated_delta_output_fla: v must be {list((B, T, HV, 128))}, got {list(v.shape)}")
     if h.shape != (B, NT, HV, 128, 128):
-        raise ValueError(f"gated_delta_output_fla: h must be {(B, NT, HV, 128, 128)}, got {tuple(h.shape)}")
+        raise ValueError(f"gated_delta_output_fla: h must be {list((B, NT, HV, 128, 128))}, got {list(h.shape)}")
     if g.shape != (B, T, HV):
-        raise ValueError(f"gated_delta_output_fla: g must be {(B, T, HV)}, got {tuple(g.shape)}")
+        raise ValueError(f"gated_delta_output_fla: g must be {list((B, T, HV))}, got {list(g.shape)}")
     if max(x.stride(1) for x in (q, k, v, g)) >= 2**24:
-        raise ValueError("gated_delta_output_fla: tokens may not lie 2**24 elements apart")
+        raise ValueError(
+            "gated_delta_output_fla: strides between tokens must be less than 2**24: make the tensors contiguous",
+        )
     if max(*(x.stride(3) for x in (q, k, v, h)), h.stride(4)) >= 2**23:
-        raise ValueError("gated_delta_output_fla: elements of a row may not lie 2**23 apart")
+        raise ValueError(
+            "gated_delta_output_fla: strides between elements of a row must be less than 2**23: make the tensors "
+            "contiguous",
+        )
     if B != 1:
-        raise ValueError(f"gated_delta_output_fla: packed sequences are one row, B = 1, got {B}")
+        raise ValueError(f"gated_delta_output_fla: packed sequences need B = 1, got {B}")
     for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):
         integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
         if not integers and (x is not None or label == "cu_seqlens"):
-            raise TypeError(f"{label} must be a tensor of int32 or int64")
+            raise TypeError(f"gated_delta_output_fla: {label} must be a tensor of int32 or int64, got {_dtype(x)}")
         if integers and x.device != q.device:
-            raise ValueError(f"{label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output_fla: {label} must be on {q.device}, got {x.device}")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-        raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
+        raise ValueError(f"gated_delta_output_fla: cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
     if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):
-        raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
+        raise ValueError(f"gated_delta_output_fla: chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()
     chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()
     _no_tangents("gated_delta_output_fla", q, k, v, h, g)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 749cc6b6c3c6e063
-# body: 494845cefd51c26c
+# inputs: 0f2fcd28fdc2edea
+# body: c60bcfb5bcb04c60
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -37,16 +37,14 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 # An exported program refers to the operators of one file, so all files register theirs on import.
-_THERE = {
-    "cute_sm90": _imported("cute_sm90", "cutlass"),
-}
+_THERE = {"cute_sm90": _imported("cute_sm90", "cutlass"),}
 with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 71744fce3fd61cdd
-# body: 02ce8af919929d29
+# inputs: 7575085ec3955b14
+# body: 6295143bb5e43ace
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -27,7 +27,7 @@ from typing import Optional
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
     raise ImportError(
-        "gated_delta_output_varlen needs the files beside it: import its folder, or render one file by `kgen render --single`"
+        "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",
     )
 
 import torch
@@ -37,12 +37,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"gated_delta_output_varlen needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"gated_delta_output_varlen needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _dense, _dtype, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-from ._launch import (
-    _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError(
+        "gated_delta_output_varlen: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
+    )
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -289,7 +292,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("gated_delta_output_varlen")
-_LIBRARY = _library("kgen_2af894ee87a811bc", "gated_delta_output_varlen")
+_LIBRARY = _library("kgen_b28d0a72c581bb28", "gated_delta_output_varlen")
 
 
 def _chunk_indices(cu_seqlens, NT):
@@ -339,7 +342,10 @@ def _(
 
 
 @_operator(_LIBRARY, "gated_delta_output_varlen_backward")
-def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor,
+    chunk_indices: Optional[Tensor], scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
         do, q, k, v, h = do.float(), q.float(), k.float(), v.float(), h.float()
@@ -379,7 +385,10 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float):
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor,
+    chunk_indices: Optional[Tensor], scale: float,
+):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), h.new_empty(h.shape), g.new_empty(g.shape)
 
 
@@ -391,7 +400,9 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, do):
     q, k, v, h, g, cu_seqlens, chunk_indices = ctx.saved_tensors
-    dq, dk, dv, dh, dg = _once("gated_delta_output_varlen", _backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale)
+    dq, dk, dv, dh, dg = _once(
+        "gated_delta_output_varlen", _backward_op, do, q, k, v, h, g, cu_seqlens, chunk_indices, ctx.scale,
+    )
     return dq, dk, dv, dh, dg, None, None, None
 
 
@@ -428,40 +439,46 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
         ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
-            raise TypeError(f"gated_delta_output_varlen: {label} must be a tensor with {shape} dimensions")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"gated_delta_output_varlen: {label} must be a {shape}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"gated_delta_output_varlen: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"gated_delta_output_varlen: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output_varlen: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     if (H, HV) != (16, 32):
-        raise ValueError(f"gated_delta_output_varlen: expects 16 and 32 heads, got {H} and {HV}")
+        raise ValueError(f"gated_delta_output_varlen: q must have 16 heads and v 32, got {H} and {HV}")
     if q.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output_varlen: q must be {(B, T, H, 128)}, got {tuple(q.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: q must be {list((B, T, H, 128))}, got {list(q.shape)}")
     if k.shape != (B, T, H, 128):
-        raise ValueError(f"gated_delta_output_varlen: k must be {(B, T, H, 128)}, got {tuple(k.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: k must be {list((B, T, H, 128))}, got {list(k.shape)}")
     if v.shape != (B, NT * 64, HV, 128):
-        raise ValueError(f"gated_delta_output_varlen: v must be {(B, NT * 64, HV, 128)}, got {tuple(v.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: v must be {list((B, NT * 64, HV, 128))}, got {list(v.shape)}")
     if h.shape != (B, NT, HV, 128, 128):
-        raise ValueError(f"gated_delta_output_varlen: h must be {(B, NT, HV, 128, 128)}, got {tuple(h.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: h must be {list((B, NT, HV, 128, 128))}, got {list(h.shape)}")
     if g.shape != (B, T, HV):
-        raise ValueError(f"gated_delta_output_varlen: g must be {(B, T, HV)}, got {tuple(g.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: g must be {list((B, T, HV))}, got {list(g.shape)}")
     if max(x.stride(1) for x in (q, k, v, g)) >= 2**24:
-        raise ValueError("gated_delta_output_varlen: tokens may not lie 2**24 elements apart")
+        raise ValueError(
+            "gated_delta_output_varlen: strides between tokens must be less than 2**24: make the tensors contiguous",
+        )
     if max(*(x.stride(3) for x in (q, k, v, h)), h.stride(4)) >= 2**23:
-        raise ValueError("gated_delta_output_varlen: elements of a row may not lie 2**23 apart")
+        raise ValueError(
+            "gated_delta_output_varlen: strides between elements of a row must be less than 2**23: make the tensors "
+            "contiguous",
+        )
     if B != 1:
-        raise ValueError(f"gated_delta_output_varlen: packed sequences are one row, B = 1, got {B}")
+        raise ValueError(f"gated_delta_output_varlen: packed sequences need B = 1, got {B}")
     for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):
         integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
         if not integers and (x is not None or label == "cu_seqlens"):
-            raise TypeError(f"{label} must be a tensor of int32 or int64")
+            raise TypeError(f"gated_delta_output_varlen: {label} must be a tensor of int32 or int64, got {_dtype(x)}")
         if integers and x.device != q.device:
-            raise ValueError(f"{label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"gated_delta_output_varlen: {label} must be on {q.device}, got {x.device}")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
-        raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
     if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):
-        raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
+        raise ValueError(f"gated_delta_output_varlen: chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()
     chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()
     _no_tangents("gated_delta_output_varlen", q, k, v, h, g)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 122f95c9549ffab9
-# body: 8df94d6b6dd2423d
+# inputs: 3b7640a02ceefbbd
+# body: 7e54c36f94abed09
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -26,16 +26,19 @@ import os
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("gated_rms_norm needs the files beside it: import its folder")
+    raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import (
-    _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
-)
+try:
+    from ._launch import (
+        _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -97,11 +100,11 @@ _SHAPES = {
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"gated_rms_norm runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"gated_rms_norm: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         least = "compute capability 8.0 or newer"
-        raise ValueError(f"gated_rms_norm needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"gated_rms_norm needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -130,7 +133,9 @@ def _kernel(name, arch, device_index, shared):
     for attribute, value in wanted.items():
         (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device_index)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"gated_rms_norm: {name} on cuda:{device_index}: {status.name}")
+            raise RuntimeError(
+                f"gated_rms_norm: cannot set an attribute of {name} on cuda:{device_index}: {status.name}",
+            )
     return kernel
 
 
@@ -212,7 +217,7 @@ def _plan(kernel, device, width, vector):
         if resident or not stays:
             return name, s, resident
     rows = f"rows of {width} elements"
-    raise RuntimeError(f"gated_rms_norm: no shape of the {kernel} kernel for {rows} fits on {device}")
+    raise RuntimeError(f"gated_rms_norm: no launch shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident):
@@ -229,7 +234,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_7b266318514df3a6", "gated_rms_norm")
+_LIBRARY = _library("kgen_48ec203fd426ef50", "gated_rms_norm")
 
 
 def _outputs(x, save):
@@ -299,14 +304,10 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, z: Tensor, weight: Tenso
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:
-        arguments = (
-            *_rows(dout), *_rows(x), *_rows(z), rstd.data_ptr(), d_weight_part.data_ptr(), rows, width,
-        )
+        arguments = (*_rows(dout), *_rows(x), *_rows(z), rstd.data_ptr(), d_weight_part.data_ptr(), rows, width)
         grid = (-(-width // 32), shares, 1)
         _launch(device, "gated_rms_norm_kernels::columns_kernel", grid, 256, arguments)
-    arguments = (
-        d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width,
-    )
+    arguments = (d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width)
     grid = (-(-width // 32), 1, 1)
     _launch(device, "gated_rms_norm_kernels::finalize_kernel", grid, 1024, arguments)
     return gradients
@@ -350,7 +351,8 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     _dense("gated_rms_norm", "x weight z", x, weight, z)
     x, weight, z = _cast(torch.bfloat16, x, weight, z)
     if not isinstance(x, Tensor) or x.dim() < 1:
-        raise TypeError("gated_rms_norm: x must be a tensor [..., width]")
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"gated_rms_norm: x must be a tensor [..., width], got {got}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"gated_rms_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     for label, tensor, dtype, shape in (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ae3c508d6802f7bf
-# body: f88899153246e28e
+# inputs: dc59b0c0676c7f9e
+# body: 4e2bab40d5a055f2
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "gated_rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,13 +32,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"gated_rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"gated_rms_norm needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -221,15 +220,16 @@ def _backward_kernel(
         c1 = c1 / WIDTH
         dh = (dx_hat - x_hat * c1[:, None]) * rstd[:, None]
         tl.store(dx_ptr + rows[:, None] * WIDTH + cols[None, :], dh, mask=live)
-        tl.store(dz_ptr + rows[:, None] * WIDTH + cols[None, :], dout * (y * (z * (1 - tl.sigmoid(z)) + 1) * tl.sigmoid(z)), mask=live)
+        tl.store(
+            dz_ptr + rows[:, None] * WIDTH + cols[None, :], dout * (y * (z * (1 - tl.sigmoid(z)) + 1) * tl.sigmoid(z)),
+            mask=live,
+        )
         dweight += dy * x_hat
     tl.store(dweight_parts_ptr + group * WIDTH + cols, tl.sum(dweight, 0), mask=cols < WIDTH)
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(
-    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):
+def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -245,7 +245,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("gated_rms_norm")
-_LIBRARY = _library("kgen_ea8e2b167b18704c", "gated_rms_norm")
+_LIBRARY = _library("kgen_626b51d713031cad", "gated_rms_norm")
 
 
 def _schedule(table, x):
@@ -268,8 +268,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"gated_rms_norm: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"gated_rms_norm: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -325,9 +325,7 @@ def _(x: Tensor, weight: Tensor, z: Tensor, eps: float, save: bool):
 
 
 @_operator(_LIBRARY, "gated_rms_norm_backward")
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, z: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, z: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = x.shape
     dx = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
     dz = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
@@ -354,9 +352,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, x: Tensor, weight: Tensor, z: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, x: Tensor, weight: Tensor, z: Tensor, rstd: Tensor):
     shape = x.shape
     dx = x.new_empty(shape, dtype=torch.bfloat16)
     dz = x.new_empty(shape, dtype=torch.bfloat16)
@@ -402,12 +398,13 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     if x.dim() < 1:
         raise ValueError(f"gated_rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
-        raise ValueError(f"gated_rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
+        raise ValueError(f"gated_rms_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"gated_rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(
-            f"gated_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+            f"gated_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(weight.shape)} on {weight.device}",
         )
     if not isinstance(z, Tensor) or z.dtype != torch.bfloat16:
         raise TypeError(f"gated_rms_norm: z must be a tensor of bfloat16, got {_dtype(z)}")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eb9d1e5676c15327
-# body: 72cd519ae36e5988
+# inputs: e575eec43936467e
+# body: 4552e13f5a1af5fe
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -230,7 +230,7 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
 
 
 @gluon.jit
-def _tanh_hopper(x):
+def _tanh_gluon(x):
     """`_tanh` of four values at a time. The absolute error is below 8e-7.
 
     One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of
@@ -362,7 +362,7 @@ def _hopper_softmax(
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
-    s = _tanh_hopper(fixed.core_scale * qk)
+    s = _tanh_gluon(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = (
@@ -526,7 +526,7 @@ def _dq_hopper_gradient(
     """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
-    core = _tanh_hopper(fixed.core_scale * qk)
+    core = _tanh_gluon(fixed.core_scale * qk)
     s = core
     p = gl.exp2(s * fixed.qk_scale - lse[:, None])
     if MASKED:
@@ -620,9 +620,7 @@ def _dq_hopper_consumer(
             n_used = _consumer_skip(v_ring, n_used, 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -692,9 +690,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, k_ring, v_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = DqProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), k_ring, v_ring, counter_ptr,
-    )
+    producer = DqProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), k_ring, v_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
@@ -814,7 +810,7 @@ def _dv_hopper_tiles(
         if MASKED:
             q_live = q_idx < fixed.SQ
         qk = warpgroup_mma_wait(0, deps=[qk_async])
-        core = _tanh_hopper(fixed.core_scale * qk)
+        core = _tanh_gluon(fixed.core_scale * qk)
         s = core
         p = gl.exp2(s * fixed.qk_scale - lse[None, :])
         if MASKED:

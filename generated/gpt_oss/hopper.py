@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c2374ef4f2070db
-# body: 6373b23df787b4e8
+# inputs: 3de0e80c945326df
+# body: 8bba9c107f26ed7d
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -277,9 +277,7 @@ def _dkdv_hopper_producer(
 
 
 DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "SQ"])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -385,9 +383,7 @@ def _dkdv_hopper_consumer(
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
-            n_past = gl.minimum(
-                n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead
-            )
+            n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead)
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
             dk, dv, n_used = _dkdv_hopper_tiles(
                 dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past,

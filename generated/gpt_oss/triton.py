@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f6222ea16df62fbf
-# body: d8455b994842bebc
+# inputs: e7e57fe0c53e04df
+# body: 87c5fc22f69c6a63
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -27,9 +27,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "gpt_oss needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("gpt_oss: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -38,15 +36,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"gpt_oss needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"gpt_oss needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
+        _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("gpt_oss: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -164,9 +163,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     # Start each row with the sink: m_i is its logit, and l_i is 2^0 = 1.
     sink = tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E
@@ -206,10 +203,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
@@ -316,9 +313,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 64)
     else:
@@ -433,15 +428,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h_kv, kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     # The query heads that share this KV head.
@@ -478,7 +469,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("gpt_oss")
-_LIBRARY = _library("kgen_6e2825ef2a758583", "gpt_oss")
+_LIBRARY = _library("kgen_b7035233c32a4843", "gpt_oss")
 
 
 def _descriptors(tile, *blocks):
@@ -499,17 +490,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"gpt_oss: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"gpt_oss: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -546,17 +537,15 @@ def _forward(q, k, v, sinks, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "gpt_oss")
+@_operator(_LIBRARY, "gpt_oss", lambda q, *_: _empty((*q.shape[:3], 64), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, sinks, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, sinks, scale):
-    return _empty((*q.shape[:3], 64), q)
-
-
-@_operator(_LIBRARY, "gpt_oss_lse")
+@_operator(
+    _LIBRARY, "gpt_oss_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or sinks.requires_grad
@@ -566,11 +555,6 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, scale: float
         out, lse = _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, sinks, scale)
     return _forward(q, k, v, sinks, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, sinks, scale):
-    return _empty((*q.shape[:3], 64), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
@@ -599,7 +583,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, sinks, scale):
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta, counters, lse, sinks, *sinks.stride(), d_sinks,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -693,23 +677,21 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"gpt_oss: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"gpt_oss: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"gpt_oss: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("gpt_oss", "sinks", sinks)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 64 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 64):
         raise ValueError(
-            "gpt_oss: expects q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
+            "gpt_oss: expected q [B, HQ, SQ, 64], k [B, HKV, SK, 64], v [B, HKV, SK, 64], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != 8 * HKV:
-        raise ValueError(f"gpt_oss: q must have 8 heads for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"gpt_oss: q must have 8 heads for each head of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"gpt_oss: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"gpt_oss: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
-        raise ValueError(
-            "gpt_oss: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous",
-        )
+        raise ValueError("gpt_oss: the last stride of q, k and v must be at most 2**25: make them contiguous")
     if not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(f"gpt_oss: sinks must be a tensor of float32, bfloat16 or float16, got {_dtype(sinks)}")
     if sinks.shape != (HQ,) or sinks.device != q.device:
@@ -717,9 +699,7 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     _no_tangents("gpt_oss", q, k, v, sinks)
     scale = 64 ** -0.5 if scale is None else _real("gpt_oss", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"gpt_oss: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"gpt_oss: scale must be positive and at most 2**127, got {scale}")
     needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or sinks.requires_grad
     )
@@ -736,9 +716,12 @@ def gpt_oss_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {
-        "forward": "portable: no kernels for Hopper: heads of 64 columns have short ranges, where the portable kernels are faster",
+        "forward": (
+            "portable: no kernels for Hopper: the ranges of keys are short, "
+            "where portable kernels are faster for heads of 64 columns"
+        ),
         "backward": kernels,
     }

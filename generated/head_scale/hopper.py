@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41c3817064430705
-# body: 0b01a7a0acf09880
+# inputs: 7658f1be5461706d
+# body: db51a3e0b97ccb88
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -64,9 +64,7 @@ class Ring(NamedTuple):
     empty: object
 
 
-Problem = collections.namedtuple("Problem", [
-    "temperature_ptr", "stride_temperature_0", "B", "HQ", "SQ", "SK", "scale",
-])
+Problem = collections.namedtuple("Problem", ["temperature_ptr", "stride_temperature_0", "B", "HQ", "SQ", "SK", "scale"])
 
 
 @gluon.jit
@@ -230,9 +228,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -514,9 +510,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -670,9 +664,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
 
 
 DkdvFixed = collections.namedtuple("DkdvFixed", ["qk_scale_h", "SQ"])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -714,9 +706,7 @@ def _dkdv_hopper_tiles(
 
 
 @gluon.jit
-def _dkdv_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dk and dv of one half of each tile of keys."""
     scheduler, kv_ring, q_ring = args.scheduler, args.kv_ring, args.q_ring
     OWN_N: tl.constexpr = BLOCK_N // 2

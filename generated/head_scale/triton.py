@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5be877ccb815bb63
-# body: 34ba617824463b76
+# inputs: 369f7d8f2c531194
+# body: aff6c8b6ae528d1e
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -26,9 +26,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "head_scale needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("head_scale: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -37,15 +35,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"head_scale needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"head_scale needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
+        _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("head_scale: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -167,9 +166,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -202,10 +199,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
@@ -310,9 +307,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -340,7 +335,10 @@ def _dq_kernel(
     )
 
     dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
-    tl.store(dq_rows, tl.where(dq == 0.0, 0.0, dq * (scale * temperature_h)).to(dq_ptr.dtype.element_ty), mask=q_live[:, None])
+    tl.store(
+        dq_rows, tl.where(dq == 0.0, 0.0, dq * (scale * temperature_h)).to(dq_ptr.dtype.element_ty),
+        mask=q_live[:, None],
+    )
     tl.store(d_temperature_ptr + b_h.to(tl.int64) * SQ + q_idx, d_temperature * scale, mask=q_live)
 
 
@@ -431,15 +429,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -462,7 +456,10 @@ def _dkdv_kernel(
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
-    tl.store(dk_rows, tl.where(dk == 0.0, 0.0, dk * (scale * temperature_h)).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
+    tl.store(
+        dk_rows, tl.where(dk == 0.0, 0.0, dk * (scale * temperature_h)).to(dk_ptr.dtype.element_ty),
+        mask=kv_live[:, None],
+    )
     dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_d[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
@@ -471,7 +468,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("head_scale")
-_LIBRARY = _library("kgen_b41232ee94386e63", "head_scale")
+_LIBRARY = _library("kgen_451b81eb57f7c4ad", "head_scale")
 
 
 def _descriptors(tile, *blocks):
@@ -492,17 +489,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"head_scale: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"head_scale: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -542,17 +539,15 @@ def _forward(q, k, v, temperature, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "head_scale")
+@_operator(_LIBRARY, "head_scale", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, temperature, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, temperature, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "head_scale_lse")
+@_operator(
+    _LIBRARY, "head_scale_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or temperature.requires_grad
@@ -562,11 +557,6 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, temperature: Tensor, scale:
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, temperature, scale)
     return _forward(q, k, v, temperature, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, temperature, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, temperature, scale):
@@ -594,10 +584,12 @@ def _gradients(dout, dlse, out, lse, q, k, v, temperature, scale):
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
-            _hopper().backward_on_hopper(layouts, q, k, v, temperature, scale, dout, lse, delta, dq, dk, dv, d_temperature)
+            _hopper().backward_on_hopper(
+                layouts, q, k, v, temperature, scale, dout, lse, delta, dq, dk, dv, d_temperature,
+            )
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -688,38 +680,35 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"head_scale: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"head_scale: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"head_scale: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("head_scale", "temperature", temperature)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "head_scale: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "head_scale: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     temperature, = _cast(torch.float32, temperature)
     if HQ != HKV:
-        raise ValueError(f"head_scale: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"head_scale: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"head_scale: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"head_scale: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "head_scale: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("head_scale: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(temperature, Tensor) or temperature.dtype != torch.float32:
         raise TypeError(f"head_scale: temperature must be a tensor of float32, got {_dtype(temperature)}")
     if temperature.shape != (HQ,) or temperature.device != q.device:
         raise ValueError(
-            f"head_scale: temperature must be [{HQ}] on {q.device}, got {list(temperature.shape)} on {temperature.device}",
+            f"head_scale: temperature must be [{HQ}] on {q.device}, "
+            f"got {list(temperature.shape)} on {temperature.device}",
         )
     if (HQ - 1) * temperature.stride(-1) >= 2**31:
-        raise ValueError("head_scale: a row of temperature may not span 2**31 elements, make it contiguous")
+        raise ValueError("head_scale: a row of temperature must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("head_scale", q, k, v, temperature)
     scale = 128 ** -0.5 if scale is None else _real("head_scale", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"head_scale: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"head_scale: scale must be positive and at most 2**127, got {scale}")
     needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or temperature.requires_grad
     )
@@ -736,6 +725,6 @@ def head_scale_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b6eb2de51d7380e
-# body: 76971ee585427249
+# inputs: 58157e64959fc216
+# body: 00ea0a66ae629010
 """Layer norm over the last dimension, with weight and bias.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -37,16 +37,14 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 # An exported program refers to the operators of one file, so all files register theirs on import.
-_THERE = {
-    "cuda": _imported("cuda", "cuda.core"),
-}
+_THERE = {"cuda": _imported("cuda", "cuda.core"),}
 with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f48092cb40b487a7
-# body: 33f0fe83859b611f
+# inputs: cf11d82fa8ea632f
+# body: 7a24841bea34e4a0
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "layer_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,13 +32,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"layer_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"layer_norm needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("layer_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -243,7 +242,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("layer_norm")
-_LIBRARY = _library("kgen_c16ac9a024326bc0", "layer_norm")
+_LIBRARY = _library("kgen_2ac54b939166772d", "layer_norm")
 
 
 def _schedule(table, x):
@@ -266,8 +265,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"layer_norm: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"layer_norm: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -325,9 +324,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool):
 
 
 @_operator(_LIBRARY, "layer_norm_backward")
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = x.shape
     dx = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
     dweight = x.new_empty(shape[-1:], dtype=_stored(torch.bfloat16, x.device))
@@ -354,9 +351,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor):
     shape = x.shape
     dx = x.new_empty(shape, dtype=torch.bfloat16)
     dweight = x.new_empty(shape[-1:], dtype=torch.bfloat16)
@@ -402,12 +397,13 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     if x.dim() < 1:
         raise ValueError(f"layer_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
-        raise ValueError(f"layer_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
+        raise ValueError(f"layer_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"layer_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(
-            f"layer_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+            f"layer_norm: weight must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(weight.shape)} on {weight.device}",
         )
     if not isinstance(bias, Tensor) or bias.dtype != torch.bfloat16:
         raise TypeError(f"layer_norm: bias must be a tensor of bfloat16, got {_dtype(bias)}")

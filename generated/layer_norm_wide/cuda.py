@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5d0804a5d3e91b9f
-# body: f2e821ac4264947f
+# inputs: 78c1d245ba449eb3
+# body: b7aba16c8371260e
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -26,16 +26,19 @@ import os
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("layer_norm_wide needs the files beside it: import its folder")
+    raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import (
-    _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
-)
+try:
+    from ._launch import (
+        _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("layer_norm_wide: _launch.py is missing. Copy the whole folder")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -60,11 +63,11 @@ _SHAPES = {
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"layer_norm_wide runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"layer_norm_wide: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         least = "compute capability 8.0 or newer"
-        raise ValueError(f"layer_norm_wide needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"layer_norm_wide needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -93,7 +96,9 @@ def _kernel(name, arch, device_index, shared):
     for attribute, value in wanted.items():
         (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device_index)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"layer_norm_wide: {name} on cuda:{device_index}: {status.name}")
+            raise RuntimeError(
+                f"layer_norm_wide: cannot set an attribute of {name} on cuda:{device_index}: {status.name}",
+            )
     return kernel
 
 
@@ -175,7 +180,7 @@ def _plan(kernel, device, width, vector):
         if resident or not stays:
             return name, s, resident
     rows = f"rows of {width} elements"
-    raise RuntimeError(f"layer_norm_wide: no shape of the {kernel} kernel for {rows} fits on {device}")
+    raise RuntimeError(f"layer_norm_wide: no launch shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident):
@@ -192,7 +197,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_4b8e56112326b3ef", "layer_norm_wide")
+_LIBRARY = _library("kgen_41908b80b2e165ac", "layer_norm_wide")
 
 
 def _outputs(x, save):
@@ -269,9 +274,7 @@ def _backward_op(dout: Tensor, mean: Tensor, rstd: Tensor, x: Tensor, weight: Te
         )
         grid = (-(-width // 32), shares, 1)
         _launch(device, "layer_norm_wide_kernels::columns_kernel", grid, 256, arguments)
-    arguments = (
-        d_weight_part.data_ptr(), d_bias_part.data_ptr(), d_weight.data_ptr(), d_bias.data_ptr(), parts, width,
-    )
+    arguments = (d_weight_part.data_ptr(), d_bias_part.data_ptr(), d_weight.data_ptr(), d_bias.data_ptr(), parts, width)
     grid = (-(-width // 32), 1, 2)
     _launch(device, "layer_norm_wide_kernels::finalize_kernel", grid, 1024, arguments)
     return gradients
@@ -315,7 +318,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)
     x, weight, bias = _cast(torch.bfloat16, x, weight, bias)
     if not isinstance(x, Tensor) or x.dim() < 1:
-        raise TypeError("layer_norm_wide: x must be a tensor [..., width]")
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"layer_norm_wide: x must be a tensor [..., width], got {got}")
     if x.shape[-1] not in (65536,):
         raise ValueError(f"layer_norm_wide: rows of x must have 65536 elements, got {x.shape[-1]}")
     for label, tensor, dtype, shape in (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 24b36c3a1ee99bb6
-# body: bc37cce0e75466ce
+# inputs: 45e9fdde4374b235
+# body: 85057e501aef561b
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "layer_norm_wide needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,29 +32,22 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"layer_norm_wide needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"layer_norm_wide needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("layer_norm_wide: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
 _FORWARD_TILES = [
-    ((100, 90, 80), (
-        (262144, 8192, 16, 4, 1),
-    )),
-    ((), (
-        (262144, 8192, 16, 3, 1),
-    )),
+    ((100, 90, 80), ((262144, 8192, 16, 4, 1),)),
+    ((), ((262144, 8192, 16, 3, 1),)),
 ]
-_BACKWARD_TILES = [
-    ((), (
-        (131072, 4096, 4, 3, 2),
-    )),
-]
+_BACKWARD_TILES = [((), ((131072, 4096, 4, 3, 2),)),]
 
 
 @triton.jit
@@ -219,7 +210,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("layer_norm_wide")
-_LIBRARY = _library("kgen_a31f38ef7e8250c4", "layer_norm_wide")
+_LIBRARY = _library("kgen_deeb8c8f1fe2f82c", "layer_norm_wide")
 
 
 def _schedule(table, x):
@@ -242,8 +233,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"layer_norm_wide: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"layer_norm_wide: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -301,9 +292,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool):
 
 
 @_operator(_LIBRARY, "layer_norm_wide_backward")
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     shape = x.shape
     dx = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
     dweight = x.new_empty(shape[-1:], dtype=_stored(torch.bfloat16, x.device))
@@ -330,9 +319,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor):
     shape = x.shape
     dx = x.new_empty(shape, dtype=torch.bfloat16)
     dweight = x.new_empty(shape[-1:], dtype=torch.bfloat16)
@@ -378,18 +365,20 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     if x.dim() < 1:
         raise ValueError(f"layer_norm_wide: x must be [..., D], got {list(x.shape)}")
     if x.shape[-1] != 65536:
-        raise ValueError(f"layer_norm_wide: rows have 65536 elements, got {x.shape[-1]}")
+        raise ValueError(f"layer_norm_wide: rows of x must have 65536 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"layer_norm_wide: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(
-            f"layer_norm_wide: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+            f"layer_norm_wide: weight must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(weight.shape)} on {weight.device}",
         )
     if not isinstance(bias, Tensor) or bias.dtype != torch.bfloat16:
         raise TypeError(f"layer_norm_wide: bias must be a tensor of bfloat16, got {_dtype(bias)}")
     if bias.shape != x.shape[-1:] or bias.device != x.device:
         raise ValueError(
-            f"layer_norm_wide: bias must be {list(x.shape[-1:])} on {x.device}, got {list(bias.shape)} on {bias.device}",
+            f"layer_norm_wide: bias must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(bias.shape)} on {bias.device}",
         )
     eps = _real("layer_norm_wide", "eps", eps)
     if eps < 0.0:

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fac0f64c03332e7e
-# body: 367b825614d01d87
+# inputs: 65608eba168bc149
+# body: 3c39d764ff59a204
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
 
-    q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
+    q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = H.
     Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
@@ -31,7 +31,7 @@ from array import array
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("linear_attention_output needs the files beside it: import its folder")
+    raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -44,7 +44,10 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import SmemAllocator
 from torch import Tensor
 
-from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+try:
+    from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+except ModuleNotFoundError:
+    raise ImportError("linear_attention_output: _launch.py is missing. Copy the whole folder")
 
 ARCHS, CAPABILITY = ("sm_90a",), (9, 0)
 K, V, BT = 128, 128, 64  # head dims, tokens of a chunk
@@ -400,7 +403,7 @@ def _compiled(index, H, GROUP, options=""):
 def compile_for(arch, H=16, GROUP=1):
     """Compile for an architecture, without a GPU. The result has machine code in `__cubin__` and PTX in `__ptx__`."""
     if arch not in ARCHS:
-        raise ValueError(f"linear_attention_output: this file is for {', '.join(ARCHS)}, not for {arch}")
+        raise ValueError(f"linear_attention_output: this file supports {', '.join(ARCHS)}, got {arch}")
     with tempfile.TemporaryDirectory() as folder:  # CuTe DSL also writes files
         options = f"--gpu-arch {arch} --keep-cubin --keep-ptx --dump-dir {folder}"
         return _compiled(Int64, H, GROUP, options)
@@ -415,19 +418,17 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-_LIBRARY = _library("kgen_34f7944c9b100abe", "linear_attention_output")
+_LIBRARY = _library("kgen_cef4e48ea8a6107c", "linear_attention_output")
 
 
 @_operator(_LIBRARY, "linear_attention_output")
-def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
-) -> Tensor:
+def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float) -> Tensor:
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     o = q.new_empty(B, T, HV, V)
     if o.numel() == 0:
         return o
     if q.device.type != "cuda" or torch.cuda.get_device_capability(q.device) != CAPABILITY:
-        raise ValueError(f"linear_attention_output: this file is for {', '.join(ARCHS)}, got tensors on {q.device}")
+        raise ValueError(f"linear_attention_output: this file needs {', '.join(ARCHS)}, got tensors on {q.device}")
     index = Int32
     with torch.cuda.device_of(q):
         ctas = min(B * NT * H, torch.cuda.get_device_properties(q.device).multi_processor_count)
@@ -439,16 +440,14 @@ def _forward_op(
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
-):
+def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float):
     return q.new_empty(*q.shape[:2], h.shape[2], V)
 
 
 def linear_attention_output(q, k, v, h, *, scale=None):
     """The output step of chunked linear attention without decay.
 
-    q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = 1 * H.
+    q, k [B, T, H, 128], v [B, T, HV, 128], bf16; HV = H.
     Value head h uses head h // (HV / H) of q and k.
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks.
     scale: 1 / sqrt(128) by default.
@@ -465,11 +464,12 @@ def linear_attention_output(q, k, v, h, *, scale=None):
         ("h", h, 5, torch.bfloat16),
     ):
         if not isinstance(x, Tensor) or x.dim() != dims:
-            raise TypeError(f"linear_attention_output: {label} must be a {dims}-d tensor")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"linear_attention_output: {label} must be a {dims}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"linear_attention_output: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"linear_attention_output: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"linear_attention_output: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     for label, x, shape in (
         ("q", q, (B, T, H, K)),
@@ -478,15 +478,17 @@ def linear_attention_output(q, k, v, h, *, scale=None):
         ("h", h, (B, NT, HV, K, V)),
     ):
         if tuple(x.shape) != shape:
-            raise ValueError(f"linear_attention_output: expects {label} {list(shape)}, got {list(x.shape)}")
+            raise ValueError(f"linear_attention_output: {label} must be {list(shape)}, got {list(x.shape)}")
     if HV != 1 * H:
-        raise ValueError(f"linear_attention_output: expects HV = 1 * H, got H = {H}, HV = {HV}")
+        raise ValueError(f"linear_attention_output: expected HV = H, got H = {H}, HV = {HV}")
     if NT != (T + BT - 1) // BT:
-        raise ValueError(f"linear_attention_output: {T} tokens are {(T + BT - 1) // BT} chunks, h has {NT} states")
+        raise ValueError(
+            f"linear_attention_output: h must have a state for each of {(T + BT - 1) // BT} chunks, got {NT}",
+        )
     _no_tangents("linear_attention_output", q, k, v, h)
     _no_gradients(
         "linear_attention_output",
-        "but this file has no backward pass: take triton.py, or",
+        "but this file has no backward pass: use triton.py, or",
         q=q, k=k, v=v, h=h,
     )
     scale = 128 ** -0.5 if scale is None else _real("linear_attention_output", "scale", scale)

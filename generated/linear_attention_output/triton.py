@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 29d3dfe3619e0f71
-# body: 921789146d1dd332
+# inputs: adaf04387d3cf9bc
+# body: 43812d67afdec780
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
     raise ImportError(
-        "linear_attention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
+        "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",
     )
 
 import torch
@@ -34,12 +34,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"linear_attention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"linear_attention_output needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
     )
-from ._launch import (
-    _arch_for, _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError(
+        "linear_attention_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
+    )
 
 BT = tl.constexpr(64)
 K = tl.constexpr(128)
@@ -207,7 +210,7 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("linear_attention_output")
-_LIBRARY = _library("kgen_f99bef3c5ba43578", "linear_attention_output")
+_LIBRARY = _library("kgen_2a072d0d74e39c15", "linear_attention_output")
 
 
 
@@ -238,7 +241,9 @@ def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float):
 
 
 @_operator(_LIBRARY, "linear_attention_output_backward")
-def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
         do, q, k, v, h = do.float(), q.float(), k.float(), v.float(), h.float()
@@ -315,28 +320,34 @@ def linear_attention_output(q, k, v, h, *, scale=None):
         ("h", h, 5, torch.bfloat16),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
-            raise TypeError(f"linear_attention_output: {label} must be a tensor with {shape} dimensions")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"linear_attention_output: {label} must be a {shape}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"linear_attention_output: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"linear_attention_output: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"linear_attention_output: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     if HV != 1 * H:
-        raise ValueError(f"linear_attention_output: expects 1 value heads for each head of q, got {HV} and {H}")
+        raise ValueError(f"linear_attention_output: v must have as many heads as q, got {HV} and {H}")
     if q.shape != (B, T, H, 128):
-        raise ValueError(f"linear_attention_output: q must be {(B, T, H, 128)}, got {tuple(q.shape)}")
+        raise ValueError(f"linear_attention_output: q must be {list((B, T, H, 128))}, got {list(q.shape)}")
     if k.shape != (B, T, H, 128):
-        raise ValueError(f"linear_attention_output: k must be {(B, T, H, 128)}, got {tuple(k.shape)}")
+        raise ValueError(f"linear_attention_output: k must be {list((B, T, H, 128))}, got {list(k.shape)}")
     if v.shape != (B, T, HV, 128):
-        raise ValueError(f"linear_attention_output: v must be {(B, T, HV, 128)}, got {tuple(v.shape)}")
+        raise ValueError(f"linear_attention_output: v must be {list((B, T, HV, 128))}, got {list(v.shape)}")
     if h.shape != (B, NT, HV, 128, 128):
-        raise ValueError(f"linear_attention_output: h must be {(B, NT, HV, 128, 128)}, got {tuple(h.shape)}")
+        raise ValueError(f"linear_attention_output: h must be {list((B, NT, HV, 128, 128))}, got {list(h.shape)}")
     if max(x.stride(1) for x in (q, k, v)) >= 2**24:
-        raise ValueError("linear_attention_output: tokens may not lie 2**24 elements apart")
+        raise ValueError(
+            "linear_attention_output: strides between tokens must be less than 2**24: make the tensors contiguous",
+        )
     if max(*(x.stride(3) for x in (q, k, v, h)), h.stride(4)) >= 2**23:
-        raise ValueError("linear_attention_output: elements of a row may not lie 2**23 apart")
+        raise ValueError(
+            "linear_attention_output: strides between elements of a row must be less than 2**23: make the tensors "
+            "contiguous",
+        )
     if NT != -(-T // 64):
-        raise ValueError(f"linear_attention_output: {T} tokens are {-(-T // 64)} chunks of 64, h has {NT} states")
+        raise ValueError(f"linear_attention_output: h must have a state for each of {-(-T // 64)} chunks, got {NT}")
     _no_tangents("linear_attention_output", q, k, v, h)
     scale = 128 ** -0.5 if scale is None else _real("linear_attention_output", "scale", scale)
     return _forward_op(q, k, v, h, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a31d415d17e1e502
-# body: 1b25ecea31a3facb
+# inputs: 5f863e21c5932b13
+# body: fce675d80976538a
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -239,9 +239,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -577,9 +575,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -601,9 +597,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
@@ -865,9 +859,7 @@ def _backward_hopper_consumer(
                 _add_to_dq(dq_sum_ptr, before, dq)
         tma.store_wait(0)
         barrier()
-        _store_tile(
-            args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale
-        )
+        _store_tile(args.dk_desc, [b, h_kv, kv_start, 0], kv_ring.slots, v_slot % KV_SLOTS, dk * problem.scale)
         tma.store_wait(0)
         for part in gl.static_range(4):
             _consumer_release(kv_ring, kv_at + part)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 53db06a2327ed25b
-# body: cd253366fcbb3d8f
+# inputs: c6b93bb53c15ff36
+# body: 98716a7537e3fbc2
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -24,9 +24,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "longformer needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("longformer: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -35,14 +33,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"longformer needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"longformer needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
-from ._launch import (
-    _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
-    _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library, _no_tangents,
+        _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("longformer: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(256)
@@ -163,9 +162,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -324,9 +321,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -461,15 +456,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -508,7 +499,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("longformer")
-_LIBRARY = _library("kgen_0c875dd5f19af39d", "longformer")
+_LIBRARY = _library("kgen_34d0c71a14c1a973", "longformer")
 
 
 def _descriptors(tile, *blocks):
@@ -546,31 +537,22 @@ def _forward(q, k, v, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "longformer")
+@_operator(_LIBRARY, "longformer", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "longformer_lse")
+@_operator(
+    _LIBRARY, "longformer_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, scale):
@@ -682,31 +664,25 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"longformer: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"longformer: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"longformer: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "longformer: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "longformer: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != HKV:
-        raise ValueError(f"longformer: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"longformer: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"longformer: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"longformer: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "longformer: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("longformer: the last stride of q, k and v must be at most 2**24: make them contiguous")
     _no_tangents("longformer", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("longformer", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"longformer: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"longformer: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9bc9f7a0f5508abf
-# body: ca215950a2da19c9
+# inputs: da9ffdf2226fce8d
+# body: 8588cb44c42d45bd
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -251,9 +251,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -556,9 +554,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, q_rope_ring, do_ring, kv_ring = args.q_ring, args.q_rope_ring, args.do_ring, args.kv_ring
@@ -613,9 +609,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         _store_tile(
             args.dq_rope_desc,
             [b, h, q_start, 0],
@@ -646,9 +640,7 @@ def _dq_hopper_kernel(
     kv_ring = _ring(kv_slots, SLOTS, 2, 2)
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = DqConsumer(
-        scheduler, q_ring, q_rope_ring, do_ring, kv_ring, dq_desc, dq_rope_desc, lse_ptr, delta_ptr,
-    )
+    consumer = DqConsumer(scheduler, q_ring, q_rope_ring, do_ring, kv_ring, dq_desc, dq_rope_desc, lse_ptr, delta_ptr)
     producer = QueryProducer(
         scheduler, (q_desc, q_rope_desc, do_desc), k_desc, k_rope_desc, v_desc, (q_ring, q_rope_ring, do_ring),
         kv_ring, counter_ptr,
@@ -716,9 +708,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
         i += 1
         _producer_load(kv_ring, 2 * done, args.k_desc, [b, h, kv_start, 0])
-        _producer_load(
-            args.k_rope_ring, done, args.k_rope_desc, [b, h, kv_start, 0],
-        )
+        _producer_load(args.k_rope_ring, done, args.k_rope_desc, [b, h, kv_start, 0])
         _producer_load(kv_ring, 2 * done + 1, args.v_desc, [b, h, kv_start, 0])
         gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may begin
         gdc_launch_dependents()
@@ -871,9 +861,7 @@ def _dk_hopper_consumer(args, problem, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
         _store_tile(args.dk_desc, [b, h, kv_start, 0], kv_ring.slots, 1, dk * problem.scale)
         # The factor of the last tile has arrived, so the rope columns of K are free: store dk_rope through their slot.
         _consumer_wait(args.k_rope_ring, done)
-        _store_tile(
-            args.dk_rope_desc, [b, h, kv_start, 0], args.k_rope_ring.slots, 0, dk_rope * problem.scale
-        )
+        _store_tile(args.dk_rope_desc, [b, h, kv_start, 0], args.k_rope_ring.slots, 0, dk_rope * problem.scale)
         tma.store_wait(0)
         _consumer_release(kv_ring, 2 * done + 1)
         _consumer_release(args.k_rope_ring, done)

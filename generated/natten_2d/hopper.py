@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4c8b072124200ae2
-# body: dcecf65ced34c15a
+# inputs: cc8bf49a25e37ecc
+# body: eafb01790c00db37
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -239,9 +239,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -344,9 +342,7 @@ def _hopper_softmax(
         kv_tile = _floor_div(kv_idx, fixed.rows_times_columns)
         kv_x = _floor_mod(kv_idx, COLUMNS) + COLUMNS * _floor_mod(kv_tile, fixed.width_div_columns)
         q_x_minus_kv_x = fixed.q_x[:, None] - kv_x[None, :]
-        kv_y = (
-            ROWS * _floor_div(kv_tile, fixed.width_div_columns) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS)
-        )
+        kv_y = (ROWS * _floor_div(kv_tile, fixed.width_div_columns) + _floor_mod(_floor_div(kv_idx, COLUMNS), ROWS))
         q_y_minus_kv_y = fixed.q_y[:, None] - kv_y[None, :]
         kv_live = kv_idx < fixed.SK
         mask = (
@@ -418,9 +414,7 @@ def _hopper_consumer(
         q_x = _floor_mod(q_idx, COLUMNS) + COLUMNS * _floor_mod(q_tile, width_div_columns)
         minus_radius = -RADIUS
         q_y = ROWS * _floor_div(q_tile, width_div_columns) + _floor_mod(_floor_div(q_idx, COLUMNS), ROWS)
-        fixed = ForwardFixed(
-            qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, problem.SK,
-        )
+        fixed = ForwardFixed(qk_scale, rows_times_columns, width_div_columns, q_x, minus_radius, q_y, problem.SK)
         acc = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         m_i = gl.full([OWN_M], float("-inf"), gl.float32, layout=gl.SliceLayout(1, SCORES))
         l_i = gl.full([OWN_M, 4], 0.0, gl.float32, layout=SUMS)
@@ -562,9 +556,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -613,9 +605,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -930,9 +920,7 @@ def _backward_hopper_kernel(
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
-    consumer = BackwardConsumer(
-        scheduler, kv_ring, q_ring, ds_tiles, q_indices_ptr, dk_desc, dv_desc, dq_sum_ptr,
-    )
+    consumer = BackwardConsumer(scheduler, kv_ring, q_ring, ds_tiles, q_indices_ptr, dk_desc, dv_desc, dq_sum_ptr)
     producer = KeyProducer(
         scheduler, k_desc, v_desc, q_desc, do_desc, lse_desc, delta_desc, kv_ring, q_ring, q_num_blocks_ptr,
         full_q_num_blocks_ptr, q_indices_ptr, counter_ptr,
@@ -985,7 +973,10 @@ def _gluon_tiles(x, n_rows):
     return _HopperDescriptor(x, x.shape, x.stride(), [1, 1, n_rows, 128], TILES)
 
 
-def forward_on_hopper(layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, out, lse, store_lse):
+def forward_on_hopper(
+    layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale,
+    out, lse, store_lse,
+):
     """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
@@ -1027,7 +1018,10 @@ def sums_for_dq(q, k):
     return None
 
 
-def backward_on_hopper(layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, dout, lse, delta, counters, dq_sum, dq, dk, dv):
+def backward_on_hopper(
+    layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale,
+    dout, lse, delta, counters, dq_sum, dq, dk, dv,
+):
     """Launch the backward kernels after delta. They write the gradients. lse and delta are float32 [B, HQ, SQ]."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]

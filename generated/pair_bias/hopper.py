@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6a9b364e23fb90f
-# body: bbd142ca12784134
+# inputs: f91329bb30318612
+# body: 263b403dc2e6c279
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -40,6 +40,8 @@ SUMS = tl.constexpr(
 # Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
 # other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+# The buffer that the score reads for each pair: rows of 128 bytes with the same swizzle. Each consumer has its own 64
+# rows. A thread loads the elements of the scores that it owns in the accumulator of q @ k^T.
 PAIR = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 
 
@@ -238,9 +240,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit

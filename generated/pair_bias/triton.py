@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4fe68f7813f85f84
-# body: 549a0db260fe4246
+# inputs: 18d79fad34151540
+# body: f69cbcc1e911f548
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -26,9 +26,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "pair_bias needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("pair_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -37,14 +35,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"pair_bias needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"pair_bias needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts,
+        _library, _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("pair_bias: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -178,9 +177,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -328,9 +325,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -455,15 +450,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -570,7 +561,7 @@ def _d_bias_kernel(
 
 
 _arch = _arch_for("pair_bias")
-_LIBRARY = _library("kgen_24cc2fcda3e0f857", "pair_bias")
+_LIBRARY = _library("kgen_dbfa174c5170e21a", "pair_bias")
 
 
 def _descriptors(tile, *blocks):
@@ -591,17 +582,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"pair_bias: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"pair_bias: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -641,17 +632,15 @@ def _forward(q, k, v, bias, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "pair_bias")
+@_operator(_LIBRARY, "pair_bias", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, bias, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, bias, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "pair_bias_lse")
+@_operator(
+    _LIBRARY, "pair_bias_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad
@@ -661,11 +650,6 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float)
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, bias, scale)
     return _forward(q, k, v, bias, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, bias, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, bias, scale):
@@ -790,24 +774,22 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"pair_bias: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"pair_bias: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"pair_bias: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("pair_bias", "bias", bias)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "pair_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "pair_bias: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     bias, = _cast(torch.float32, bias)
     if HQ != HKV:
-        raise ValueError(f"pair_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"pair_bias: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"pair_bias: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"pair_bias: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "pair_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("pair_bias: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(bias, Tensor) or bias.dtype != torch.float32:
         raise TypeError(f"pair_bias: bias must be a tensor of float32, got {_dtype(bias)}")
     if bias.shape != (HQ, SQ, SK) or bias.device != q.device:
@@ -815,13 +797,11 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
             f"pair_bias: bias must be [{HQ}, {SQ}, {SK}] on {q.device}, got {list(bias.shape)} on {bias.device}",
         )
     if (SK - 1) * bias.stride(-1) >= 2**31:
-        raise ValueError("pair_bias: a row of bias may not span 2**31 elements, make it contiguous")
+        raise ValueError("pair_bias: a row of bias must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("pair_bias", q, k, v, bias)
     scale = 128 ** -0.5 if scale is None else _real("pair_bias", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"pair_bias: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"pair_bias: scale must be positive and at most 2**127, got {scale}")
     needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or bias.requires_grad
     )
@@ -838,6 +818,12 @@ def pair_bias_kernels(q, k, v, bias):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v", "bias"), (q, k, v, bias[None])) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
-    return {"forward": kernels, "backward": "portable: no kernels for Hopper: the score reads a buffer for each pair"}
+    return {
+        "forward": kernels,
+        "backward": (
+            "portable: no kernels for Hopper: the score reads a buffer for each pair, "
+            "which only the forward kernel supports"
+        ),
+    }

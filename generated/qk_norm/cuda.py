@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 302497b44e964764
-# body: d3b8d1d04f58d44b
+# inputs: 058bbb44f454d4bc
+# body: 4891a5f043e7cd4a
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -27,16 +27,19 @@ import os
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("qk_norm needs the files beside it: import its folder")
+    raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import (
-    _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
-)
+try:
+    from ._launch import (
+        _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -59,11 +62,11 @@ _SHAPES = {
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"qk_norm runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"qk_norm: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         least = "compute capability 8.0 or newer"
-        raise ValueError(f"qk_norm needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"qk_norm needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -92,7 +95,7 @@ def _kernel(name, arch, device_index, shared):
     for attribute, value in wanted.items():
         (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device_index)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"qk_norm: {name} on cuda:{device_index}: {status.name}")
+            raise RuntimeError(f"qk_norm: cannot set an attribute of {name} on cuda:{device_index}: {status.name}")
     return kernel
 
 
@@ -174,7 +177,7 @@ def _plan(kernel, device, width, vector):
         if resident or not stays:
             return name, s, resident
     rows = f"rows of {width} elements"
-    raise RuntimeError(f"qk_norm: no shape of the {kernel} kernel for {rows} fits on {device}")
+    raise RuntimeError(f"qk_norm: no launch shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident, multiple):
@@ -192,7 +195,7 @@ def _groups(rows, s, resident, multiple):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_a5175a920b3814a4", "qk_norm")
+_LIBRARY = _library("kgen_b20af36ffe669054", "qk_norm")
 
 
 def _outputs(x, save):
@@ -257,9 +260,7 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple
         rows, width, heads,
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
-    arguments = (
-        d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width,
-    )
+    arguments = (d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width)
     grid = (-(-width // 32), heads, 1)
     _launch(device, "qk_norm_kernels::finalize_kernel", grid, 1024, arguments)
     return gradients
@@ -302,7 +303,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     _dense("qk_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 2:
-        raise TypeError("qk_norm: x must be a tensor [..., H, width]")
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"qk_norm: x must be a tensor [..., H, width], got {got}")
     if x.shape[-1] not in (64, 128):
         raise ValueError(f"qk_norm: rows of x must have 64 or 128 elements, got {x.shape[-1]}")
     for label, tensor, dtype, shape in (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c3b12b158091f001
-# body: ebe1420337bd0ac0
+# inputs: f126696a03d875ea
+# body: fac517fd31e4adef
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "qk_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,26 +32,19 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"qk_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"qk_norm needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
-_FORWARD_TILES = [
-    ((), (
-        (2048, 2048, 4, 1, 0),
-    )),
-]
-_BACKWARD_TILES = [
-    ((), (
-        (2048, 2048, 4, 3, 3),
-    )),
-]
+_FORWARD_TILES = [((), ((2048, 2048, 4, 1, 0),)),]
+_BACKWARD_TILES = [((), ((2048, 2048, 4, 3, 3),)),]
 
 
 @triton.jit(do_not_specialize=["n_positions", "H"])
@@ -131,9 +122,7 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(
-    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):
+def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -149,7 +138,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("qk_norm")
-_LIBRARY = _library("kgen_db5b2980e8f75c3a", "qk_norm")
+_LIBRARY = _library("kgen_b3154c6eb4575cb1", "qk_norm")
 
 
 def _schedule(table, x):
@@ -210,9 +199,7 @@ def _(x: Tensor, weight: Tensor, eps: float, save: bool):
 
 
 @_operator(_LIBRARY, "qk_norm_backward")
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     shape = x.shape
     dx = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
     dweight = x.new_empty(shape[-2:], dtype=_stored(torch.bfloat16, x.device))
@@ -237,9 +224,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor):
     shape = x.shape
     dx = x.new_empty(shape, dtype=torch.bfloat16)
     dweight = x.new_empty(shape[-2:], dtype=torch.bfloat16)
@@ -283,7 +268,7 @@ def qk_norm(x, weight, *, eps=1e-06):
     if x.dim() < 2:
         raise ValueError(f"qk_norm: x must be [..., H, D], got {list(x.shape)}")
     if x.shape[-1] not in (64, 128):
-        raise ValueError(f"qk_norm: rows have 64 or 128 elements, got {x.shape[-1]}")
+        raise ValueError(f"qk_norm: rows of x must have 64 or 128 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"qk_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-2:] or weight.device != x.device:

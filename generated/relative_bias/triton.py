@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 102564e28059505a
-# body: 9bc2cc2fea52b016
+# inputs: d7abbd885eed71ba
+# body: 0566a1088aee8c44
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
@@ -24,9 +24,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "relative_bias needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("relative_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -35,14 +33,15 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"relative_bias needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"relative_bias needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
-from ._launch import (
-    _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _cast, _cdiv, _compile_ahead, _dense, _dtype, _empty, _launch, _layouts, _library,
+        _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("relative_bias: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
@@ -181,9 +180,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -339,9 +336,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([b, h, q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -476,15 +471,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([b, h, kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     q_head = q_ptr + b * stride_qb + h * stride_qh
@@ -589,7 +580,7 @@ def _d_table_kernel(
 
 
 _arch = _arch_for("relative_bias")
-_LIBRARY = _library("kgen_65da82ca6ebcb0da", "relative_bias")
+_LIBRARY = _library("kgen_a453b9895a807bf6", "relative_bias")
 
 
 def _descriptors(tile, *blocks):
@@ -627,17 +618,15 @@ def _forward(q, k, v, table, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "relative_bias")
+@_operator(_LIBRARY, "relative_bias", lambda q, *_: _empty((*q.shape[:3], 128), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, table, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, table, scale):
-    return _empty((*q.shape[:3], 128), q)
-
-
-@_operator(_LIBRARY, "relative_bias_lse")
+@_operator(
+    _LIBRARY, "relative_bias_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     needs_grad = q.is_cuda and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or table.requires_grad
@@ -647,11 +636,6 @@ def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float
         out, lse = _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, table, scale)
     return _forward(q, k, v, table, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, table, scale):
-    return _empty((*q.shape[:3], 128), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, table, scale):
@@ -716,8 +700,12 @@ def _gradients(dout, dlse, out, lse, q, k, v, table, scale):
                 table, *table.stride(), B, HQ, SQ, SK, scale,
                 **tile,
             )
-    h, distance = torch.meshgrid(torch.arange(HQ, device=q.device), torch.arange(-SK, SQ, device=q.device), indexing="ij")
-    d_table = _scatter(d_table.sum([0]), (h, torch.minimum(torch.abs(distance), torch.full((), 1023, device=q.device)),), table)
+    h, distance = torch.meshgrid(
+        torch.arange(HQ, device=q.device), torch.arange(-SK, SQ, device=q.device), indexing="ij",
+    )
+    d_table = _scatter(
+        d_table.sum([0]), (h, torch.minimum(torch.abs(distance), torch.full((), 1023, device=q.device)),), table,
+    )
     grad_table = d_table.to(table.dtype).contiguous()
     return dq, dk, dv, grad_table
 
@@ -738,6 +726,8 @@ def _(dout, dlse, out, lse, q, k, v, table, scale):
 def _scatter(values, indices, like):
     """Return float32 zeros of the shape of `like` with each value added at its indices. Skip indices out of bounds."""
     total = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    if not total.numel():
+        return total  # no index is in bounds, not even 0
     indices = [i.expand(values.shape) for i in torch.broadcast_tensors(*indices)]
     inside = torch.ones(values.shape, dtype=torch.bool, device=like.device)
     for index, size in zip(indices, like.shape):
@@ -789,24 +779,22 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"relative_bias: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"relative_bias: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"relative_bias: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("relative_bias", "table", table)
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 128 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 128):
         raise ValueError(
-            "relative_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
+            "relative_bias: expected q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     table, = _cast(torch.float32, table)
     if HQ != HKV:
-        raise ValueError(f"relative_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"relative_bias: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"relative_bias: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"relative_bias: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "relative_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("relative_bias: the last stride of q, k and v must be at most 2**24: make them contiguous")
     if not isinstance(table, Tensor) or table.dtype != torch.float32:
         raise TypeError(f"relative_bias: table must be a tensor of float32, got {_dtype(table)}")
     if table.shape != (HQ, 1024) or table.device != q.device:
@@ -814,13 +802,11 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
             f"relative_bias: table must be [{HQ}, 1024] on {q.device}, got {list(table.shape)} on {table.device}",
         )
     if 1023 * table.stride(-1) >= 2**31:
-        raise ValueError("relative_bias: a row of table may not span 2**31 elements, make it contiguous")
+        raise ValueError("relative_bias: a row of table must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("relative_bias", q, k, v, table)
     scale = 128 ** -0.5 if scale is None else _real("relative_bias", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"relative_bias: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"relative_bias: scale must be positive and at most 2**127, got {scale}")
     needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or table.requires_grad
     )
@@ -836,6 +822,12 @@ def relative_bias_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     return {
-        "forward": "portable: no kernels for Hopper: what the score reads for each pair is not one read of fp32 or 16 bits at [..., q_idx, kv_idx]",
-        "backward": "portable: no kernels for Hopper: what the score reads for each pair is not one read of fp32 or 16 bits at [..., q_idx, kv_idx]",
+        "forward": (
+            "portable: no kernels for Hopper: the score may read only one buffer for each pair, of fp32 or 16 bits, "
+            "at [..., q_idx, kv_idx]"
+        ),
+        "backward": (
+            "portable: no kernels for Hopper: the score may read only one buffer for each pair, of fp32 or 16 bits, "
+            "at [..., q_idx, kv_idx]"
+        ),
     }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9edf31adb1408bb4
-# body: e29b4ede9a136932
+# inputs: d56a31cd7640a9f6
+# body: 579dba3a49aef2b8
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -25,9 +25,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "retention_output needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("retention_output: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -36,12 +34,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"retention_output needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"retention_output needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _dense, _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd,
+        _tile,
     )
-from ._launch import (
-    _arch_for, _cast, _dense, _library, _no_gradients, _no_tangents, _once, _operator, _real, _register_autograd, _tile,
-)
+except ModuleNotFoundError:
+    raise ImportError("retention_output: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 LOG2E = tl.constexpr(math.log2(math.e))
 BT = tl.constexpr(64)
@@ -222,15 +222,13 @@ def _dqdk_kernel(
 
 
 _arch = _arch_for("retention_output")
-_LIBRARY = _library("kgen_d75d65c0f0bda7ce", "retention_output")
+_LIBRARY = _library("kgen_71eb023f623a22c9", "retention_output")
 
 
 
 
 @_operator(_LIBRARY, "retention_output")
-def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float,
-) -> Tensor:
+def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         # Triton's interpreter cannot multiply bfloat16, so it computes in float32.
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
@@ -250,14 +248,14 @@ def _forward_op(
 
 
 @torch.library.register_fake(_forward_op, lib=_LIBRARY)
-def _(
-    q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float,
-):
+def _(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float):
     return q.new_empty(*q.shape[:2], h.shape[2], 256)
 
 
 @_operator(_LIBRARY, "retention_output_backward")
-def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
         dtype, state_dtype = q.dtype, h.dtype
         do, q, k, v, h = do.float(), q.float(), k.float(), v.float(), h.float()
@@ -324,7 +322,8 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
     Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires grad.
+    and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires
+    grad.
     """
     _dense("retention_output", "q k v h g_gamma", q, k, v, h, g_gamma)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)
@@ -336,30 +335,35 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
         ("h", h, 5, torch.bfloat16), ("g_gamma", g_gamma, 1, torch.float32),
     ):
         if not isinstance(x, Tensor) or x.dim() != shape:
-            raise TypeError(f"retention_output: {label} must be a tensor with {shape} dimensions")
+            got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"retention_output: {label} must be a {shape}-d tensor, got {got}")
         if x.dtype != dtype:
             raise TypeError(f"retention_output: {label} must be {dtype}, got {x.dtype}")
         if x.device != q.device:
-            raise ValueError(f"retention_output: {label} is on {x.device}, q on {q.device}")
+            raise ValueError(f"retention_output: {label} must be on {q.device}, got {x.device}")
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
     if HV != 1 * H:
-        raise ValueError(f"retention_output: expects 1 value heads for each head of q, got {HV} and {H}")
+        raise ValueError(f"retention_output: v must have as many heads as q, got {HV} and {H}")
     if q.shape != (B, T, H, 128):
-        raise ValueError(f"retention_output: q must be {(B, T, H, 128)}, got {tuple(q.shape)}")
+        raise ValueError(f"retention_output: q must be {list((B, T, H, 128))}, got {list(q.shape)}")
     if k.shape != (B, T, H, 128):
-        raise ValueError(f"retention_output: k must be {(B, T, H, 128)}, got {tuple(k.shape)}")
+        raise ValueError(f"retention_output: k must be {list((B, T, H, 128))}, got {list(k.shape)}")
     if v.shape != (B, T, HV, 256):
-        raise ValueError(f"retention_output: v must be {(B, T, HV, 256)}, got {tuple(v.shape)}")
+        raise ValueError(f"retention_output: v must be {list((B, T, HV, 256))}, got {list(v.shape)}")
     if h.shape != (B, NT, HV, 128, 256):
-        raise ValueError(f"retention_output: h must be {(B, NT, HV, 128, 256)}, got {tuple(h.shape)}")
+        raise ValueError(f"retention_output: h must be {list((B, NT, HV, 128, 256))}, got {list(h.shape)}")
     if g_gamma.shape != (HV,):
-        raise ValueError(f"retention_output: g_gamma must be {(HV,)}, got {tuple(g_gamma.shape)}")
+        raise ValueError(f"retention_output: g_gamma must be {list((HV,))}, got {list(g_gamma.shape)}")
     if max(x.stride(1) for x in (q, k, v)) >= 2**24:
-        raise ValueError("retention_output: tokens may not lie 2**24 elements apart")
+        raise ValueError(
+            "retention_output: strides between tokens must be less than 2**24: make the tensors contiguous",
+        )
     if max(*(x.stride(3) for x in (q, k, v, h)), h.stride(4), g_gamma.stride(0)) >= 2**23:
-        raise ValueError("retention_output: elements of a row may not lie 2**23 apart")
+        raise ValueError(
+            "retention_output: strides between elements of a row must be less than 2**23: make the tensors contiguous",
+        )
     if NT != -(-T // 64):
-        raise ValueError(f"retention_output: {T} tokens are {-(-T // 64)} chunks of 64, h has {NT} states")
+        raise ValueError(f"retention_output: h must have a state for each of {-(-T // 64)} chunks, got {NT}")
     _no_tangents("retention_output", q, k, v, h, g_gamma)
     _no_gradients("retention_output", "but there is no derivative with respect to it:", g_gamma=g_gamma)
     scale = 128 ** -0.5 if scale is None else _real("retention_output", "scale", scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f787f41719165ad
-# body: de62a0f42f520e0f
+# inputs: 209d0ec81275f8c6
+# body: 810e9dbe0a1fa56f
 """RMS norm over the last dimension.
 
     h = x
@@ -26,16 +26,19 @@ import os
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("rms_norm needs the files beside it: import its folder")
+    raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import (
-    _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
-)
+try:
+    from ._launch import (
+        _cast, _dense, _library, _no_tangents, _once, _operator, _real, _register_autograd, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("rms_norm: _launch.py is missing. Copy the whole folder")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -97,11 +100,11 @@ _SHAPES = {
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"rms_norm runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"rms_norm: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 0):
         least = "compute capability 8.0 or newer"
-        raise ValueError(f"rms_norm needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"rms_norm needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -130,7 +133,7 @@ def _kernel(name, arch, device_index, shared):
     for attribute, value in wanted.items():
         (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device_index)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"rms_norm: {name} on cuda:{device_index}: {status.name}")
+            raise RuntimeError(f"rms_norm: cannot set an attribute of {name} on cuda:{device_index}: {status.name}")
     return kernel
 
 
@@ -212,7 +215,7 @@ def _plan(kernel, device, width, vector):
         if resident or not stays:
             return name, s, resident
     rows = f"rows of {width} elements"
-    raise RuntimeError(f"rms_norm: no shape of the {kernel} kernel for {rows} fits on {device}")
+    raise RuntimeError(f"rms_norm: no launch shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident):
@@ -229,7 +232,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_0723ef39e2e136c8", "rms_norm")
+_LIBRARY = _library("kgen_5f4d017d20f7f8f1", "rms_norm")
 
 
 def _outputs(x, save):
@@ -251,9 +254,7 @@ def _forward_op(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tens
         vector = _vector((x,), (out, weight))
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
-        arguments = (
-            *_rows(x), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width, ctypes.c_float(eps),
-        )
+        arguments = (*_rows(x), weight.data_ptr(), out.data_ptr(), rstd.data_ptr(), rows, width, ctypes.c_float(eps))
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs
 
@@ -295,14 +296,10 @@ def _backward_op(dout: Tensor, rstd: Tensor, x: Tensor, weight: Tensor) -> tuple
     )
     _launch(device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     if not shape.stages:
-        arguments = (
-            *_rows(dout), *_rows(x), rstd.data_ptr(), d_weight_part.data_ptr(), rows, width,
-        )
+        arguments = (*_rows(dout), *_rows(x), rstd.data_ptr(), d_weight_part.data_ptr(), rows, width)
         grid = (-(-width // 32), shares, 1)
         _launch(device, "rms_norm_kernels::columns_kernel", grid, 256, arguments)
-    arguments = (
-        d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width,
-    )
+    arguments = (d_weight_part.data_ptr(), d_weight.data_ptr(), parts, width)
     grid = (-(-width // 32), 1, 1)
     _launch(device, "rms_norm_kernels::finalize_kernel", grid, 1024, arguments)
     return gradients
@@ -345,7 +342,8 @@ def rms_norm(x, weight, *, eps=1e-06):
     _dense("rms_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
-        raise TypeError("rms_norm: x must be a tensor [..., width]")
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"rms_norm: x must be a tensor [..., width], got {got}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"rms_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     for label, tensor, dtype, shape in (

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 491ce4f7ca8d8939
-# body: 08bfb54585a1c957
+# inputs: a9f6a6b142445792
+# body: 181bf3308cd8d3f9
 """RMS norm over the last dimension.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "rms_norm needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,13 +32,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"rms_norm needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"rms_norm needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
+        _register_autograd, _transformed,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_tangents, _once, _operator, _real,
-    _register_autograd, _transformed,
-)
+except ModuleNotFoundError:
+    raise ImportError("rms_norm: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Tile shapes by compute capability (90 is 9.0; () is for all others). Fields: widest row, elements of a tile, warps,
 # pipeline stages, and programs per multiprocessor, which loop over tiles (0: one program per tile).
@@ -214,9 +213,7 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["n_parts", "size"])
-def _finalize_kernel(
-    dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):
+def _finalize_kernel(dweight_parts_ptr, dweight_ptr, n_parts, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Add the partial sums of the programs of the backward kernel, in a fixed order."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -232,7 +229,7 @@ def _finalize_kernel(
 
 
 _arch = _arch_for("rms_norm")
-_LIBRARY = _library("kgen_069923894e5006a4", "rms_norm")
+_LIBRARY = _library("kgen_e4193b1a1ab094cb", "rms_norm")
 
 
 def _schedule(table, x):
@@ -255,8 +252,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"rms_norm: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"rms_norm: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -311,9 +308,7 @@ def _(x: Tensor, weight: Tensor, eps: float, save: bool):
 
 
 @_operator(_LIBRARY, "rms_norm_backward")
-def _backward_op(
-    dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
-) -> tuple[Tensor, Tensor]:
+def _backward_op(dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     shape = x.shape
     dx = x.new_empty(shape, dtype=_stored(torch.bfloat16, x.device))
     dweight = x.new_empty(shape[-1:], dtype=_stored(torch.bfloat16, x.device))
@@ -338,9 +333,7 @@ def _backward_op(
 
 
 @torch.library.register_fake(_backward_op, lib=_LIBRARY)
-def _(
-    dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor
-):
+def _(dout: Tensor, x: Tensor, weight: Tensor, rstd: Tensor):
     shape = x.shape
     dx = x.new_empty(shape, dtype=torch.bfloat16)
     dweight = x.new_empty(shape[-1:], dtype=torch.bfloat16)
@@ -384,7 +377,7 @@ def rms_norm(x, weight, *, eps=1e-06):
     if x.dim() < 1:
         raise ValueError(f"rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
-        raise ValueError(f"rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
+        raise ValueError(f"rms_norm: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dacf0441a97c9740
-# body: 8f82db9998e9ba31
+# inputs: 3824e00f7115d209
+# body: c8a12ee2a0f23fc5
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -37,16 +37,14 @@ def _imported(file, package):
     try:
         importlib.import_module(f".{file}", __name__)
     except Exception as error:
-        message = f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}"
+        message = f"{__name__}: {file}.py is not used because it cannot be imported: {error!r}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         return False
     return True
 
 
 # An exported program refers to the operators of one file, so all files register theirs on import.
-_THERE = {
-    "cuda": _imported("cuda", "cuda.core"),
-}
+_THERE = {"cuda": _imported("cuda", "cuda.core"),}
 with contextlib.suppress(ModuleNotFoundError):  # a call raises an error that names the missing package
     importlib.import_module(".triton", __name__)
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 199b1e85ddc64c28
-# body: bb3bd9f41c0ad831
+# inputs: e34e86eb7f327998
+# body: c6fc27dffeb27f01
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -26,14 +26,17 @@ import os
 
 # With this folder on sys.path, imports of packages would find its files.
 if not __package__:
-    raise ImportError("rms_norm_fp8 needs the files beside it: import its folder")
+    raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 
 import torch
 from cuda.bindings import driver
 from cuda.core import Device, LaunchConfig, Program, ProgramOptions, Stream, launch
 from torch import Tensor
 
-from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+try:
+    from ._launch import _cast, _dense, _library, _no_gradients, _no_tangents, _operator, _real
+except ModuleNotFoundError:
+    raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder")
 
 # The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
 # documents the fields.
@@ -72,11 +75,11 @@ _SHAPES = {
 def _arch(device):
     """Return the architecture that kernels for a device are compiled for. Raise ValueError if it cannot run them."""
     if device.type != "cuda":
-        raise ValueError(f"rms_norm_fp8 runs on CUDA devices, got tensors on {device}")
+        raise ValueError(f"rms_norm_fp8: tensors must be on a CUDA device, got {device}")
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (8, 9):
         least = "compute capability 8.9 or newer"
-        raise ValueError(f"rms_norm_fp8 needs {least}, {device} has {major}.{minor}")
+        raise ValueError(f"rms_norm_fp8 needs {least}, got {major}.{minor} on {device}")
     return f"sm_{major}{minor}"
 
 
@@ -105,7 +108,7 @@ def _kernel(name, arch, device_index, shared):
     for attribute, value in wanted.items():
         (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device_index)
         if status != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"rms_norm_fp8: {name} on cuda:{device_index}: {status.name}")
+            raise RuntimeError(f"rms_norm_fp8: cannot set an attribute of {name} on cuda:{device_index}: {status.name}")
     return kernel
 
 
@@ -187,7 +190,7 @@ def _plan(kernel, device, width, vector):
         if resident or not stays:
             return name, s, resident
     rows = f"rows of {width} elements"
-    raise RuntimeError(f"rms_norm_fp8: no shape of the {kernel} kernel for {rows} fits on {device}")
+    raise RuntimeError(f"rms_norm_fp8: no launch shape of the {kernel} kernel for {rows} fits on {device}")
 
 
 def _groups(rows, s, resident):
@@ -204,7 +207,7 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-_LIBRARY = _library("kgen_1e81f3628bfb35a8", "rms_norm_fp8")
+_LIBRARY = _library("kgen_50a71a7ede255fd8", "rms_norm_fp8")
 
 
 def _outputs(x):
@@ -226,9 +229,7 @@ def _forward_op(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         vector = _vector((x,), (out, weight))
         kernel, shape, resident = _plan("forward", x.device, width, vector)
         groups = _groups(rows, shape, resident)
-        arguments = (
-            *_rows(x), weight.data_ptr(), out.data_ptr(), scale.data_ptr(), rows, width, ctypes.c_float(eps),
-        )
+        arguments = (*_rows(x), weight.data_ptr(), out.data_ptr(), scale.data_ptr(), rows, width, ctypes.c_float(eps))
         _launch(x.device, kernel, groups, shape.threads * shape.rows, arguments, shape.shared, shape.cluster)
     return outputs
 
@@ -252,7 +253,8 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     _dense("rms_norm_fp8", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
-        raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
+        got = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"rms_norm_fp8: x must be a tensor [..., width], got {got}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"rms_norm_fp8: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     for label, tensor, dtype, shape in (

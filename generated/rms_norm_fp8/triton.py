@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ae523353fb5cab7d
-# body: d341bde8888c2157
+# inputs: 10e0a8142d8414fe
+# body: 479e690f16783dba
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -23,9 +23,7 @@ import math
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "rms_norm_fp8 needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -34,12 +32,14 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
+    raise ImportError(f"rms_norm_fp8 needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
+try:
+    from ._launch import (
+        _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator,
+        _real,
     )
-from ._launch import (
-    _arch_for, _cast, _cdiv, _dense, _dtype, _library, _next_power_of_2, _no_gradients, _no_tangents, _operator, _real,
-)
+except ModuleNotFoundError:
+    raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 FP8_MAX = tl.constexpr(448.0)
 TINY = tl.constexpr(2.0**-110)
@@ -158,7 +158,7 @@ def _forward_kernel(
 
 
 _arch = _arch_for("rms_norm_fp8", 89, " for float8_e4m3fn")
-_LIBRARY = _library("kgen_ed76ad097a995b6f", "rms_norm_fp8")
+_LIBRARY = _library("kgen_725d57a9081baf62", "rms_norm_fp8")
 
 
 def _schedule(table, x):
@@ -181,8 +181,8 @@ def _schedule(table, x):
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
-            got = f"{parts} programs at once, this device runs {at_once}"
-            raise ValueError(f"rms_norm_fp8: rows of {width} take {got}")
+            got = f"{parts} programs at once, and this device runs {at_once}"
+            raise ValueError(f"rms_norm_fp8: rows of {width} elements need {got}")
         # The programs of a row wait for each other. `maxnreg` lets all of them run at once, and a cooperative launch
         # fails if they cannot.
         constants["maxnreg"] = min(255, 65536 // (32 * num_warps * per_multiprocessor) // 8 * 8)
@@ -255,12 +255,13 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     if x.dim() < 1:
         raise ValueError(f"rms_norm_fp8: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
-        raise ValueError(f"rms_norm_fp8: rows have 1 to 262144 elements, got {x.shape[-1]}")
+        raise ValueError(f"rms_norm_fp8: rows of x must have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
         raise TypeError(f"rms_norm_fp8: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(
-            f"rms_norm_fp8: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}",
+            f"rms_norm_fp8: weight must be {list(x.shape[-1:])} on {x.device}, "
+            f"got {list(weight.shape)} on {weight.device}",
         )
     eps = _real("rms_norm_fp8", "eps", eps)
     if eps < 0.0:

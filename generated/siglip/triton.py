@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0001bb37ea6c824a
-# body: 1cd186ba235ce3e7
+# inputs: 88b2497732aa32b4
+# body: 4aeb944c886e25b0
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
@@ -25,9 +25,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "siglip needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("siglip: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -36,15 +34,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"siglip needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"siglip needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _empty, _launch, _layouts, _library,
+        _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("siglip: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -208,7 +207,9 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_0[None, :] * stride_od
     tl.store(o_rows, (acc_0 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_d_1[None, :] * stride_od
-    tl.store(o_rows, (acc_1 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None] & (offs_d_1 < 72)[None, :])
+    tl.store(
+        o_rows, (acc_1 / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None] & (offs_d_1 < 72)[None, :],
+    )
     if STORE_LSE:
         lse = m_i + tl.log2(l_safe)
         tl.store(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, lse, mask=q_live)
@@ -220,10 +221,10 @@ def _delta_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     stride_gb: tl.int64, stride_gh: tl.int64, stride_gs: tl.int64, stride_gd,
     stride_lb: tl.int64, stride_lh: tl.int64, stride_ls: tl.int64,
-    HQ, SQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    HQ, SQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     b_h = tl.program_id(0) // n_tiles
@@ -550,7 +551,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("siglip")
-_LIBRARY = _library("kgen_f596952da8507c7a", "siglip")
+_LIBRARY = _library("kgen_96f0f550472afef2", "siglip")
 
 
 def _descriptors(tile, *blocks):
@@ -571,17 +572,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"siglip: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"siglip: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -624,31 +625,22 @@ def _forward(q, k, v, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "siglip")
+@_operator(_LIBRARY, "siglip", lambda q, *_: _empty((*q.shape[:3], 72), q))
 def _out_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 72), q)
-
-
-@_operator(_LIBRARY, "siglip_lse")
+@_operator(
+    _LIBRARY, "siglip_lse",
+    lambda q, *_: (_empty((*q.shape[:3], 72), q), q.new_empty(q.shape[:3], dtype=torch.float32)),
+)
 def _out_and_lse_op(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = _empty((*q.shape[:3], 72), q), q.new_empty(q.shape[:3], dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, scale)
     return _forward(q, k, v, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, scale):
-    return _empty((*q.shape[:3], 72), q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, scale):
@@ -676,7 +668,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 _delta_kernel, _cdiv(SQ, 64) * B * HQ, layouts,
                 out, dout, dlse, delta,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                HQ, SQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                HQ, SQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
             _hopper().backward_on_hopper(layouts, q, k, v, scale, dout, lse, delta, dq_sum, dq, dk, dv)
@@ -691,7 +683,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 )
                 _launch(
                     _dq_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse,
+                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
+                    lse,
                     delta, dq,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dq.stride(),
                     B, HQ, SQ, SK, scale,
@@ -707,7 +700,8 @@ def _gradients(dout, dlse, out, lse, q, k, v, scale):
                 )
                 _launch(
                     _dkdv_kernel, programs, layouts,
-                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1, lse,
+                    q, k, v, dout, q_desc_0, q_desc_1, k_desc_0, k_desc_1, v_desc_0, v_desc_1, do_desc_0, do_desc_1,
+                    lse,
                     delta, dk, dv,
                     *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *dk.stride(), *dv.stride(),
                     B, HQ, SQ, SK, scale,
@@ -771,31 +765,25 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"siglip: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"siglip: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"siglip: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     B, HQ, SQ, D = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if D != 72 or k.shape != (B, HKV, SK, D) or v.shape != (B, HKV, SK, 72):
         raise ValueError(
-            "siglip: expects q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72], "
+            "siglip: expected q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HQ != HKV:
-        raise ValueError(f"siglip: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"siglip: q must have as many heads as k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
-        raise ValueError(f"siglip: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
+        raise ValueError(f"siglip: there may be at most 2**29 queries and 2**29 keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "siglip: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("siglip: the last stride of q, k and v must be at most 2**24: make them contiguous")
     _no_tangents("siglip", q, k, v)
     scale = 72 ** -0.5 if scale is None else _real("siglip", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"siglip: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"siglip: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -809,6 +797,6 @@ def siglip_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

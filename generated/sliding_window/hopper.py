@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1cce1a52f9a85dbc
-# body: b647baee8a56cc55
+# inputs: f2e0d7a3e6c6fccf
+# body: be5444036a8342e2
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -249,9 +249,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -550,9 +548,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -607,9 +603,7 @@ def _dq_hopper_consumer(
         n_used = _consumer_skip(kv_ring, n_used, n_ahead)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -631,9 +625,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),
@@ -865,9 +857,7 @@ def _backward_hopper_consumer(
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, problem.SQ)
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
-            n_past = gl.minimum(
-                n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead
-            )
+            n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead)
         n_used = _consumer_skip(q_ring, n_used, n_ahead)
         dk, dv, n_used, before, kv_slot = _backward_hopper_tiles(
             dk, dv, n_used, before, kv_slot, kv_ring, q_ring, args.ds_tiles, dq_sum_ptr,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d1a37b1c1c8a3c03
-# body: 5d3898b6e10b384f
+# inputs: e138c7ceadc3fbb9
+# body: 4448a1daf849c881
 """Causal attention whose scores saturate smoothly at 30.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -231,7 +231,7 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
 
 
 @gluon.jit
-def _tanh_hopper(x):
+def _tanh_gluon(x):
     """`_tanh` of four values at a time. The absolute error is below 8e-7.
 
     One reciprocal, 1 / abcd, replaces four, because the special-function unit limits a soft cap. Powers of
@@ -360,7 +360,7 @@ def _hopper_softmax(
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
         _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
-    s = _tanh_hopper(fixed.core_scale * qk)
+    s = _tanh_gluon(fixed.core_scale * qk)
     if MASKED:
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
@@ -509,7 +509,7 @@ def _dq_hopper_gradient(
     """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
-    core = _tanh_hopper(fixed.core_scale * qk)
+    core = _tanh_gluon(fixed.core_scale * qk)
     s = core
     p = gl.exp2(s * fixed.qk_scale - lse[:, None])
     if MASKED:
@@ -547,9 +547,7 @@ def _dq_hopper_tiles(
 
 
 @gluon.jit
-def _dq_hopper_consumer(
-    args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):
+def _dq_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute dq of one half of each tile of queries."""
     scheduler = args.scheduler
     q_ring, do_ring, kv_ring = args.q_ring, args.do_ring, args.kv_ring
@@ -600,9 +598,7 @@ def _dq_hopper_consumer(
         _consumer_release(kv_ring, n_used - 1)
         _consumer_release(do_ring, 2 * i + CONSUMER)
         # The last read of Q is over: store dq through its slot.
-        _store_tile(
-            args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale
-        )
+        _store_tile(args.dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * problem.scale)
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -624,9 +620,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, 0, BLOCK_M, BLOCK_N)),
@@ -784,7 +778,7 @@ def _backward_hopper_tiles(
         if MASKED:
             q_live = q_idx < fixed.SQ
         qk = warpgroup_mma_wait(1, deps=[qk_async])
-        core = _tanh_hopper(fixed.core_scale * qk)
+        core = _tanh_gluon(fixed.core_scale * qk)
         s = core
         p = gl.exp2(s * fixed.qk_scale - lse[None, :])
         if MASKED:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1f831bddce15fcb6
-# body: 8e6ba3e6f38fdb97
+# inputs: 407f46d406250a42
+# body: fdf7fc1a9287567b
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -333,9 +333,7 @@ def _dkdv_hopper_producer(
 
 
 DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "bias_h", "SQ"])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -447,9 +445,7 @@ def _dkdv_hopper_consumer(
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
             n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
-            n_past = gl.minimum(
-                n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead
-            )
+            n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), gl.maximum(n_masked - 1, 0) - n_ahead)
             n_used = _consumer_skip(q_ring, n_used, n_ahead)
             dk, dv, n_used = _dkdv_hopper_tiles(
                 dk, dv, n_used, k_held, v_held, q_ring, n_ahead, n_masked - n_past,
@@ -465,9 +461,7 @@ def _dkdv_hopper_consumer(
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
         # The last reads of K and V are over: store dk and dv through their slots.
-        _store_tile(
-            args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale
-        )
+        _store_tile(args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
@@ -494,9 +488,7 @@ def _dkdv_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
-    producer = KeyProducer(
-        scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr,
-    )
+    producer = KeyProducer(scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dkdv_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),

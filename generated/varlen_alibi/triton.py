@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c2639ddd29ba745
-# body: 26ecb4ab3f26234f
+# inputs: c21f6b2e6b88b754
+# body: 0a3d8cdc73d42f27
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -27,9 +27,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "varlen_alibi needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("varlen_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -38,15 +36,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"varlen_alibi needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"varlen_alibi needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
+        _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("varlen_alibi: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -202,9 +201,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 64], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -242,10 +239,10 @@ def _delta_kernel(
     stride_os: tl.int64, stride_oh: tl.int64, stride_od,
     stride_gs: tl.int64, stride_gh: tl.int64, stride_gd,
     stride_lh: tl.int64, stride_ls: tl.int64,
-    cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
@@ -358,9 +355,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 64)
     else:
@@ -483,15 +478,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 64)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 64], tl.float32)
     dv = tl.zeros([BLOCK_N, 64], tl.float32)
     # The query heads that share this KV head.
@@ -530,7 +521,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_alibi")
-_LIBRARY = _library("kgen_5897a00573cc5475", "varlen_alibi")
+_LIBRARY = _library("kgen_d9a8487f664b5fdc", "varlen_alibi")
 
 
 def _by_ends(x):
@@ -561,17 +552,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"varlen_alibi: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"varlen_alibi: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -609,19 +600,17 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "varlen_alibi")
+@_operator(_LIBRARY, "varlen_alibi", lambda q, *_: q.new_empty((*q.shape[:2], 64)))
 def _out_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, slopes: Tensor, scale: float,
 ) -> Tensor:
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale):
-    return q.new_empty((*q.shape[:2], 64))
-
-
-@_operator(_LIBRARY, "varlen_alibi_lse")
+@_operator(
+    _LIBRARY, "varlen_alibi_lse",
+    lambda q, *_: (q.new_empty((*q.shape[:2], 64)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)),
+)
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, slopes: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
@@ -633,11 +622,6 @@ def _out_and_lse_op(
         out, lse = q.new_empty((*q.shape[:2], 64)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale):
-    return q.new_empty((*q.shape[:2], 64)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale):
@@ -667,7 +651,7 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes
                 _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
                 out, dout, dlse, delta, counters,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         tile = _tile(_DQ_TILES, arch, q, k, v, dout)
         BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -684,7 +668,9 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes
                 GROUP=16, **tile,
             )
         if on_hopper:
-            _hopper().backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, dout, lse, delta, counters, dk, dv)
+            _hopper().backward_on_hopper(
+                layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, dout, lse, delta, counters, dk, dv,
+            )
         else:
             tile = _tile(_DKDV_TILES, arch, q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -730,7 +716,9 @@ def _backward(ctx, dout, dlse):
     scale, = ctx.scalars
     if dout is None:
         dout = torch.zeros_like(out)
-    dq, dk, dv, dslopes = _once("varlen_alibi", _backward_op, dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
+    dq, dk, dv, dslopes = _once(
+        "varlen_alibi", _backward_op, dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale,
+    )
     return dq, dk, dv, None, None, dslopes, None
 
 
@@ -765,34 +753,33 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"varlen_alibi: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"varlen_alibi: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"varlen_alibi: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("varlen_alibi", "cu_seqlens_q cu_seqlens_k slopes", cu_seqlens_q, cu_seqlens_k, slopes)
     TQ, HQ, D = q.shape
     TK, HKV = k.shape[0], k.shape[1]
     if D != 64 or k.shape != (TK, HKV, D) or v.shape != (TK, HKV, 64):
         raise ValueError(
-            "varlen_alibi: expects q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64], "
+            "varlen_alibi: expected q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     slopes, = _cast(torch.float32, slopes)
     if HQ != 4 * HKV:
-        raise ValueError(f"varlen_alibi: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+        raise ValueError(f"varlen_alibi: q must have 4 heads for each head of k and v, got {HQ} and {HKV}")
     if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.dtype != torch.int32:
         raise TypeError(f"varlen_alibi: cu_seqlens_q must be a tensor of int32, got {_dtype(cu_seqlens_q)}")
     if not isinstance(cu_seqlens_k, Tensor) or cu_seqlens_k.dtype != torch.int32:
         raise TypeError(f"varlen_alibi: cu_seqlens_k must be a tensor of int32, got {_dtype(cu_seqlens_k)}")
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
         raise ValueError(
-            f"varlen_alibi: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+            "varlen_alibi: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+            f"got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
         )
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
         raise ValueError(f"varlen_alibi: cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}")
     if max(TQ, TK) > 2**29:
-        raise ValueError(f"varlen_alibi: there may be 2**29 queries and as many keys, got {TQ} and {TK}")
+        raise ValueError(f"varlen_alibi: there may be at most 2**29 queries and 2**29 keys, got {TQ} and {TK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
-        raise ValueError(
-            "varlen_alibi: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous",
-        )
+        raise ValueError("varlen_alibi: the last stride of q, k and v must be at most 2**25: make them contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
         raise TypeError(f"varlen_alibi: slopes must be a tensor of float32, got {_dtype(slopes)}")
     if slopes.shape != (HQ,) or slopes.device != q.device:
@@ -800,13 +787,11 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
             f"varlen_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}",
         )
     if (HQ - 1) * slopes.stride(-1) >= 2**31:
-        raise ValueError("varlen_alibi: a row of slopes may not span 2**31 elements, make it contiguous")
+        raise ValueError("varlen_alibi: a row of slopes must span fewer than 2**31 elements: make it contiguous")
     _no_tangents("varlen_alibi", q, k, v, slopes)
     scale = 64 ** -0.5 if scale is None else _real("varlen_alibi", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"varlen_alibi: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
+        raise ValueError(f"varlen_alibi: scale must be positive and at most 2**127, got {scale}")
     needs_grad = torch.is_grad_enabled() and (
         _transformed() or q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad
     )
@@ -823,9 +808,12 @@ def varlen_alibi_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {
-        "forward": "portable: no kernels for Hopper: heads of 64 columns have short ranges, where the portable kernels are faster",
+        "forward": (
+            "portable: no kernels for Hopper: the ranges of keys are short, "
+            "where portable kernels are faster for heads of 64 columns"
+        ),
         "backward": kernels,
     }

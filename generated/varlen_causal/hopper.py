@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c72932e3abf49f3f
-# body: cfd4db51acf5271a
+# inputs: 8da3cf2f8dc19343
+# body: 0db3e95e1b9b5b16
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -62,9 +62,7 @@ class Ring(NamedTuple):
     empty: object
 
 
-Problem = collections.namedtuple("Problem", [
-    "cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "B", "HQ", "TQ", "TK", "scale",
-])
+Problem = collections.namedtuple("Problem", ["cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "B", "HQ", "TQ", "TK", "scale"])
 
 
 @gluon.jit
@@ -264,9 +262,7 @@ _RESCALE = tl.constexpr(
     + "".join(f"mul.f32 ${i}, ${i}, ${i + 128}; " for i in range(64))
     + "DONE: }"
 )
-_RESCALED = tl.constexpr(
-    ",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64)
-)
+_RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["f"] * 64))
 
 
 @gluon.jit
@@ -580,9 +576,7 @@ def _dq_hopper_consumer(
         sk_minus_sq_plus_q = SK - SQ + q_idx
         q_live = q_idx < SQ
         lse = gl.load(args.lse_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0)
-        delta = gl.load(
-            args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0
-        )
+        delta = gl.load(args.delta_ptr + h.to(gl.int64) * problem.TQ + q_begin + q_idx, mask=q_live, other=0.0)
         fixed = DqFixed(qk_scale, sk_minus_sq_plus_q, SK)
         dq = gl.full([OWN_M, 128], 0.0, gl.float32, layout=OUT)
         # Only the other half needs tiles before the first or past the last key of this half. It may also be the only
@@ -643,9 +637,7 @@ def _dq_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DqConsumer(scheduler, q_ring, do_ring, kv_ring, dq_desc, lse_ptr, delta_ptr)
-    producer = QueryProducer(
-        scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr,
-    )
+    producer = QueryProducer(scheduler, (q_desc, do_desc), k_desc, v_desc, (q_ring, do_ring), kv_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dq_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),
@@ -760,9 +752,7 @@ def _dkdv_hopper_producer(
 
 
 DkdvFixed = collections.namedtuple("DkdvFixed", ["kv_idx", "qk_scale", "sk_minus_sq", "SQ"])
-DkdvConsumer = collections.namedtuple("DkdvConsumer", [
-    "scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc",
-])
+DkdvConsumer = collections.namedtuple("DkdvConsumer", ["scheduler", "kv_ring", "q_ring", "dk_desc", "dv_desc"])
 
 
 @gluon.jit
@@ -851,9 +841,7 @@ def _dkdv_hopper_consumer(
             i += 1
             next_start, b_h, q_lo, n_first_masked, n_masked, n_tiles, kv_begin, SQ, SK = _next_tile(scheduler, i, 9)
         # The last reads of K and V are over: store dk and dv through their slots.
-        _store_tile(
-            args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale
-        )
+        _store_tile(args.dk_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_k % 8, dk * problem.scale)
         _store_tile(args.dv_desc, [FAR, kv_end, h_kv, kv_row, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)
@@ -880,9 +868,7 @@ def _dkdv_hopper_kernel(
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = DkdvConsumer(scheduler, kv_ring, q_ring, dk_desc, dv_desc)
-    producer = KeyProducer(
-        scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr,
-    )
+    producer = KeyProducer(scheduler, k_desc, v_desc, q_desc, do_desc, lse_ptr, delta_ptr, kv_ring, q_ring, counter_ptr)
     gl.warp_specialize(
         [
             (_dkdv_hopper_consumer, (consumer, problem, GQA, 0, BLOCK_M, BLOCK_N)),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 134e17e3e4839000
-# body: eaa1c63d3ef3b2a8
+# inputs: 9fb230df7baaf7b3
+# body: 37d7b61a1f800f8c
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -26,9 +26,7 @@ from typing import Optional
 
 # With this folder on sys.path, `import triton` would find this file.
 if not __package__:
-    raise ImportError(
-        "varlen_causal needs the files beside it: import its folder, or render one file by `kgen render --single`"
-    )
+    raise ImportError("varlen_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
 import torch
 import triton
@@ -37,15 +35,16 @@ from torch import Tensor
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])
 if TRITON < (3, 4):
-    raise ImportError(
-        f"varlen_causal needs Triton 3.4 (torch 2.8) or newer, and this is {triton.__version__}"
-    )
+    raise ImportError(f"varlen_causal needs Triton 3.4 (torch 2.8) or newer, got {triton.__version__}")
 from triton.tools.tensor_descriptor import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
-from ._launch import (
-    _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
-    _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
-)
+try:
+    from ._launch import (
+        _COMPILED, _arch_for, _by_tma, _cast, _cdiv, _compile_ahead, _dense, _dtype, _launch, _layouts, _library,
+        _no_tangents, _once, _operator, _real, _register_autograd, _tile, _transformed,
+    )
+except ModuleNotFoundError:
+    raise ImportError("varlen_causal: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
 # Gluon is experimental. The Hopper kernels are verified with these Triton versions. Others use portable kernels.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
@@ -200,9 +199,7 @@ def _forward_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     acc = tl.zeros([BLOCK_M, 128], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -237,10 +234,10 @@ def _delta_kernel(
     stride_os: tl.int64, stride_oh: tl.int64, stride_od,
     stride_gs: tl.int64, stride_gh: tl.int64, stride_gd,
     stride_lh: tl.int64, stride_ls: tl.int64,
-    cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, BEFORE_HOPPER: tl.constexpr, BLOCK_M: tl.constexpr,
+    cu_seqlens_q_ptr, B, TQ, HAS_DLSE: tl.constexpr, START_NEXT: tl.constexpr, BLOCK_M: tl.constexpr,
 ):
     """delta = rowsum(dO * O) - log2(e) * dlse, for dS = P * (dP - delta). dlse is of the base-2 log-sum-exp."""
-    if BEFORE_HOPPER:
+    if START_NEXT:
         gdc_launch_dependents()  # the next kernel starts before this one ends, and waits before it reads delta
         if tl.program_id(0) == 0:
             tl.store(counter_ptr, 0)
@@ -352,9 +349,7 @@ def _dq_kernel(
     if TMA:
         q = q_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
-        q = tl.load(
-            q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0
-        )
+        q = tl.load(q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd, mask=q_live[:, None], other=0.0)
     if TMA:
         do = do_desc.load([FAR, q_end, h, FAR - SQ + q_start, 0]).reshape(BLOCK_M, 128)
     else:
@@ -470,15 +465,11 @@ def _dkdv_kernel(
     if TMA:
         k = k_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        k = tl.load(
-            k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0
-        )
+        k = tl.load(k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd, mask=kv_live[:, None], other=0.0)
     if TMA:
         v = v_desc.load([FAR, kv_end, h_kv, FAR - SK + kv_start, 0]).reshape(BLOCK_N, 128)
     else:
-        v = tl.load(
-            v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0
-        )
+        v = tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=kv_live[:, None], other=0.0)
     dk = tl.zeros([BLOCK_N, 128], tl.float32)
     dv = tl.zeros([BLOCK_N, 128], tl.float32)
     # The query heads that share this KV head.
@@ -515,7 +506,7 @@ def _dkdv_kernel(
 
 
 _arch = _arch_for("varlen_causal")
-_LIBRARY = _library("kgen_d82fe8ceb105e71c", "varlen_causal")
+_LIBRARY = _library("kgen_a1710afdae15c952", "varlen_causal")
 
 
 def _by_ends(x):
@@ -546,17 +537,17 @@ def _hopper():
 def _portable_because(device):
     """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
     if _arch(device) != 90:
-        return "the device is not of compute capability 9.0"
+        return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
         known = ", ".join("%d.%d" % version for version in GLUON_TRITONS)
-        why = f"The Hopper kernels need Triton {known}, this is {triton.__version__}"
+        why = f"Hopper kernels need Triton {known}, got {triton.__version__}"
     else:
         try:
             _hopper()
             return ""
         except ImportError as error:
-            why = f"The Hopper kernels are in hopper.py, which cannot be imported: {error}"
-    warnings.warn(f"varlen_causal: using the portable kernels. {why}", UserWarning, stacklevel=2)
+            why = f"hopper.py cannot be imported: {error}"
+    warnings.warn(f"varlen_causal: using portable kernels. {why}", UserWarning, stacklevel=2)
     return why
 
 
@@ -597,35 +588,24 @@ def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
     return out, lse
 
 
-@_operator(_LIBRARY, "varlen_causal")
-def _out_op(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float,
-) -> Tensor:
+@_operator(_LIBRARY, "varlen_causal", lambda q, *_: q.new_empty((*q.shape[:2], 128)))
+def _out_op(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float) -> Tensor:
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, False)[0]
 
 
-@torch.library.register_fake(_out_op, lib=_LIBRARY)
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
-    return q.new_empty((*q.shape[:2], 128))
-
-
-@_operator(_LIBRARY, "varlen_causal_lse")
+@_operator(
+    _LIBRARY, "varlen_causal_lse",
+    lambda q, *_: (q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)),
+)
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor]:
-    needs_grad = q.is_cuda and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+    needs_grad = q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if not _COMPILED and needs_grad:
         # Compile the backward kernels in threads while the forward kernels compile.
         out, lse = q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
         _compile_ahead(_gradients, out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, True)
-
-
-@torch.library.register_fake(_out_and_lse_op, lib=_LIBRARY)
-def _(q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
-    return q.new_empty((*q.shape[:2], 128)), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
 def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale):
@@ -654,10 +634,12 @@ def _gradients(dout, dlse, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
                 _delta_kernel, _cdiv(TQ, 64) * HQ, layouts,
                 out, dout, dlse, delta, counters,
                 *out.stride(), *dout.stride(), *dlse_strides,
-                cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, BEFORE_HOPPER=on_hopper, BLOCK_M=64, num_warps=4,
+                cu_seqlens_q, B, TQ, HAS_DLSE=dlse is not None, START_NEXT=on_hopper, BLOCK_M=64, num_warps=4,
             )
         if on_hopper:
-            _hopper().backward_on_hopper(layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv)
+            _hopper().backward_on_hopper(
+                layouts, q, k, v, cu_seqlens_q, cu_seqlens_k, scale, dout, lse, delta, counters, dq, dk, dv,
+            )
         else:
             tile = _tile(_DQ_TILES, arch, q, k, v, dout)
             BLOCK_M, BLOCK_N = tile["BLOCK_M"], tile["BLOCK_N"]
@@ -749,13 +731,13 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
             if arg.dtype != torch.bfloat16:
                 raise TypeError(f"varlen_causal: {arg_name} must be bfloat16, got {arg.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"varlen_causal: k is on {k.device} and v on {v.device}, q on {q.device}")
+        raise ValueError(f"varlen_causal: q, k and v must be on one device, got {q.device}, {k.device} and {v.device}")
     _dense("varlen_causal", "cu_seqlens_q cu_seqlens_k", cu_seqlens_q, cu_seqlens_k)
     TQ, HQ, D = q.shape
     TK, HKV = k.shape[0], k.shape[1]
     if D != 128 or k.shape != (TK, HKV, D) or v.shape != (TK, HKV, 128):
         raise ValueError(
-            "varlen_causal: expects q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], "
+            "varlen_causal: expected q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
     if HKV == 0 or HQ % HKV:
@@ -766,25 +748,20 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
         raise TypeError(f"varlen_causal: cu_seqlens_k must be a tensor of int32, got {_dtype(cu_seqlens_k)}")
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
         raise ValueError(
-            f"varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+            "varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+            f"got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
         )
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
         raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}")
     if max(TQ, TK) > 2**29:
-        raise ValueError(f"varlen_causal: there may be 2**29 queries and as many keys, got {TQ} and {TK}")
+        raise ValueError(f"varlen_causal: there may be at most 2**29 queries and 2**29 keys, got {TQ} and {TK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
-        raise ValueError(
-            "varlen_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous",
-        )
+        raise ValueError("varlen_causal: the last stride of q, k and v must be at most 2**24: make them contiguous")
     _no_tangents("varlen_causal", q, k, v)
     scale = 128 ** -0.5 if scale is None else _real("varlen_causal", "scale", scale)
     if not 0.0 < scale <= 2.0**127:
-        raise ValueError(
-            f"varlen_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}"
-        )
-    needs_grad = torch.is_grad_enabled() and (
-        _transformed() or q.requires_grad or k.requires_grad or v.requires_grad
-    )
+        raise ValueError(f"varlen_causal: scale must be positive and at most 2**127, got {scale}")
+    needs_grad = torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)
     if return_lse or needs_grad:
         out, lse = _out_and_lse_op(q, k, v, cu_seqlens_q, cu_seqlens_k, scale)
         return (out, lse * math.log(2)) if return_lse else out
@@ -798,6 +775,6 @@ def varlen_causal_kernels(q, k, v):
     "portable: " and the reason: the kernels for every chip.
     """
     unfit = [name for name, x in zip(("q", "k", "v"), (q, k, v)) if not _by_tma(x)]
-    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)}, for strides or alignment"
+    why = _portable_because(q.device) or unfit and f"TMA cannot load {', '.join(unfit)} because of strides or alignment"
     kernels = f"portable: {why}" if why else "hopper"
     return {"forward": kernels, "backward": kernels}

@@ -125,8 +125,8 @@ for with_lse in (False, True):
 assert asked == [False, True], asked
 expected = "delta must be torch.float32 [1, 2, 40] on cpu, got"
 for wrong, words in (
-    (lambda *args: delta(*args).double(), f"{expected} torch.float64"),
-    (lambda *args: delta(*args)[..., 0], f"{expected} torch.float32 [1, 2]"),
+    (lambda *args: delta(*args).double(), expected + " torch.float64"),
+    (lambda *args: delta(*args)[..., 0], expected + " torch.float32 [1, 2]"),
     (lambda *args: delta(*args).mT.contiguous().mT, "delta must be contiguous"),
 ):
     module.use_delta(wrong)

@@ -33,9 +33,9 @@ from kgen.targets.template import Template
 
 _NAMES = """
 q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr
-dq_sum_ptr sinks_ptr stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc
-dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE START_NEXT
-num_warps num_stages launch_pdl
+dq_sum_ptr sinks_ptr stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc
+q_rope_desc k_rope_desc dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ
+HAS_DLSE START_NEXT num_warps num_stages launch_pdl
 """
 """Names of kernel arguments that do not depend on the spec."""
 _OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
