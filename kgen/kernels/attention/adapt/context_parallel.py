@@ -35,8 +35,7 @@ from kgen.targets.arguments import Derivatives, Refused, cast_lines, dense, numb
 SHIPPED = Path(__file__).parents[1] / "parallel"
 RUNS_BESIDE = (
     "sharding kernel_calls planning merging partial_sums queries agreement peer_memory transfers "
-    "key_gradients "
-    "exchange runtime layout"
+    "key_gradients exchange call_plans runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
 """Runtime files of the package, identical for all specs."""
