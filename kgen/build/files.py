@@ -24,7 +24,7 @@ TARGETS = sorted(
 
 In a package, `_runtime/NAME.py` loads and launches the machine code of a target.
 """
-BESIDE = {"triton": ("descriptors",)}
+BESIDE = {"triton": ("descriptors", "parameters")}
 """Further modules of `_runtime` that a target's module imports."""
 
 

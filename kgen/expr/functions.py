@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
@@ -40,6 +40,7 @@ from kgen.expr.helpers import (
     TANH_APPROX,
     TANH_PRECISE,
 )
+from kgen.expr.references import floor_div, floor_mod, reduced, where
 from kgen.expr.rows import Finite, Function, function, operation, shifted
 from kgen.expr.spelling import (
     ADD,
@@ -60,38 +61,6 @@ from kgen.expr.spelling import (
 LN2 = math.log(2)
 SQRT_HALF = math.sqrt(0.5)
 TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
-
-
-# --- reference evaluation: plain torch, integers in int64 and reals in float64 --------------------
-
-
-def _reduce(name: str) -> Callable[..., Any]:
-    def reference(torch: Any, *args: Any) -> Any:
-        result = args[0]
-        for arg in args[1:]:
-            result = getattr(torch, name)(*torch.broadcast_tensors(*_promoted(torch, result, arg)))
-        return result
-
-    return reference
-
-
-def _promoted(torch: Any, *args: Any) -> list[Any]:
-    dtype = args[0].dtype
-    for arg in args[1:]:
-        dtype = torch.promote_types(dtype, arg.dtype)
-    return [arg.to(dtype) for arg in args]
-
-
-def _where(torch: Any, condition: Any, a: Any, b: Any) -> Any:
-    return torch.where(condition, *_promoted(torch, a, b))
-
-
-def _floor_mod(torch: Any, a: Any, b: Any) -> Any:
-    return torch.remainder(a, b)
-
-
-def _floor_div(torch: Any, a: Any, b: Any) -> Any:
-    return torch.div(a, b, rounding_mode="floor")
 
 
 # --- rows ------------------------
@@ -181,7 +150,7 @@ _ROWS = [
     # Choice. `where` is differentiated per branch, not as condition * value: 0 * inf would be NaN.
     function(
         "where",
-        _where,
+        where,
         lambda f, c, a, b: (None, f("where", c, 1, 0), f("where", c, 0, 1)),
         typed=types.choice,
         arity=(3, 3),
@@ -191,7 +160,7 @@ _ROWS = [
     ),
     function(
         "min",
-        _reduce("minimum"),
+        reduced("minimum"),
         lambda f, a, b: (_chosen(f, "lt", a, b), _chosen(f, "lt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
@@ -203,7 +172,7 @@ _ROWS = [
     ),
     function(
         "max",
-        _reduce("maximum"),
+        reduced("maximum"),
         lambda f, a, b: (_chosen(f, "gt", a, b), _chosen(f, "gt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
@@ -403,7 +372,7 @@ _ROWS = [
     ),
     function(
         "clamp",
-        lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
+        lambda t, x, lo, hi: reduced("minimum")(t, reduced("maximum")(t, x, lo), hi),
         lambda f, x, lo, hi: (
             f("where", f("lt", x, lo), 0, f("where", f("gt", x, hi), 0, 1)),
             # If `lo > hi`, the value is `hi`.
@@ -483,7 +452,7 @@ _ROWS = [
     operation(
         "mod",
         types.integral,
-        _floor_mod,
+        floor_mod,
         None,
         infix("%", MUL),
         torch=Spelling("torch.remainder({0}, {1})"),
@@ -494,7 +463,7 @@ _ROWS = [
     operation(
         "floordiv",
         types.integral,
-        _floor_div,
+        floor_div,
         None,
         infix("//", MUL),
         torch=Spelling("torch.div({0}, {1}, rounding_mode='floor')"),

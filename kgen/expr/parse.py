@@ -20,6 +20,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.precedence import check_precedence
 from kgen.expr.printed_size import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.scope import BufferType, Scope
+from kgen.expr.statements import check_result, definition, last_value
 from kgen.expr.text_checks import (
     MAX_DEPTH,
     ExpressionError,
@@ -76,7 +77,7 @@ class _Builder:
 
     def build(self, body: list[ast.stmt]) -> Node:
         *definitions, last = body
-        targets = [self.target(statement) for statement in definitions]
+        targets = [definition(statement, self.lines) for statement in definitions]
         for target, value in targets:
             names = frozenset(n.id for n in ast.walk(value) if isinstance(n, ast.Name))
             self.needs.setdefault(target.id, names)
@@ -85,45 +86,15 @@ class _Builder:
             self.current = target.id
             self.locals[target.id] = self.expression(value, 0)
         self.current = None
-        value = self.value(last)
+        value = last_value(last, self.lines)
         self.scores = scores(value) if "score" in self.scope.names else frozenset()
         built = self.expression(value, 0)
-        self.check_result(built, value)
+        check_result(built.type, self.result, self.span(value))
         for target, _ in targets:
             if target.id not in self.used:
                 message = f"`{target.id}` is never used"
                 raise wrong(self.span(target), "unused-name", message, "use it, or remove the line")
         return built.node
-
-    def target(self, statement: ast.stmt) -> tuple[ast.Name, ast.expr]:
-        if isinstance(statement, ast.Assign):
-            target = statement.targets[0]
-            if len(statement.targets) == 1 and isinstance(target, ast.Name):
-                return target, statement.value
-            message = "a line before the last must define exactly one name"
-            raise wrong(
-                self.span(statement.targets[-1]), "bad-statement", message, "write `x = ...`"
-            )
-        if isinstance(statement, ast.Expr):
-            raise wrong(
-                self.span(statement),
-                "bad-statement",
-                "this line has a value, but it is not the last line",
-                "write `x = ...`, or put brackets around an expression of several lines",
-            )
-        raise language.no_statement(statement, self.span(statement))
-
-    def value(self, statement: ast.stmt) -> ast.expr:
-        if isinstance(statement, ast.Expr):
-            return statement.value
-        if isinstance(statement, ast.Assign):
-            raise wrong(
-                self.span(statement),
-                "bad-statement",
-                "the last line is a definition, not a value",
-                "compare with `==`, or add a last line with the value",
-            )
-        raise language.no_statement(statement, self.span(statement))
 
     def check_definable(self, target: ast.Name) -> None:
         name = target.id
@@ -148,27 +119,6 @@ class _Builder:
         if "__" in name:
             message = f"the name {shown(name)} has a double underscore, which is not allowed"
             raise wrong(span, "dunder-name", message, "use a name of the language")
-
-    def check_result(self, built: Built, at: ast.expr) -> None:
-        is_truth = built.type is Type.BOOL
-        needed = {
-            Type.FLOAT: (
-                is_truth,
-                "a number",
-                "use `where(condition, score, -inf)`, or move the condition into `mask_mod`",
-            ),
-            Type.BOOL: (
-                not is_truth,
-                "a bool",
-                "compare it, for example `x > 0`: true keeps the pair",
-            ),
-        }
-        wrong_, what, hint = needed.get(
-            self.result, (not built.type.integral, "an integer", "use `//`")
-        )
-        if wrong_:
-            message = f"the value must be {what}, not {language.kind_of(built.type)}"
-            raise wrong(self.span(at), "wrong-type", message, hint)
 
     # Expressions ------------------------
 

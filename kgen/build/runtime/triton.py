@@ -27,6 +27,7 @@ import torch
 
 from .descriptors import Constexpr, Descriptor, Layout, for_triton
 from .folder import NO_COMPILER, SOURCES, Folder, NoMachineCode, may_compile, say_once
+from .parameters import MAP_BYTES, block_of, forms_of, laid_out
 
 DTYPES = {
     torch.bfloat16: "bf16",
@@ -41,21 +42,7 @@ DTYPES = {
     torch.int64: "i64",
     torch.bool: "u1",
 }
-FORMATS = {
-    "i1": "b",
-    "u1": "b",
-    "i8": "b",
-    "u8": "B",
-    "i16": "h",
-    "i32": "i",
-    "i64": "q",
-    "u32": "I",
-    "u64": "Q",
-    "fp32": "f",
-}
 BITS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
-MAP_BYTES = 128
-"""Size of a `CUtensorMap`, which must be aligned to 64 bytes."""
 
 # Constants of cuda.h.
 MAX_DYNAMIC_SHARED = 8
@@ -95,7 +82,7 @@ class Cubin:
 
         The last two are pointers to scratch memory, null here.
         """
-        return [form for name, kind, _ in self._passed for form in _forms(kind)] + ["Q", "Q"]
+        return [form for name, kind, _ in self._passed for form in forms_of(kind)] + ["Q", "Q"]
 
     @functools.cached_property
     def _memory(self) -> tuple[struct.Struct, list[int]]:
@@ -103,13 +90,13 @@ class Cubin:
 
         A descriptor is packed as one value.
         """
-        each = [_forms(kind) for _, kind, _ in self._passed] + [["Q"], ["Q"]]
-        inner = [_laid_out(forms) for forms in each]
+        each = [forms_of(kind) for _, kind, _ in self._passed] + [["Q"], ["Q"]]
+        inner = [laid_out(forms) for forms in each]
         one = [
             f"{form.size}s" if len(forms) > 1 else forms[0]
             for forms, (form, _) in zip(each, inner, strict=True)
         ]
-        whole, begins = _laid_out(one)
+        whole, begins = laid_out(one)
         return whole, [
             begin + at for begin, (_, ats) in zip(begins, inner, strict=True) for at in ats
         ]
@@ -136,7 +123,7 @@ class Cubin:
             if kind == "constexpr":
                 continue
             if kind.startswith("tensordesc"):
-                told = _Told(**next(maps), form=_laid_out(_forms(kind))[0])
+                told = _Told(**next(maps), form=laid_out(forms_of(kind))[0])
                 names[f"described_{i}"] = functools.partial(_described, told)
                 values.append(f"described_{i}(a[{i}])")
             else:
@@ -215,7 +202,7 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
     if kind.startswith("tensordesc"):
         return (
             isinstance(value, Descriptor)
-            and list(value.block_shape) == _block(kind)
+            and list(value.block_shape) == block_of(kind)
             and (kind.startswith(f"tensordesc<{DTYPES[value.base.dtype]}["))
         )
     if kind.startswith("*"):
@@ -232,32 +219,6 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
     return -(2 ** BITS[kind]) <= value < 2 ** BITS[kind] and (
         aligned is not True or value % 16 == 0
     )
-
-
-def _block(kind: str) -> list[int]:
-    """Return the shape in a kind: tensordesc<bf16[1, 1, 64, 128], ...> -> [1, 1, 64, 128]."""
-    return [int(n) for n in kind.partition("[")[2].partition("]")[0].split(",")]
-
-
-def _forms(kind: str) -> list[str]:
-    if kind.startswith("tensordesc"):
-        rank = len(_block(kind))
-        return [f"{MAP_BYTES}s", *["i"] * rank, *["q"] * rank]
-    return ["Q" if kind.startswith("*") else FORMATS[kind]]
-
-
-def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
-    """Return a struct of these values, and their offsets.
-
-    Each is aligned to its size, at most to 64 bytes.
-    """
-    form, size, offsets = "<", 0, []
-    for one in forms:
-        bytes_ = struct.calcsize(f"<{one}")
-        pad = -size % min(bytes_, 64)
-        offsets.append(size + pad)
-        form, size = f"{form}{pad}x{one}", size + pad + bytes_
-    return struct.Struct(form), offsets
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,14 +1,14 @@
-"""Checks of single fields of an attention spec, and the fields that a dump omits."""
+"""Fields of an attention spec with their checks, and the fields that a dump omits."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from kgen.diagnostics import shown
 from kgen.spec.common import ParamSpec, is_integer, number_or_param
-from kgen.spec.problems import all_known, problem
+from kgen.spec.problems import SpecModel, all_known, problem
 
 PASSES = ("forward", "backward", "decode")
 MOST = 2**30
@@ -104,3 +104,85 @@ def without_defaults(dumped: dict[str, Any]) -> dict[str, Any]:
         if param.get("within") is None:
             param.pop("within", None)
     return dumped
+
+
+class HeadDim(SpecModel):
+    """Elements per head: any numbers, also other than powers of two."""
+
+    qk: Annotated[int, Field(ge=1, le=1024, examples=[192])]
+    """Elements of a query and of a key."""
+    v: Annotated[int, Field(ge=1, le=1024, examples=[128])]
+    """Elements of a value and of an output row."""
+
+
+def checked_head_dim(value: Any) -> Any:
+    """Return `head_dim` as a mapping, or raise a problem."""
+    if isinstance(value, dict | HeadDim):
+        return value
+    if not is_integer(value):
+        hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
+        raise problem(
+            "wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint
+        )
+    return {"qk": value, "v": value}
+
+
+class Length(SpecModel):
+    """A promise about one sequence length: it is a multiple of `multiple_of`."""
+
+    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])]
+    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
+
+
+def checked_length(value: Any) -> Any:
+    """Return a promise about a length as a mapping, or raise a problem."""
+    if value == "any":
+        return {"multiple_of": 1}
+    if isinstance(value, dict | Length):
+        return value
+    hint = "write `any` or `{multiple_of: 128}`"
+    raise problem("wrong-type", f"a length must be `any` or a mapping, not {shown(value)}", hint)
+
+
+class KeyLength(Length):
+    """Promises about the number of keys."""
+
+    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])] = 1
+    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
+    per_batch: bool = False
+    """True if the argument `kv_lens` [B] int32 holds the number of keys of each sequence, at most
+    SK.
+
+    Kernels do not read keys beyond it.
+    """
+
+
+class Lengths(SpecModel):
+    """Promises about the lengths of the sequences."""
+
+    q: Annotated[
+        Length, BeforeValidator(checked_length, json_schema_input_type=Literal["any"] | Length)
+    ] = Length(multiple_of=1)
+    """The number of queries: `any`, or {multiple_of: 128}."""
+    kv: Annotated[
+        KeyLength,
+        BeforeValidator(checked_length, json_schema_input_type=Literal["any"] | KeyLength),
+    ] = KeyLength()
+    """The number of keys and values: `any`, or {multiple_of: 128, per_batch: true}."""
+
+
+class PagedKV(SpecModel):
+    """Keys and values in a pool of pages, [pages, page_size, HKV, D].
+
+    `block_table` [B, n] int32 lists the pages of each sequence, in order.
+    """
+
+    page_size: Annotated[int, Field(ge=1, le=2**20, examples=[64])]
+    """Positions per page, a power of two."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PagedKV:
+        if self.page_size & (self.page_size - 1):
+            message = f"`page_size` must be a power of two, not {self.page_size}"
+            raise problem("bad-value", message, "use 16, 64 or 256, for example", at=("page_size",))
+        return self

@@ -16,9 +16,13 @@ from kgen.expr.nodes import Call, Const, Node, Type, Var, buffers_of, reads, var
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
 from kgen.kernels.attention.fields import (
+    HeadDim,
+    Lengths,
+    PagedKV,
     Param,
     bounded,
     checked_gqa,
+    checked_head_dim,
     passes_in_order,
     without_defaults,
 )
@@ -86,85 +90,6 @@ Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERV
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------
-
-
-class HeadDim(SpecModel):
-    """Elements per head: any numbers, also other than powers of two."""
-
-    qk: Annotated[int, Field(ge=1, le=1024, examples=[192])]
-    """Elements of a query and of a key."""
-    v: Annotated[int, Field(ge=1, le=1024, examples=[128])]
-    """Elements of a value and of an output row."""
-
-
-def _head_dim(value: Any) -> Any:
-    if isinstance(value, dict | HeadDim):
-        return value
-    if not is_integer(value):
-        hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
-        raise problem(
-            "wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint
-        )
-    return {"qk": value, "v": value}
-
-
-class Length(SpecModel):
-    """A promise about one sequence length: it is a multiple of `multiple_of`."""
-
-    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])]
-    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
-
-
-def _length(value: Any) -> Any:
-    if value == "any":
-        return {"multiple_of": 1}
-    if isinstance(value, dict | Length):
-        return value
-    hint = "write `any` or `{multiple_of: 128}`"
-    raise problem("wrong-type", f"a length must be `any` or a mapping, not {shown(value)}", hint)
-
-
-class KeyLength(Length):
-    """Promises about the number of keys."""
-
-    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])] = 1
-    """Every length is a multiple of it, so the kernels omit bounds checks. 1 promises nothing."""
-    per_batch: bool = False
-    """True if the argument `kv_lens` [B] int32 holds the number of keys of each sequence, at most
-    SK.
-
-    Kernels do not read keys beyond it.
-    """
-
-
-class Lengths(SpecModel):
-    """Promises about the lengths of the sequences."""
-
-    q: Annotated[
-        Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)
-    ] = Length(multiple_of=1)
-    """The number of queries: `any`, or {multiple_of: 128}."""
-    kv: Annotated[
-        KeyLength, BeforeValidator(_length, json_schema_input_type=Literal["any"] | KeyLength)
-    ] = KeyLength()
-    """The number of keys and values: `any`, or {multiple_of: 128, per_batch: true}."""
-
-
-class PagedKV(SpecModel):
-    """Keys and values in a pool of pages, [pages, page_size, HKV, D].
-
-    `block_table` [B, n] int32 lists the pages of each sequence, in order.
-    """
-
-    page_size: Annotated[int, Field(ge=1, le=2**20, examples=[64])]
-    """Positions per page, a power of two."""
-
-    @model_validator(mode="after")
-    def _check(self) -> PagedKV:
-        if self.page_size & (self.page_size - 1):
-            message = f"`page_size` must be a power of two, not {self.page_size}"
-            raise problem("bad-value", message, "use 16, 64 or 256, for example", at=("page_size",))
-        return self
 
 
 def _extent(value: Any) -> Any:
@@ -280,7 +205,7 @@ class AttentionSpec(SpecModel):
     head_dim: Annotated[
         HeadDim,
         BeforeValidator(
-            _head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim
+            checked_head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim
         ),
         Field(examples=[128]),
     ]

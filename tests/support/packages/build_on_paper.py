@@ -108,10 +108,10 @@ def worker(
 
 def forms_of(kernel: Any) -> list[str]:
     """Return the `struct` format of each parameter of a kernel."""
-    from kgen.build.runtime import triton as runtime
+    from kgen.build.runtime.parameters import forms_of as formats
 
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
-    return [form for kind in kinds for form in runtime._forms(kind)] + ["Q", "Q"]
+    return [form for kind in kinds for form in formats(kind)] + ["Q", "Q"]
 
 
 def build(out: Path, specs: list[str], archs: Sequence[str] = ARCHS) -> None:

@@ -22,6 +22,7 @@ from unittest import mock
 import torch
 
 from kgen.build.runtime import triton as runtime
+from kgen.build.runtime.parameters import forms_of
 from support.packages.loading import package_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -179,7 +180,7 @@ class Paper:
         for name, kind, _ in row["arguments"]:
             if kind == "constexpr":
                 continue
-            forms = runtime._forms(kind)
+            forms = forms_of(kind)
             content = [
                 ctypes.string_at(parameters[at + i], struct.calcsize(f))
                 for i, f in enumerate(forms)

@@ -15,6 +15,8 @@ from unittest import mock
 
 import torch
 
+from kgen.build.runtime.parameters import forms_of
+
 
 class Driver:
     """Replacement of libcuda for tensors on the CPU.
@@ -38,7 +40,7 @@ class Driver:
             if kind == "constexpr":
                 given[name] = value
                 continue
-            (form,), size = self.runtime._forms(kind), next(sizes)
+            (form,), size = forms_of(kind), next(sizes)
             assert struct.calcsize(form) == size
             (found,) = struct.unpack(f"<{form}", ctypes.string_at(next(at), size))
             given[name] = self.tensors[found] if kind.startswith("*") else found

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .agreement import Words
+from .call_plans import Kernels, check, mask_of, reading, stands_for
 from .planning import Plan, chosen, encoded, planned, sharded, work
-from .runtime import Kernels, check, mask_of, reading, stands_for
 from .transfers import gathered
 
 

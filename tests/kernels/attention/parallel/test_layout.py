@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 
+from kgen.kernels.attention.parallel.call_plans import Kernels
 from kgen.kernels.attention.parallel.layout import Layout, laid_out, local
 from kgen.kernels.attention.parallel.partial_sums import empty
 from kgen.kernels.attention.parallel.planning import decoded, encoded
-from kgen.kernels.attention.parallel.runtime import Kernels, called
+from kgen.kernels.attention.parallel.runtime import called
 
 CAUSAL = Kernels(
     module=lambda q, v: None,

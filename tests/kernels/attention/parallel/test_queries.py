@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kgen.kernels.attention.parallel import partial_sums
+from kgen.kernels.attention.parallel.call_plans import Kernels
 from kgen.kernels.attention.parallel.planning import Pair, Plan
 from kgen.kernels.attention.parallel.queries import Attended, Queries
-from kgen.kernels.attention.parallel.runtime import Call, Kernels, backward
+from kgen.kernels.attention.parallel.runtime import Call, backward
 from kgen.kernels.attention.parallel.sharding import Sharding
 
 KEYS = [(0, 10), (10, 24), (24, 40)]

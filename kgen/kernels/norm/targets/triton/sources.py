@@ -12,7 +12,8 @@ from kgen.kernels.norm.plan.tiles import NormTile, norm_tiles
 from kgen.kernels.norm.targets.arguments import norm_signature
 from kgen.kernels.norm.targets.formula import formula
 from kgen.kernels.norm.targets.triton.kernels import BackwardKernel, ForwardKernel, Kernels
-from kgen.kernels.norm.targets.triton.launcher import Launcher, Launchers
+from kgen.kernels.norm.targets.triton.launcher import Launchers
+from kgen.kernels.norm.targets.triton.launcher_templates import Launcher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.launching import ImportsLaunch, LaunchFunctions, launching_of, modules_of
