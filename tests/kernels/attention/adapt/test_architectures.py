@@ -134,7 +134,10 @@ REQUESTS = {
         {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]] * 2)},
         "packed_sequence_mask",
     ),
-    "a mask of pairs": ({"attention_mask": torch.ones(2, 1, TOKENS, TOKENS)}, "got a mask of pairs"),
+    "a mask of pairs": (
+        {"attention_mask": torch.ones(2, 1, TOKENS, TOKENS)},
+        "got a mask of pairs",
+    ),
     "tokens between padding": (
         {"attention_mask": torch.ones(2, TOKENS).index_fill(1, torch.tensor(4), 0)},
         "not between",
