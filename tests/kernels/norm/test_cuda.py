@@ -291,16 +291,40 @@ def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
     assert (" T sample_backward\n" in symbols) == (which != "eight bits")
 
 
-@pytest.mark.parametrize("width", [1024, 1023])
-def test_norms_run_from_c(tmp_path, width):
-    """Call the C launchers on device memory, as a C++ program does."""
+def test_clusters_need_code_that_has_cluster_instructions(tmp_path):
+    """The driver compiles PTX of an older chip for any chip, but without these instructions."""
+    texts = {
+        which: (emitted(norm(tmp_path, *NORMS[which]), tmp_path / which) / "sample" / "cuda.cu")
+        for which in sorted(NORMS)
+    }
+    for which, path in texts.items():
+        text = path.read_text()
+        assert ("cudaLaunchAttributeClusterDimension" in text) == (
+            "if (attributes.ptxVersion < 90) return cudaErrorNotSupported;" in text
+        ), which
+    assert any("ptxVersion" in path.read_text() for path in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("width", "code"),
+    [
+        (1024, "-arch=native"),
+        (1023, "-arch=native"),
+        (131072, "-gencode=arch=compute_80,code=compute_80"),
+    ],
+)
+def test_norms_run_from_c(tmp_path, width, code):
+    """Call the C launchers on device memory, as a C++ program does.
+
+    The widest rows take clusters if the code has cluster instructions.
+    """
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
     nvcc.symbols(
         emitted(spec, tmp_path / "out") / "sample" / "cuda.cu",
         tmp_path,
-        "-arch=native",
+        code,
         "-shared",
         "-Xcompiler",
         "-fPIC",
