@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5487d989d1f78672
+# inputs: 95c4129da883b5ad
 # body: 817b0bd28f7f283e
 """Causal attention with ALiBi slopes computed from the head's index.
 

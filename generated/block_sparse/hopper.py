@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cd1a0a548e364f8e
+# inputs: 58d538405d21fa77
 # body: 775c58b9c4a3087f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

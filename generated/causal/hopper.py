@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aa52a1cf3d43db54
+# inputs: 2266710ef4886195
 # body: 8fc8e5277b3787cf
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4fd416c87a24e038
+# inputs: c7ba2ae679fc057f
 # body: b2028eadfb378a34
 """Causal attention with ALiBi slopes read from a tensor.
 

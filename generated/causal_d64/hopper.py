@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a03c5520c0125b04
+# inputs: 0e7cf7eb4753ea07
 # body: c47a5fe1c1417440
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a53cf887ad1424e1
+# inputs: 06fdccaaf65b719e
 # body: fdf5ebb3277e77e8
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

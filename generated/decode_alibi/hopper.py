@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74fd414b9b9b7900
+# inputs: f4e8afdb27cd6329
 # body: 3cbf859964e26443
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8690493d52b2569c
+# inputs: ab7cfdf18269e4c1
 # body: 4fa47c351d86e716
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

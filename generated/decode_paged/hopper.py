@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c1b06491e99794fb
+# inputs: 1120057e674f62a9
 # body: ac9aa5a6baa4dfbe
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

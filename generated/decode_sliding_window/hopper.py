@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4ef17da6efdb928
+# inputs: cf5477258a9cedeb
 # body: 2426120206c5092b
 """Causal attention to the last 1024 positions of a KV cache.
 

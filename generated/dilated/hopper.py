@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea95ef50d5a27fcc
+# inputs: 0d16922520022e11
 # body: 2d5f813ffb9323de
 """Causal attention to every fourth position back from the query.
 

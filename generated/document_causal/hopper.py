@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 60733b795704e66c
+# inputs: 595ae77123eec2e0
 # body: ed0fbf02a4c2bf31
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be1337975e8ee8d1
+# inputs: ab5765035be08541
 # body: 0972e21d13624e44
 """Attention of every query to every key.
 

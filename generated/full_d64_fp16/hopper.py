@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3df7565f56f09893
+# inputs: 333fb4c520a47ac2
 # body: 205b3e3dc57077cb
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e575eec43936467e
+# inputs: 70476654588aa901
 # body: 4552e13f5a1af5fe
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3de0e80c945326df
+# inputs: d422a7bfb6c3abd4
 # body: 8bba9c107f26ed7d
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

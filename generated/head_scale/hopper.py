@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7658f1be5461706d
+# inputs: 1b52e739536ca6f1
 # body: db51a3e0b97ccb88
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f863e21c5932b13
+# inputs: e040e1402cd62e18
 # body: fce675d80976538a
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: da9ffdf2226fce8d
+# inputs: f5ef18141335174e
 # body: 8588cb44c42d45bd
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9e9f7b1aba320ee8
+# inputs: ac2aeb58e03d4a81
 # body: a86b9967aa47ce4f
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

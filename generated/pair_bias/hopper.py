@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f91329bb30318612
-# body: 263b403dc2e6c279
+# inputs: 6cfced55ef3a5404
+# body: 95a525e87a81596c
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -40,8 +40,8 @@ SUMS = tl.constexpr(
 # Tiles in shared memory, as TMA and wgmma expect them: blocks of 128-byte rows (64 elements of 16 bits), one after the
 # other. The 16-byte chunk c of row r is stored at chunk c ^ (r % 8).
 TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-# The buffer that the score reads for each pair: rows of 128 bytes with the same swizzle. Each consumer has its own 64
-# rows. A thread loads the elements of the scores that it owns in the accumulator of q @ k^T.
+# The buffer that the score reads at each (query, key): rows of 128 bytes with the same swizzle. Each consumer has its
+# own 64 rows. A thread loads the elements of the scores that it owns in the accumulator of q @ k^T.
 PAIR = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b547fa971eff9f55
+# inputs: 1d957b2565b350e6
 # body: 21f14f79748d15a4
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

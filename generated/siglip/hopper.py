@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcecfe053870da6a
+# inputs: 2d6617c044c575d2
 # body: 6c42b2454532d284
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f2e0d7a3e6c6fccf
+# inputs: f5dc4875ecfe7892
 # body: be5444036a8342e2
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e138c7ceadc3fbb9
+# inputs: ddaf23e7f5ceb0f6
 # body: 4448a1daf849c881
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ec5752e25e7eeea9
+# inputs: 76ed105304bcb7fb
 # body: 66ec3ebf94115afd
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 407f46d406250a42
+# inputs: 98a0b58f604030bf
 # body: fdf7fc1a9287567b
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8da3cf2f8dc19343
+# inputs: e38702a654dda619
 # body: 0db3e95e1b9b5b16
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 

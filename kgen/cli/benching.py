@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -26,7 +27,7 @@ def bench(
             help="Implementations to compare with, comma-separated. "
             "Default, in each family: all but flex-autotune, flex-flash and eager. "
             "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-            "kgen-triton is your spec without Hopper kernels; varlen is PyTorch's varlen_attn. "
+            "kgen-triton is your spec in portable kernels; varlen is PyTorch's varlen_attn. "
             "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
             "chunk_output: fla, eager.",
         ),
@@ -62,20 +63,31 @@ def bench(
     from kgen.verify.farm.sharding import Shard
 
     part = Shard.parse(shard)
-    peers = (
-        None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
+    options = BenchOptions(
+        _peers(against), shape, output or BENCHMARKS, first_call=first_call, shard=part
     )
-    options = BenchOptions(peers, shape, output or BENCHMARKS, first_call=first_call, shard=part)
     loaded, generated = load_specs(specs), generated or settings().generated
     require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = bench_specs(loaded, generated, options, who, listener(progress))
-    rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
-    shapes = ["shape"] * any("shape" in row for row in rows)
-    measured = ("milliseconds", *rates, "ratio", "error")
-    columns = ("spec", *shapes, "pass", "peer", *measured, *elsewhere(rows))
-    terminal.table(rows, columns, form)
+    terminal.table(rows, _columns(rows), form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
     # A peer that cannot run here is not an error of kgen.
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
+
+
+def _peers(against: str | None) -> list[str] | None:
+    if against is None:
+        return None
+    return [peer.strip() for peer in against.split(",") if peer.strip()]
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of the table of results: those that have values."""
+    columns = ["spec"]
+    if any("shape" in row for row in rows):
+        columns.append("shape")
+    columns += ["pass", "peer", "milliseconds"]
+    columns += [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
+    return [*columns, "ratio", "error", *elsewhere(rows)]

@@ -63,6 +63,15 @@ Heads = Annotated[
 ]
 
 
+WithC = Annotated[
+    bool, typer.Option("--c", help="Add a folder `c` with C and C++ launchers of the kernels.")
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite the output even if `kgen build` did not create it."),
+]
+
+
 @verb("build")
 def build(
     specs: Specs = None,
@@ -79,9 +88,7 @@ def build(
     batch: Batch = None,
     width: Width = None,
     heads: Heads = None,
-    c: Annotated[
-        bool, typer.Option("--c", help="Add a folder `c` with C and C++ launchers of the kernels.")
-    ] = False,
+    c: WithC = False,
     target: Targets = None,
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
@@ -90,12 +97,7 @@ def build(
             "--check", help="Write nothing; list folders that are outdated or incomplete."
         ),
     ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Overwrite the output even if `kgen build` did not create it."
-        ),
-    ] = False,
+    force: Force = False,
     jobs: Jobs = JOBS,
     timeout: Annotated[
         float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit per kernel.")

@@ -188,15 +188,12 @@ C = _Language(
 
 
 def laid_out(text: str) -> str:
-    """Return a program in Python with lines of at most `COLUMNS` columns, as far as they can be
-    broken.
-    """
+    """Return a Python program with lines of at most `COLUMNS` columns, where they can be broken."""
     return "\n".join(line for statement in _statements(text) for line in _laid_out(statement))
 
 
 def laid_out_in_c(text: str) -> str:
-    """Return a program in C or C++ with lines of at most `COLUMNS` columns, as far as they can be
-    broken.
+    """Return a C or C++ program with lines of at most `COLUMNS` columns, where they can be broken.
 
     Directives and lines with several statements stay as they are.
     """

@@ -82,7 +82,8 @@ def code(name: str, text: str) -> str:
     if name.endswith(".cu"):
         # A compiler first joins lines with an escaped line end, also in comments.
         text = re.sub(r"(\\|\?\?/)[ \t]*\n", "", text)
-        return re.sub(r"//[^\n\r]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = re.sub(r"//[^\n\r]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        return re.sub(r"(?:[ \t]*\n)+", "\n", text)  # long comments have several lines
     tree = ast.parse(text)
     for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)

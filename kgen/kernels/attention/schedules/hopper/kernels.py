@@ -113,7 +113,7 @@ class SkippedRings:
     beside: list[RingAt] = field(default_factory=list)
 
     def lines(self, n: str, before: str = "") -> list[str]:
-        """Return the lines that skip `n` tiles. `before` corrects the tiles of rings beside it."""
+        """Return the lines that skip `n` tiles. `before` corrects the tiles of other rings."""
         if not self.beside:
             return [f"n_used = _consumer_skip({self.ring}, n_used, {n})"]
         return [

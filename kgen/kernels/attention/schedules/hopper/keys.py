@@ -167,10 +167,7 @@ def keys_loop(
     problem: list[str],
     hidden: frozenset[str],
 ) -> KeysLoop:
-    """Return the kernel of dk and dv, whose loop over heads has a prologue.
-
-    `hidden` identifies keys past an end.
-    """
+    """Return the kernel of dk and dv. `hidden` identifies keys past an end."""
     tile, gradients = plan.dkdv, kernel.gradients
     assert tile is not None
     assert gradients is not None
