@@ -1,4 +1,6 @@
-"""The dtype of the log-sum-exp: float32, or float64 if kernels must agree on every bit of a score."""
+"""The log-sum-exp as kernels and launchers have it: float32, or float64 where kernels agree on
+every bit of a score.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Exact:
-    """The template expressions of a log-sum-exp.
+    """How templates spell a log-sum-exp.
 
-    In a tile, float64 is the sum of two float32 numbers, `lse` and `lse_low`.
+    A float64 one is two numbers of float32 inside of a tile: `lse`, and `lse_low` that is left of
+    it.
     """
 
     there: bool
-    """True if the log-sum-exp is float64."""
+    """True for float64."""
 
     @property
     def dtype(self) -> str:
-        """The PyTorch dtype."""
+        """The dtype of torch."""
         return "float64" if self.there else "float32"
 
     @property
     def type(self) -> str:
-        """The Triton type."""
+        """The type in a kernel."""
         return f"tl.{self.dtype}"
 
     @property
@@ -32,22 +35,22 @@ class Exact:
 
     @property
     def maximum(self) -> str:
-        """The row maximum, to which the logarithm of the row sum is added."""
+        """The maximum of a row that the logarithm of its sum is added to."""
         return "m_i.to(tl.float64)" if self.there else "m_i"
 
     @property
     def sink(self) -> str:
-        """The exponential of a sink, in base 2."""
+        """The weight of a sink in base 2."""
         return self._narrow("sink - lse")
 
     @property
     def rescaling(self) -> str:
-        """The base-2 exponent that rescales a sum."""
+        """The exponent, in base 2, by which a sum is rescaled."""
         return self._narrow("m_i - m_ref")
 
     @property
     def weight(self) -> str:
-        """The base-2 weight of a split."""
+        """The weight of a share in base 2."""
         return self._narrow("part_lse - m_ref")
 
     @property
@@ -57,12 +60,12 @@ class Exact:
 
     @property
     def low_of_columns(self) -> str | None:
-        """The low part of the log-sum-exp, along the columns of a tile."""
+        """The same along its columns."""
         return "lse_low[None, :]" if self.there else None
 
     @property
     def of_delta(self) -> list[str]:
-        """The dtype argument of delta, if it is not the default."""
+        """The dtype of delta where it is another."""
         return ["dtype=torch.float32"] if self.there else []
 
     @property
@@ -72,14 +75,14 @@ class Exact:
 
     @property
     def natural(self) -> str:
-        """The natural-logarithm function."""
+        """The natural logarithm."""
         return "(lse * math.log(2)).float()" if self.there else "lse * math.log(2)"
 
     @property
     def options(self) -> list[str]:
-        """Launch options.
+        """The options of a launch.
 
-        They disable FMA contraction, which may produce different bits in different kernels.
+        A fused multiplication and addition has other bits in one kernel than in another.
         """
         return ["enable_fp_fusion=False"] if self.there else []
 

@@ -1,4 +1,4 @@
-"""The kernel launches that the launcher contains."""
+"""The launches that the launcher spells out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.targets.folding import Bracketed
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch of a kernel that loops over tiles. TMA may load some of them."""
+    """The launch of a kernel that loops over tiles, of which TMA may load some."""
 
     kernel: str
     tiles: str
@@ -21,7 +21,7 @@ class Launch:
 
     @property
     def described(self) -> Bracketed:
-        """The statement that builds TMA descriptors."""
+        """The line that makes descriptors."""
         names = ", ".join(self.operands.descs)
         return Bracketed(f"{names} = _descriptors(", ("tile", *self.operands.blocks), ")")
 
@@ -33,13 +33,13 @@ class DeltaLaunch:
     params: KernelParams
     programs: str
     options: list[str]
-    """Further launch options."""
+    """The further options of the launch."""
     counts: bool
-    """True if the kernel resets tile counters."""
+    """True where the kernel resets counters of tiles."""
 
     @property
     def no_strides(self) -> str:
-        """The stride arguments of dlse if dlse is None."""
+        """The strides of dlse where there is none."""
         *_, of_dlse = self.params.strides
         return f"({', '.join('0' for _ in of_dlse)})"
 
@@ -51,7 +51,7 @@ class GradientLaunch:
     name: str
     params: KernelParams
     times: str | None
-    """Number of programs per tile of positions. None for one."""
+    """How many programs a tile of positions has; None for one."""
 
 
 @dataclass(frozen=True)
@@ -70,5 +70,5 @@ class Launches:
     """The launches of both passes."""
 
     forward: Launch | None
-    """The forward launch. None if other schedules serve all calls."""
+    """None where other schedules have all calls."""
     backward: BackwardLaunches | None

@@ -19,20 +19,22 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionHeader(Header):
-    """The C header: the struct of arguments, and the function declarations."""
+    """The header: the struct of arguments, and the functions."""
 
     template: ClassVar[str] = "attention/c/attention.h.j2"
 
     tensors: Tensors
     width: int
-    """Columns of Q."""
+    """Columns of a query."""
     backward: bool
     sinks: bool
 
 
 @dataclass(frozen=True)
 class FirstStrides:
-    """The name of the first stride of each tensor in kernels: `g` is dO, and `o` is out, dq or dk."""
+    """The first of the names that kernels have for the strides of a tensor: `g` is dO, `o` is out,
+    dq or dk.
+    """
 
     q: str
     k: str
@@ -45,7 +47,7 @@ class FirstStrides:
 
 @dataclass(frozen=True)
 class Tiled:
-    """A TMA descriptor: the tiles of a C tensor, and its index among the descriptors of a launch."""
+    """A descriptor: the tiles of a tensor of C, and its place among those of a launch."""
 
     name: str
     tensor: str
@@ -56,33 +58,33 @@ class Tiled:
 
 @dataclass(frozen=True)
 class PortableLaunch:
-    """The launch of a portable kernel that loops over tiles."""
+    """The launch of a kernel for every chip that loops over tiles."""
 
     by_tma: str
-    """The condition under which TMA can load the tiles."""
+    """When TMA can load them."""
     descs: tuple[Tiled, ...]
     tiles: int
-    """Maximum number of descriptors of a launch."""
+    """Descriptors of the launch that has most."""
 
 
 @dataclass(frozen=True)
 class BlockMaskCalls(Template):
-    """The C function that fills lists of blocks."""
+    """The call that fills lists of blocks."""
 
     template: ClassVar[str] = "attention/c/_block_mask.j2"
 
     name: str
     planes: str
     rows: str
-    """Number of lists in a plane, one plane per batch and head."""
+    """Lists of a plane."""
     size: int = BLOCK_SIZE
     group: int = 8
-    """Number of blocks per program of the kernel that fills lists, as in the Python launcher."""
+    """The blocks of a program of the kernel that makes them, as from Python."""
     chunk: int = 256
 
 
 def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCalls:
-    """Return the C function that fills the lists of a mask."""
+    """The call that fills the lists of a mask."""
     planes = " * ".join(
         [*(["p->B"] if mask.by_batch else []), *(["p->HQ"] if mask.by_head else [])]
     )
@@ -91,12 +93,12 @@ def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCal
 
 @dataclass(frozen=True)
 class Way:
-    """A branch of the forward pass."""
+    """A way through the forward pass."""
 
     call: str
-    """The C call that launches its kernels."""
+    """The call that launches its kernels."""
     serves: str = ""
-    """The name of the C predicate for its calls. Empty for the last branch."""
+    """The function that is true for its calls. Empty for the last way."""
 
 
 @dataclass(frozen=True)
@@ -110,37 +112,37 @@ class ForwardCalls(Template):
     lse: Tensor
     sinks: bool
     functions: list[Template]
-    """The C functions that launch kernels, and the predicates of their calls."""
+    """The functions that launch kernels, and say when."""
     workspace: list[Template]
-    """The statements that compute the workspace size of a call."""
+    """The lines that find how much of a workspace a call takes."""
     ways: list[Way]
-    """All branches except the last."""
+    """All ways but the last."""
     last: Way
 
 
 @dataclass(frozen=True)
 class ChipCalls:
-    """The backward kernels for one chip."""
+    """The backward pass on one chip with kernels of its own."""
 
     flag: str
     """The member of a problem that is true if these kernels can run."""
     arch: int
     when: str
-    """The condition under which these kernels run."""
+    """The condition under which they serve."""
     call: str
-    """The C call that launches them, beginning with delta."""
+    """The call that launches them, from delta on."""
     serves: Template
-    """The C predicate of their calls."""
+    """The function that finds whether they serve."""
     planned: Template
-    """The statements that assign their workspace."""
+    """The lines that give them their workspace."""
     launch: Template
-    """The C function that launches them."""
+    """The function that launches them."""
     zeros: list[Template]
-    """The statements that clear the tensors to which the kernels add."""
+    """The lines that clear the tensors to which they add."""
     dq: bool
-    """True if the chip has its own dq kernel."""
+    """True where dq has a kernel for the chip."""
     counts: bool
-    """True if the delta kernel resets the tile counters of these kernels."""
+    """True if the kernel of delta resets the counters of their tiles."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ class Prepared:
     loaded: Loaded
     plan: AttentionPlan
     free_plan: AttentionPlan
-    """The plan without length promises, for kernels whose loads stop at the end of the tensor."""
+    """The plan without promises on lengths, for kernels whose loads end with the tensor."""
     chips: Collection[int]
-    """The compute capabilities that have machine code."""
+    """The chips that there is machine code for."""
     lowering: Lowering
     free_lowering: Lowering
     at: Placement
@@ -162,16 +164,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Calls:
-    """The C launches of a schedule."""
+    """The parts of a schedule that call its kernels from C."""
 
     functions: tuple[Template, ...] = ()
     late: bool = False
-    """True if the functions call functions of later schedules."""
+    """True if the functions call those of schedules behind this one."""
     workspace: tuple[Template, ...] = ()
     way: Way | None = None
     chip: ChipCalls | None = None
     launches: Mapping[str, PortableLaunch] = field(default_factory=dict)
-    """The backward launches that every chip supports."""
+    """The launches of the backward pass that every chip has."""
     learned: LearnedCalls | None = None
     descs: tuple[str, ...] = ()
     """The names of descriptors other than the descriptors of q, k, v and dout."""
@@ -179,33 +181,33 @@ class Calls:
     """The names of further arguments."""
     tiles: tuple[Tiles, ...] = ()
     tiled: bool = False
-    """True if TMA loads tiles."""
+    """True where TMA has tiles."""
     portable: bool = False
-    """True if a launch looks up its tile by chip and tensors."""
+    """True where a launch looks its tile up by the chip and the tensors."""
     decodes: bool = False
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of the backward pass: one number per query of each head."""
+    """The vectors of the backward pass, with a number for each query of each head."""
 
     packed: bool
 
     @property
     def rows(self) -> str:
-        """Number of elements in a vector."""
+        """How many numbers a vector has."""
         return "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ"
 
     @property
     def programs(self) -> str:
-        """Number of programs of the delta kernel."""
+        """How many programs the kernel of delta has."""
         return (
             "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
         )
 
     @property
     def sink_parts(self) -> str:
-        """Number of partial sums for the gradients of sinks."""
+        """How many numbers the gradients of sinks have."""
         return (
             "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
         )
@@ -223,7 +225,7 @@ class BackwardCalls(Template):
     vectors: Vectors
     sinks: bool
     group: int
-    """Number of heads that programs process at a time."""
+    """Heads that programs take at a time."""
     chips: list[ChipCalls]
     dq: PortableLaunch
     dkdv: PortableLaunch
@@ -231,7 +233,7 @@ class BackwardCalls(Template):
 
     @property
     def zeros(self) -> list[Template]:
-        """The statements that clear the tensors to which chip-specific kernels add."""
+        """The lines that clear the tensors to which kernels for a chip add."""
         return [lines for chip in self.chips for lines in chip.zeros]
 
     @property
@@ -241,12 +243,12 @@ class BackwardCalls(Template):
 
     @property
     def recomputes(self) -> bool:
-        """True if there are kernels that compute only gradients of buffers."""
+        """True where there are kernels for gradients alone."""
         return self.learned is not None and bool(self.learned.recomputed)
 
     @property
     def counters_or_none(self) -> str:
-        """The counters that the delta kernel resets to zero, or a null pointer."""
+        """The counters that delta's kernel leaves at zero."""
         counting = [chip for chip in self.chips if chip.counts]
         if not counting:
             return "kgen_nothing()"
@@ -261,7 +263,7 @@ def _any(chips: Sequence[ChipCalls]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProgram(Program):
-    """The C source file with all functions."""
+    """The functions."""
 
     template: ClassVar[str] = "attention/c/attention.c.j2"
 
@@ -272,33 +274,35 @@ class AttentionProgram(Program):
     paged: bool
     backward: bool
     dims: int
-    """Number of dimensions of q, k and v."""
+    """Dimensions of a tensor of rows."""
     dtype: str
     bytes: int
     default_scale: str
     programs_of_queries: str
     programs_of_keys: str | None
     plain: list[str]
-    """The sizes that kernels take as scalar arguments."""
+    """The sizes that kernels take as arguments."""
     sizes: list[str]
     checks: list[Check]
     aligned: list[str]
-    """The members with narrow values, which must be aligned."""
+    """The members with narrow values, which have to be aligned."""
     aligned_backward: list[str]
     tiled: bool
-    """True if TMA loads tiles."""
+    """True where TMA has tiles."""
     portable: bool
     decodes: bool
     pairs: bool
     diagonals: bool
     flags: list[str]
-    """The members of a problem that are true if chip-specific backward kernels can run."""
+    """The members of a problem that are true if the kernels for a chip can run in the backward
+    pass.
+    """
     parts: list[Template]
-    """The forward and backward passes."""
+    """The passes."""
 
     @property
     def queries(self) -> str:
-        """The common number of queries."""
+        """The length that queries have in common."""
         return "TQ" if self.packed else "SQ"
 
     @property

@@ -21,21 +21,21 @@ from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
 TABLES = {"pair": ("BLOCK_M", "BLOCK_N"), "diagonal": ("BLOCK",)}
-"""The names of tile sizes, for kernels that compute only gradients of buffers."""
+"""The sizes of a tile by name, of kernels for gradients alone."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel that computes only the gradient of a buffer."""
+    """A kernel for a gradient alone."""
 
     name: str
     times: str | None
-    """Number of programs per tile of queries and keys. None for one."""
+    """How many programs a tile of both sides has; None for one."""
 
 
 @dataclass(frozen=True)
 class LearnedCalls(Template):
-    """The C functions for gradients of buffers in the backward pass."""
+    """The functions of the backward pass for gradients of buffers."""
 
     template: ClassVar[str] = "attention/c/_learned.j2"
 
@@ -45,7 +45,7 @@ class LearnedCalls(Template):
 
     @property
     def recomputed(self) -> list[Launched]:
-        """All kernels that compute only gradients of buffers."""
+        """All kernels for gradients alone."""
         return [*self.pairs, *self.diagonals]
 
 
@@ -54,10 +54,10 @@ def learned_calls(
     pairs: Sequence[tuple[str, str | None]],
     diagonals: Sequence[str],
 ) -> LearnedCalls | None:
-    """Return the C functions for the gradients of these tensors, or None without any.
+    """The functions of a backward pass for these tensors; None without any.
 
-    `pairs` are kernels per (query, key), with their programs per tile. `diagonals` are kernels per
-    distance.
+    `pairs` are kernels with the programs that a tile of both sides has, `diagonals` those for
+    distances.
     """
     if not tensors:
         return None
@@ -67,14 +67,14 @@ def learned_calls(
 
 
 def learned_names(plan: AttentionPlan) -> list[str]:
-    """Return the kernel names of these tensors and of their strides."""
+    """The names of these tensors and of their strides in kernels."""
     names = [f"d_{g.name}_ptr" for g in plan.gradients]
     names += [f"stride_d_{g.name}_{i}" for g in plan.gradients for i in range(len(g.indices))]
     return [*names, "BLOCK"]
 
 
 def learned_tables(plan: AttentionPlan) -> list[Tiles]:
-    """Return the tile tables of kernels that compute only gradients of buffers."""
+    """Tiles of the kernels that are for these gradients alone."""
     loops = {"pair": plan.pairs, "diagonal": plan.diagonals}
     found: dict[str, Mapping[int, Sequence[Tile]]] = {
         "pair": plan.tiles.pair,
@@ -103,19 +103,19 @@ def _tile(tile: Tile, sizes: Sequence[str]) -> dict[str, int | bool]:
 
 @dataclass(frozen=True)
 class Summand:
-    """A gradient tensor that a call writes, and its reduction in the example."""
+    """A tensor that a call leaves of a gradient, and how the example adds it up."""
 
     member: str
     whole: bool
-    """True if the tensor is the gradient."""
+    """True where it is the gradient itself."""
     element: list[str]
-    """The indices of the element to which a number is added."""
+    """The indices of an element that a number belongs to."""
     count: str = ""
-    """Number of elements per row."""
+    """How many numbers a row has."""
     step: str = ""
-    """The position of a number within its row."""
+    """The position that a number of a row is of."""
     at: str = ""
-    """The index of the number in the tensor."""
+    """The place of the number."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,14 @@ def learned_example(
     names: Mapping[str, str],
     sizes: Mapping[str, list[str]],
 ) -> tuple[list[Learned], dict[str, list[str]]]:
-    """Return the buffers with a gradient, and the sizes of the tensors that a call writes, by
-    member. `names` are C++ names of positions, and `sizes` are the sizes of buffers.
+    """The buffers with a gradient, and the sizes of the tensors that a call writes, by member.
+
+    `names` are those of a position in C++, `sizes` those of the buffers.
     """
     found: dict[str, list[Summand]] = {}
     left: dict[str, list[str]] = {}
     for g, tensor in zip(plan.gradients, tensors, strict=True):
-        # The distance is between the query and key 0.
+        # A distance is that of a query to the key 0.
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
         element = [f"int64_t({i})" for i in indices]
         summand, shape = _summand(tensor.member, element, g, plan.spec.varlen)
@@ -151,7 +152,7 @@ def learned_example(
 def _summand(
     member: str, element: list[str], g: ReadGradient, packed: bool
 ) -> tuple[Summand, list[str] | None]:
-    """Return a summand and the shape of its tensor, or None for the shape of the buffer."""
+    """A summand, and the shape of its tensor; None for that of the buffer."""
     if g.along == "pair":
         shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
         return Summand(member, True, element), shape

@@ -1,5 +1,7 @@
-"""The address of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with token
-offsets. Kernels and launchers differ only in these expressions.
+"""The place of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into
+the tokens.
+
+Kernels and launcher are the same for both but for these names.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from kgen.targets.code import Code, as_type, row
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The first row of a sequence in each tensor of rows: `g` is dO, and `o` is out or dq."""
+    """The place of a sequence's first row in each tensor of rows: `g` is dO, `o` is out or dq."""
 
     q: str
     k: str
@@ -24,7 +26,7 @@ class FirstRows:
 
 @dataclass(frozen=True)
 class BySide:
-    """One text for queries, and one for keys."""
+    """A text for queries, and one for keys."""
 
     q: str
     kv: str
@@ -32,31 +34,31 @@ class BySide:
 
 @dataclass(frozen=True)
 class DeltaRows:
-    """The row addresses in the delta kernel."""
+    """How the kernel of delta finds rows."""
 
     first_o: str | None
-    """The first row of a batch. None for packed tokens."""
+    """The first row of a batch; None where tokens have none."""
     first_g: str | None
     first_l: str | None
     rows: str
-    """The first row of the vectors."""
+    """The first row of vectors."""
     no_specialize: str
     programs: str
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of out without its columns, and the sizes of the log-sum-exp."""
+    """Sizes of out without its columns, and of the log-sum-exp."""
 
     q: str
     lse: str
     lse_in_python: str
-    """The sizes of the log-sum-exp, as an expression of q."""
+    """The latter as an expression of q."""
 
 
 @dataclass(frozen=True)
 class Like:
-    """The calls that allocate gradients."""
+    """How gradients are made."""
 
     q: str
     k: str
@@ -65,7 +67,7 @@ class Like:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The statements that assign sizes: the sizes of q, and all others."""
+    """The lines that find sizes: those of q, and others."""
 
     q: str
     others: list[str]
@@ -73,69 +75,68 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """The expressions that all packed specs, or all [B, H, S, D] specs, share."""
+    """The texts that all packed sequences have in common, or all tensors [B, H, S, D]."""
 
     first: FirstRows
     rows: Code
-    """The first row of the vectors of a query head."""
+    """The first row of vectors of a head of queries."""
     head_rows: BySide
-    """The first rows of a query head and of a KV head in the kernel of dk and dv."""
+    """The same in the kernel of dk and dv, and those of a head of keys."""
     delta: DeltaRows
     axis_count: int
     """The number of dimensions of q, k and v."""
     shape: Shape
     like: Like
     group: int
-    """Number of heads that programs process at a time."""
+    """Heads that programs take at a time."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The expressions by which kernels and the launcher address the rows of a head."""
+    """The texts by which kernels and the launcher find the rows of a head."""
 
     packed: bool
     grouped: bool
-    """True if the numbers of query heads and KV heads may differ."""
+    """True if query heads and key heads may differ in number."""
     of: Rows
     programs: BySide
-    """Number of tiles of queries, and of keys."""
+    """How many tiles there are."""
     sizes: Sizes
     empty_out: str
-    """The expression that allocates out from sizes."""
+    """How out is made from sizes."""
     empty_like_q: str
-    """The expression that allocates out from q."""
+    """The same from q alone."""
 
     @property
     def allocators(self) -> list[str]:
-        """The functions of `_launch.py` that allocate out and gradients."""
+        """The names of `_launch.py` in the texts that make out and gradients."""
         return [] if self.packed else ["_empty"]
 
     @property
     def dividers(self) -> list[str]:
-        """The functions of `_launch.py` that `programs` calls."""
+        """The names of `_launch.py` in `programs`."""
         return [] if self.packed else ["_cdiv"]
 
     @property
     def kv_head(self) -> str:
-        """The name of a KV head in kernels."""
+        """The name of a head of keys in kernels."""
         return "h_kv" if self.grouped else "h"
 
     @property
     def kv_head_of_query(self) -> str:
-        """The KV head of a query head."""
+        """The head of keys of a head of queries."""
         return "h // GQA" if self.grouped else "h"
 
     @property
     def kv_heads(self) -> str:
-        """Number of KV heads."""
+        """How many heads of keys there are."""
         return "HKV" if self.grouped else "HQ"
 
 
 def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placement:
-    """Return the row addresses.
+    """The place of rows. `kv_sizes` are the heads and the length of tensors that are not packed.
 
-    `kv_sizes` are the KV heads and the length of unpacked tensors. Unless `grouped`, there are as
-    many KV heads as query heads.
+    Heads of keys that are not `grouped` are as many as those of queries.
     """
     of_tiles = BySide(
         programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N")
@@ -166,7 +167,9 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
 
 
 def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
-    """Return the number of tiles of `block` rows in all sequences and heads. `side` is `q` or `kv`."""
+    """How many tiles of `block` rows there are of all sequences and heads; `side` is `q` or
+    `kv`.
+    """
     heads, length = "HKV" if grouped and side == "kv" else "HQ", side[0].upper()
     if packed:
         return f"(T{length} // {block} + B + 1) * {heads}"

@@ -1,4 +1,4 @@
-"""Parts that kernels of several schedules share: columns of a head, and phrases for comments."""
+"""Parts that kernels of several schedules share: the columns of a head, and words."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kgen.targets.code import Assign, Code, as_type, load, row
 
 @dataclass(frozen=True)
 class Head:
-    """The columns of a head, and the precision of their products."""
+    """The columns of a head, and how kernels multiply them."""
 
     qk: list[Columns]
     v: list[Columns]
     columns: list[Assign]
-    """The statements for the column offsets of all blocks."""
+    """The lines that make the columns of all blocks."""
     v_columns: list[Assign]
-    """The statements for the column offsets of V only."""
+    """The lines that make the columns of the values alone."""
     dot: str
     precision: list[str]
 
 
 def head_of(plan: AttentionPlan, tf32: bool) -> Head:
-    """Return the columns of a plan's heads."""
+    """The columns of a plan's heads."""
     return Head(
         qk=[block_of(c, "qk") for c in plan.qk_chunks],
         v=[block_of(c, "dp") for c in plan.v_chunks],
@@ -47,18 +47,18 @@ def narrow_values(plan: AttentionPlan) -> bool:
 
 
 def not_specialized(names: Sequence[str]) -> str:
-    """Return the parameters for which Triton must not compile specialized kernels."""
+    """Numbers that Triton compiles no kernel of its own for."""
     return f"do_not_specialize={json.dumps([*names])}"
 
 
 def sink_load() -> Code:
-    """Return the load of a head's sink, in base 2."""
+    """The load of a head's sink, in base 2."""
     address = row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))
     return row("mul", as_type(load(address), "float32"), "LOG2E")
 
 
 def dead_rows(sinks: bool) -> str:
-    """Return the results of rows without a visible key, for a comment."""
+    """The results of rows that saw no key, as a comment says it."""
     if sinks:
         return (
             "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of "
