@@ -37,19 +37,19 @@ class Kernel(Template):
     """Elements of a row."""
     dtype: str
     element: str
-    """The type of an element in C++."""
+    """The C++ type of an element."""
     elements: Elements
     plan: DeltaPlan
 
 
 @dataclass(frozen=True)
 class Module(ImportsLaunch):
-    """`cuda.py`: the operator of PyTorch."""
+    """`cuda.py`: the PyTorch operator."""
 
     template: ClassVar[str] = "attention/cuda/delta.py.j2"
 
     spec: str
-    """The name of the spec, and of the folder."""
+    """The name of the spec and of its folder."""
     name: str
     summary: str
     width: int
@@ -69,7 +69,7 @@ class Module(ImportsLaunch):
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
+    """Return `cuda.cu` (the kernel and its C launcher) and `cuda.py` (the PyTorch operator)."""
     spec, plan = loaded.spec, plan_delta(loaded.spec)
     name, summary = f"{spec.name}_delta", f"The delta of the backward pass of `{spec.name}`."
     dtypes = {"out": spec.dtype, "dout": spec.dtype, "dlse": "fp32"}

@@ -1,4 +1,4 @@
-"""The kernels that list blocks, and the functions around them in the launcher."""
+"""The kernels that list blocks, and their functions in the launcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TYPES = {"int": "int", "float": "float"}
 
 @dataclass(frozen=True)
 class BlockMaskKernels(BlockMaskKernel, KernelParams, Template):
-    """The kernels that list the blocks which a mask leaves."""
+    """The kernels that list the non-empty blocks of a mask."""
 
     template: ClassVar[str] = "attention/triton/_block_mask.j2"
 
@@ -49,14 +49,14 @@ class BlockMaskLauncher(Template):
     backward: bool
     lists: list[str]
     list_sizes: str
-    """Batches and heads of a list."""
+    """Number of batches and heads with separate lists."""
     planes: str
-    """How many there are."""
+    """Number of (batch, head) planes."""
     given: list[str]
-    """The arguments of the operator, but for the device."""
+    """The arguments of the operator, except the device."""
     typed: list[str]
     signature: list[str]
-    """The function's parameters behind the sizes."""
+    """The parameters of the function after the sizes."""
     device: str
     argument_words: list[str]
     device_words: list[str]
@@ -79,12 +79,12 @@ class BlockMaskLauncher(Template):
 
     @property
     def own_name(self) -> str:
-        """The name of the function."""
+        """The name of the emitted function."""
         return f"{self.name}_block_mask"
 
     @property
     def directions(self) -> list[str]:
-        """Rows and columns of the lists."""
+        """The rows and columns of the lists."""
         both = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"]
         return both if self.backward else both[:1]
 
@@ -95,7 +95,7 @@ class BlockMaskLauncher(Template):
 
 
 def block_mask_kernels(mask: BlockMask, lowering: Lowering, backward: bool) -> BlockMaskKernels:
-    """The kernels that list the blocks of a mask."""
+    """Return the kernels that list the blocks of a mask."""
     kernel = block_mask_kernel(mask, lowering)
     buffers = list(buffers_of(mask.condition))
     scalars = [n for n in lowering.runtime if n in variables(mask.condition)]
@@ -118,7 +118,7 @@ def block_mask_kernels(mask: BlockMask, lowering: Lowering, backward: bool) -> B
 def block_mask_launcher(
     mask: BlockMask, interface: Interface, kernels: BlockMaskKernels
 ) -> BlockMaskLauncher:
-    """The function that builds a block mask with these kernels."""
+    """Return the function that builds a block mask with these kernels."""
     buffers = list(buffers_of(mask.condition))
     scalars = [n for n in interface.runtime if n in variables(mask.condition)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"

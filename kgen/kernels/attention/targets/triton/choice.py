@@ -28,19 +28,19 @@ class Way:
     when: str
     function: str
     layouts: list[str]
-    """The argument for the layouts of tensors; none where the function makes them."""
+    """The argument for the layouts of tensors. Empty if the function computes them."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """The branches of the forward pass, in the order in which calls look for one."""
+    """The branches of the forward pass, in the order in which the launcher tests them."""
 
     first: list[Way]
     """The branches that need no layouts."""
     laid_out: list[Way]
-    """The branches behind the layouts of the tensors."""
+    """The branches that need the layouts of the tensors."""
     last: Way | None
-    """The branch for all other calls; None where the launcher spells it out."""
+    """The branch for all other calls. None if the launcher contains it."""
 
     def launch_functions(self) -> Iterable[str]:
         """Return the names of `_launch.py` that the branches use before the launcher has
@@ -51,8 +51,8 @@ class Ways:
 
 
 def ways_of(branches: Sequence[tuple[Branch, str]], layouts: str) -> Ways:
-    """The branches of a file, each with the module that has its function; `layouts` makes those of
-    a call's tensors.
+    """Return the branches of a file, each with the module of its function. `layouts` computes the
+    layouts of a call's tensors.
     """
     rest = next((branch for branch, _ in branches if branch.takes_rest), None)
     first, laid_out, last = [], [], None
@@ -81,11 +81,13 @@ class BackwardWay:
     """The portable launches before its call."""
     call: str
     ends: str
-    """The function that writes dq from the sums of the call, where several calls may share them."""
+    """The function that writes dq from sums that several calls share. Empty without one."""
 
 
 def portable_first(branches: Sequence[BackwardBranch]) -> int:
-    """Return how many of the portable launches, dq before dk and dv, every call makes."""
+    """Return the number of portable launches that every call makes. The dq launch precedes dk and
+    dv.
+    """
     if not branches:
         return 2
     return 0 if any(branch.dq for branch in branches) else 1
@@ -143,7 +145,7 @@ def _sums(branch: BackwardBranch, shares: BackwardBranch | None) -> str:
 
 @dataclass(frozen=True)
 class FewQueries:
-    """The answer for calls of few queries that ask for nothing else."""
+    """The kernels of a call with few queries that meets no other condition."""
 
     when: str
     passes: list[tuple[str, str]]
@@ -157,14 +159,14 @@ class WhichKernels(Template):
 
     name: str
     asked: list[str]
-    """The tensors on which it depends."""
+    """The tensors that determine the result."""
     words: list[str]
-    """The answers, and the kernels that they stand for."""
+    """The possible results, and the kernels that they name."""
     few: FewQueries | None
     lines: list[Template]
-    """The lines that find answers."""
+    """The statements that compute results."""
     naming: list[str]
-    """The line that names kernels, where an answer does not."""
+    """The statement that assigns the names of kernels, if the result does not contain them."""
     passes: list[tuple[str, str]]
 
 
@@ -198,7 +200,7 @@ def which_kernels(planned: Planned, made: Sequence[Made]) -> WhichKernels:
 
 
 def _answer(name: str, choices: Sequence[Choice]) -> Answer:
-    """The answer for a pass: that of the first schedule whose kernels it takes."""
+    """Return the result for a pass, from the first schedule that serves the pass."""
     found = Answer('"portable"', ("portable",))
     for choice in reversed(choices):
         found = choice.passes.get(name, found)
@@ -216,12 +218,12 @@ def _answer(name: str, choices: Sequence[Choice]) -> Answer:
 
 
 def _of_chips(answer: Answer) -> list[str]:
-    """The kinds of kernels that an answer may name, but for portable ones."""
+    """Return the kinds of kernels in a result, except portable ones."""
     return [kind for kind in answer.given if kind != "portable"]
 
 
 def _answer_for_many(few: Choice, choices: Sequence[Choice]) -> Answer:
-    """The answer for forward where a call has more than the few queries of a schedule."""
+    """Return the result for forward calls with more queries than the few-query schedule accepts."""
     rest = _answer("forward", [choice for choice in choices if choice is not few])
     if few.takes_rest:
         (own,) = (choice.own for choice in choices if choice.kind in _of_chips(rest))

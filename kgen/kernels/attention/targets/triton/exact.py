@@ -1,6 +1,4 @@
-"""The log-sum-exp as kernels and launchers have it: float32, or float64 where kernels agree on
-every bit of a score.
-"""
+"""The dtype of the log-sum-exp: float32, or float64 if kernels must agree on all bits of scores."""
 
 from __future__ import annotations
 
@@ -9,23 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Exact:
-    """How templates spell a log-sum-exp.
+    """The template expressions of a log-sum-exp.
 
-    A float64 one is two numbers of float32 inside of a tile: `lse`, and `lse_low` that is left of
-    it.
+    In a tile, float64 is the sum of two float32 numbers, `lse` and `lse_low`.
     """
 
     there: bool
-    """True for float64."""
+    """True if the log-sum-exp is float64."""
 
     @property
     def dtype(self) -> str:
-        """The dtype of torch."""
+        """The PyTorch dtype."""
         return "float64" if self.there else "float32"
 
     @property
     def type(self) -> str:
-        """The type in a kernel."""
+        """The Triton type."""
         return f"tl.{self.dtype}"
 
     @property
@@ -35,22 +32,22 @@ class Exact:
 
     @property
     def maximum(self) -> str:
-        """The maximum of a row that the logarithm of its sum is added to."""
+        """The row maximum, to which the logarithm of the row sum is added."""
         return "m_i.to(tl.float64)" if self.there else "m_i"
 
     @property
     def sink(self) -> str:
-        """The weight of a sink in base 2."""
+        """The exponential of a sink, in base 2."""
         return self._narrow("sink - lse")
 
     @property
     def rescaling(self) -> str:
-        """The exponent, in base 2, by which a sum is rescaled."""
+        """The base-2 exponent that rescales a sum."""
         return self._narrow("m_i - m_ref")
 
     @property
     def weight(self) -> str:
-        """The weight of a share in base 2."""
+        """The base-2 weight of a split."""
         return self._narrow("part_lse - m_ref")
 
     @property
@@ -60,12 +57,12 @@ class Exact:
 
     @property
     def low_of_columns(self) -> str | None:
-        """The same along its columns."""
+        """The low part of the log-sum-exp, along the columns of a tile."""
         return "lse_low[None, :]" if self.there else None
 
     @property
     def of_delta(self) -> list[str]:
-        """The dtype of delta where it is another."""
+        """The dtype argument of delta, if it is not the default."""
         return ["dtype=torch.float32"] if self.there else []
 
     @property
@@ -75,14 +72,14 @@ class Exact:
 
     @property
     def natural(self) -> str:
-        """The natural logarithm."""
+        """The natural-logarithm function."""
         return "(lse * math.log(2)).float()" if self.there else "lse * math.log(2)"
 
     @property
     def options(self) -> list[str]:
-        """The options of a launch.
+        """Launch options.
 
-        A fused multiplication and addition has other bits in one kernel than in another.
+        They disable FMA contraction, which may produce different bits in different kernels.
         """
         return ["enable_fp_fusion=False"] if self.there else []
 

@@ -18,17 +18,17 @@ class GradientSums:
     """The gradients of a backward pass other than dq, dk and dv."""
 
     learned: list[str]
-    """The buffers that have one."""
+    """The buffers that have a gradient."""
     made: tuple[tuple[str, str], ...]
-    """The tensors that kernels write to, by name."""
+    """The tensors that kernels write, as (name, expression) pairs."""
     reductions: list[str]
     """The lines that compute gradients from `made`."""
     returns: list[str]
     """The gradients to return to autograd, one per argument."""
     scattered: bool
-    """True where a sum is added to elements by their indices."""
+    """True if sums are scattered to elements by index."""
     read: bool
-    """True where these indices read a buffer."""
+    """True if these indices read a buffer."""
 
     @property
     def buffers(self) -> list[str]:
@@ -42,7 +42,7 @@ class GradientSums:
 
     @property
     def names(self) -> list[str]:
-        """The gradients as callers of the operator have them."""
+        """The gradients, by the names in the caller of the operator."""
         return [f"d{name}" for name in self.learned]
 
     @property
@@ -52,7 +52,7 @@ class GradientSums:
 
     @property
     def fakes(self) -> list[str]:
-        """Tensors of their shapes."""
+        """Empty tensors with the shapes of the gradients."""
         return [f"{name}.new_empty({name}.shape)" for name in self.learned]
 
     @property
@@ -62,10 +62,10 @@ class GradientSums:
 
 
 def learned_of(plan: AttentionPlan) -> list[str]:
-    """The buffers with a gradient."""
+    """Return the buffers with a gradient."""
     if not plan.backward:
         return []
-    # In the order in which the score reads them; then those of which nothing is left in it.
+    # Order: first by reads in the score, then the buffers that simplification removed from it.
     asked = [g.buffer for g in plan.gradients] + [n for n, b in plan.spec.buffers.items() if b.grad]
     return [*dict.fromkeys(asked), *(("sinks",) if plan.spec.sinks else ())]
 
@@ -73,7 +73,9 @@ def learned_of(plan: AttentionPlan) -> list[str]:
 def gradient_sums(
     interface: Interface, others: Sequence[str], scalars: Sequence[str]
 ) -> GradientSums:
-    """The gradients of a plan with a backward pass; `others` are the tensors behind q, k and v."""
+    """Return the gradients of a plan with a backward pass. `others` are the tensors after q, k and
+    v.
+    """
     plan, learned = interface.plan, learned_of(interface.plan)
     scattered = [g for g in plan.gradients if g.summed is None and g.along != "pair"]
     of_others = [f"d{name}" if name in learned else "None" for name in others]
@@ -94,7 +96,7 @@ def gradient_sums(
 
 
 def _made(plan: AttentionPlan) -> list[tuple[str, str]]:
-    """The tensors that gradients of buffers are summed into, by name."""
+    """Return the tensors that receive sums of gradients, as (name, expression) pairs."""
     packed = plan.spec.varlen
     made = [(f"d_{g.name}", _sum_of(g, packed)) for g in plan.gradients]
     if plan.spec.sinks:
@@ -138,7 +140,7 @@ def _reduction(interface: Interface, g: ReadGradient) -> list[str]:
 
 
 def _scattered(interface: Interface, g: ReadGradient) -> list[str]:
-    """A value for each row, added to the element that it belongs to."""
+    """Return the lines that add a value per row to an element of the buffer."""
     packed = interface.spec.varlen
     # In packed sequences each token has its own lengths.
     tensors = POSITIONS | {"SQ", "SK"} if packed else POSITIONS
@@ -152,7 +154,7 @@ def _scattered(interface: Interface, g: ReadGradient) -> list[str]:
 
 
 def _total(plan: AttentionPlan, buffer: str) -> str:
-    """The gradient of a buffer, of those through its reads."""
+    """Return the sum of a buffer's gradients over all of its reads."""
     parts = [f"d_{g.name}" for g in plan.gradients if g.buffer == buffer]
     if plan.spec.sinks and buffer == "sinks":
         parts.append("d_sinks")
@@ -181,8 +183,8 @@ def _by_distance(interface: Interface, g: ReadGradient) -> list[str]:
 
 
 def _tokens(g: ReadGradient) -> list[str]:
-    """The positions, heads and sequences of packed tokens, which a gradient's indices are made
-    of.
+    """Return the positions, heads and sequences of packed tokens, from which gradient indices are
+    computed.
     """
     x = g.along[0]
     side = {"q": "q", "k": "k"}[x]
@@ -196,7 +198,7 @@ def _tokens(g: ReadGradient) -> list[str]:
     if position in used:
         lines.append(f"{position} = token_idx - cu_seqlens_{side}[b]")
     lengths = (("SQ", "q"), ("SK", "k"))
-    # Tokens after the last sequence have no length, and nothing to add.
+    # Tokens after the last sequence have no length and contribute zero.
     return lines + [
         f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used
     ]

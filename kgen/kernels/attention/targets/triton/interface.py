@@ -18,10 +18,10 @@ _TYPES = {"int": "int", "float": "float"}
 
 @dataclass(frozen=True)
 class Check:
-    """A condition on which a call is refused."""
+    """A condition under which the function rejects a call."""
 
     wrong: str
-    """The condition."""
+    """The condition that is true for a wrong call."""
     message: str
     error: str = "ValueError"
     shows_dtype: bool = False
@@ -62,11 +62,11 @@ class Interface:
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
 
     def called(self, name: str) -> str:
-        """The callers' name for one of the kernels."""
+        """Return the public name of one of the kernels."""
         return self.plan.called.get(name, name)
 
     def folded(self, node: Node) -> Node:
-        """A tree with compile-time parameters as numbers."""
+        """Return an expression with compile-time parameters replaced by numbers."""
         return substitute(
             node,
             {
@@ -77,19 +77,19 @@ class Interface:
         )
 
     def divisor_lines(self, params: Iterable[str]) -> list[str]:
-        """The checks of divisors of both expressions."""
+        """Return the checks of the divisors in both expressions."""
         trees = [self.folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
         return divisor_lines(self.spec.name, trees, params, self.plan.called)
 
     def required(self) -> list[str]:
-        """The keywords without a default, as callers say them."""
+        """The keywords without a default, in the callers' notation."""
         spec = self.spec
         tables = ["block_table"] if spec.paged_kv is not None else []
         sinks = ["sinks"] if spec.sinks else []
         return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
 
     def kv_sizes(self) -> str:
-        """Heads of K and V, and the number of keys."""
+        """Number of KV heads and number of keys, as expressions."""
         if self.spec.paged_kv is None:
             return "k.shape[1], k.shape[2]"
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
@@ -136,7 +136,7 @@ class Interface:
         return f'q="{q}", k="{kv}", v="{kv}"'
 
     def all_argument_words(self) -> list[str]:
-        """The docstring's lines on all arguments."""
+        """The docstring lines for all arguments."""
         spec = self.spec
         words = []
         if spec.paged_kv is not None:
@@ -165,7 +165,7 @@ class Interface:
         return words
 
     def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
-        """The docstring's lines on some buffers and run-time params."""
+        """Return the docstring lines for some buffers and run-time parameters."""
         words = []
         for name in buffers:
             b = self.spec.buffers[name]
@@ -182,7 +182,7 @@ class Interface:
         ]
 
     def _used_by(self, name: str) -> str:
-        """The expressions that use a buffer or a parameter, for docstrings."""
+        """Name the expressions that use a buffer or a parameter, for docstrings."""
         trees = {"score_mod": self.plan.score_mod, "mask_mod": self.plan.mask_mod}
         users = [
             field
@@ -192,12 +192,12 @@ class Interface:
         return f", used by {' and '.join(users)}" if users else ", used by no expression"
 
     def checks(self) -> list[Check]:
-        """All checks, in the order in which they are made."""
+        """All checks, in the order in which the function makes them."""
         spec = self.spec
         queries, keys = ("TQ", "TK") if spec.varlen else ("SQ", "SK")
         if spec.paged_kv:
             keys = f"block_table.shape[1] * {spec.paged_kv.page_size}"
-        # Kernels reckon with positions, sums and differences of them in 32 bits.
+        # Kernels compute positions, and their sums and differences, in int32.
         lengths = Check(
             f"max({queries}, {keys}) > 2**29",
             f"there may be at most 2**29 queries and 2**29 keys, got {{{queries}}} and {{{keys}}}",
@@ -222,7 +222,9 @@ class Interface:
         return Check(wrong, f"{heads_rule(gqa)}, got {{HQ}} and {{HKV}}")
 
     def widest_step(self) -> str:
-        """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+        """The maximum distance between columns, in elements. Kernels compute column times stride in
+        int32.
+        """
         return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
     def length_checks(self) -> list[Check]:
@@ -240,7 +242,7 @@ class Interface:
         return checks
 
     def scalar_checks(self, names: Iterable[str]) -> list[Check]:
-        """The checks of run-time params."""
+        """Return the checks of run-time parameters."""
         bounds = {n: self.runtime[n].most_spelled for n in names if self.runtime[n].type == "int"}
         return [
             Check(
@@ -251,7 +253,7 @@ class Interface:
         ]
 
     def casts(self, names: Iterable[str]) -> list[str]:
-        """The lines that cast buffers under autocast."""
+        """Return the statements that cast buffers under autocast."""
         return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
 
     def buffer_checks(
@@ -297,7 +299,7 @@ class Interface:
         return checks + self._length_checks(names, self.runtime if params is None else params)
 
     def _length_checks(self, buffers: Sequence[str], params: Iterable[str]) -> list[Check]:
-        """The checks of lengths that expressions use: they are added to positions in 32 bits."""
+        """Return the checks of lengths in expressions. Kernels add them to positions in int32."""
         trees = [self.folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
         used = dict.fromkeys(name for tree in trees for name in sorted(variables(tree)))
         lengths = {name: of for name in used if (of := measured(name)) and of[0] in buffers}
@@ -343,16 +345,16 @@ class Operator:
     """The arguments of a file's operators."""
 
     passed: list[str]
-    """The tensors of the caller."""
+    """The tensors that the caller passes."""
     lists: list[str]
     """The lists of a block mask."""
     scalars: list[str]
     typed: list[str]
-    """All arguments with types."""
+    """All arguments with their types."""
 
     @property
     def tensors(self) -> list[str]:
-        """The tensors among them."""
+        """The arguments that are tensors."""
         return [*self.passed, *self.lists]
 
     @property
@@ -362,12 +364,12 @@ class Operator:
 
     @property
     def names(self) -> list[str]:
-        """All arguments."""
+        """The names of all arguments."""
         return [*self.tensors, *self.scalars]
 
 
 def operator_of(interface: Interface) -> Operator:
-    """The arguments of the operators of a spec."""
+    """Return the arguments of a spec's operators."""
     plan, spec, runtime = interface.plan, interface.spec, interface.runtime
     packed = ["cu_seqlens_q", "cu_seqlens_k"] if spec.varlen else []
     tables = ["block_table"] if spec.paged_kv is not None else []

@@ -62,8 +62,8 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """The beginning of the launcher: descriptors, and in a file that stands alone the functions of
-    all launchers.
+    """The beginning of the launcher: descriptors, and in a single-file package the functions that
+    all launchers share.
     """
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
@@ -72,7 +72,7 @@ class Launching(Template):
     launching: LaunchFunctions | None
     packed: bool
     by_tma: bool
-    """True where TMA loads tiles."""
+    """True if TMA loads tiles."""
     writes_by_tma: bool
 
     def launch_functions(self) -> Iterable[str]:
@@ -81,7 +81,7 @@ class Launching(Template):
 
 @dataclass(frozen=True)
 class Aligned(Template):
-    """The function that aligns narrow values."""
+    """The emitted function that aligns tensors of narrow values."""
 
     template: ClassVar[str] = "attention/triton/_aligned.j2"
 
@@ -98,12 +98,12 @@ class ForwardLauncher(Template):
     exact: Exact
     bf16: bool
     ways: Ways
-    """The kernels that calls may take before `launch`."""
+    """The branches of the forward pass that the launcher tests before `launch`."""
     launch: Launch | None
-    """None where other kernels take every call."""
+    """The launch of the portable forward kernel. None if other kernels serve every call."""
     narrow_values: bool
     needs_gradient: str | None
-    """When a backward pass may follow; None where there is none."""
+    """The condition under which a backward pass may follow. None without a backward pass."""
 
     def launch_functions(self) -> Iterator[str]:
         yield "_operator"
@@ -116,17 +116,17 @@ class ForwardLauncher(Template):
 
     @property
     def laid_out(self) -> Bracketed:
-        """The line that finds the layouts of tensors."""
+        """The statement that computes the layouts of tensors."""
         return Bracketed("layouts = _layouts(", (*self.op.tensors, "out"), ")")
 
     @property
     def returned_out(self) -> Bracketed:
-        """The return statement of the operator of out."""
+        """The return statement of the operator that returns out."""
         return Bracketed("return _forward(", (*self.op.names, "False"), ")[0]")
 
     @property
     def returned_both(self) -> Bracketed:
-        """The return statement of the operator of out and its log-sum-exp."""
+        """The return statement of the operator that returns out and its log-sum-exp."""
         return Bracketed("return _forward(", (*self.op.names, "True"), ")")
 
 
@@ -142,23 +142,23 @@ class BackwardLauncher(Template):
     exact: Exact
     bf16: bool
     branches: list[BackwardBranch]
-    """The branches of kernels for some calls, in the order in which calls look for one."""
+    """The branches of the backward pass, in the order in which the launcher tests them."""
     ways: list[BackwardWay]
-    """The lines that take these branches."""
+    """The tests and calls of these branches."""
     workspace: list[str]
-    """The lines that allocate counters and sums."""
+    """The statements that allocate counters and sums."""
     narrow_values: bool
     widest_step: str
     outside_delta: bool
-    """True where a user may bring a kernel of delta."""
+    """True if the caller may replace the delta kernel (`use_delta`)."""
     shares: BackwardBranch | None
-    """The branch whose calls with parts of the keys share their common work."""
+    """The branch whose calls share sums if backward runs in parts of the keys. None without one."""
     sinks: list[str]
     delta: DeltaLaunch
     first: list[Launch]
-    """The portable launches of every call."""
+    """The portable launches that every call makes."""
     rest: list[Launch]
-    """The portable launches of a call that takes no branch."""
+    """The portable launches of calls that take no branch."""
     pairs: list[GradientLaunch]
     diagonals: list[GradientLaunch]
     gradients: GradientSums
@@ -170,17 +170,17 @@ class BackwardLauncher(Template):
 
 @dataclass(frozen=True)
 class Scatter(Template):
-    """The function that adds values to elements by their indices."""
+    """The emitted function that scatters values: it adds them to elements at computed indices."""
 
     template: ClassVar[str] = "attention/triton/_scatter.j2"
 
     reads: bool
-    """True where indices read a buffer."""
+    """True if the indices read a buffer."""
 
 
 @dataclass(frozen=True)
 class Autograd(Template):
-    """How the operator of forward is derived."""
+    """The registration of autograd for the forward operator."""
 
     template: ClassVar[str] = "attention/triton/_autograd.j2"
 
@@ -195,7 +195,7 @@ class Autograd(Template):
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """The function's docstring on arguments and results."""
+    """The docstring of the spec's function: its arguments and results."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
 
@@ -212,7 +212,7 @@ class Docstring(Template):
 
 @dataclass(frozen=True)
 class Function(Template):
-    """The spec's function."""
+    """The emitted function of the spec."""
 
     template: ClassVar[str] = "attention/triton/_function.j2"
 
@@ -233,14 +233,14 @@ class Function(Template):
     k_shape: str
     kv_shapes: str
     operand_shapes: str
-    """The shapes of q, k and v by name, for messages."""
+    """The shapes of q, k and v by name, for error messages."""
     numbers: Numbers
     checks: list[Check]
     derivatives: Derivatives
     block_mask: BlockMaskLauncher | None
     default_scale: str
     needs_lse: str | None
-    """Condition that autograd may need the log-sum-exp. None without a backward pass."""
+    """Condition under which autograd may need the log-sum-exp. None without a backward pass."""
     given: list[str]
     """The arguments of the operators."""
 
@@ -255,7 +255,7 @@ class Function(Template):
 
 
 class Launcher:
-    """Makes the parts of one plan's launcher."""
+    """Build the parts of one plan's launcher."""
 
     def __init__(
         self, planned: Planned, made: Sequence[Made], kernels: BlockMaskKernels | None
@@ -270,7 +270,7 @@ class Launcher:
         self.launches = launches[0] if launches else Launches(None, None)
         branches = [of.backward for of in made if of.backward is not None]
         self.shares = self.spec.backward_in_parts and any(branch.ends for branch in branches)
-        """True if calls with parts of the keys share their common work."""
+        """True if calls for parts of the keys share sums of dq."""
         self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
         self.sinks = ["sinks"] if self.spec.sinks else []
         of_gradients = ["q", "k", "v", *learned_of(self.plan)]
@@ -297,7 +297,7 @@ class Launcher:
     def parts(
         self, parts: Sequence[InFile], which: WhichKernels, launching: LaunchFunctions | None
     ) -> list[Template]:
-        """All parts, in the order of a file, with those of schedules."""
+        """Return all parts in the order of the file, including the parts of schedules."""
         start = Launching(
             name=self.name,
             launching=launching,
@@ -372,7 +372,7 @@ class Launcher:
         return numbers_of(self.name, own.runtime, self.plan.called, names, divisors)
 
     def docstring(self) -> Docstring:
-        """The function's docstring on arguments and results."""
+        """Return the docstring of the spec's function."""
         spec, of_gqa = self.spec, {"any": "a multiple of", 1: "equal to"}
         return Docstring(
             at=self.at,
@@ -387,7 +387,7 @@ class Launcher:
         )
 
     def function(self) -> Function:
-        """The spec's function."""
+        """Return the spec's function."""
         spec, own = self.spec, self.interface
         tables = ["block_table"] if spec.paged_kv is not None else []
         beside = [*self.packed, *tables, *map(own.called, spec.buffers), *self.sinks]
@@ -423,7 +423,7 @@ class Launcher:
 
 
 def _derivatives(plan: AttentionPlan, learned: list[str]) -> Derivatives:
-    """The derivatives of a function of which `learned` tensors have a gradient."""
+    """Return the derivatives of a function, with gradients for its `learned` tensors."""
     spec = plan.spec
     real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
     if spec.sinks:

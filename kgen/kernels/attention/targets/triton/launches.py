@@ -1,4 +1,4 @@
-"""The launches that the launcher spells out."""
+"""The kernel launches that the launcher contains."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kgen.targets.folding import Bracketed
 
 @dataclass(frozen=True)
 class Launch:
-    """The launch of a kernel that loops over tiles, of which TMA may load some."""
+    """The launch of a kernel that loops over tiles. TMA may load some of them."""
 
     kernel: str
     tiles: str
@@ -21,7 +21,7 @@ class Launch:
 
     @property
     def described(self) -> Bracketed:
-        """The line that makes descriptors."""
+        """The statement that builds TMA descriptors."""
         names = ", ".join(self.operands.descs)
         return Bracketed(f"{names} = _descriptors(", ("tile", *self.operands.blocks), ")")
 
@@ -33,13 +33,13 @@ class DeltaLaunch:
     params: KernelParams
     programs: str
     options: list[str]
-    """The further options of the launch."""
+    """Further launch options."""
     counts: bool
-    """True where the kernel resets counters of tiles."""
+    """True if the kernel resets tile counters."""
 
     @property
     def no_strides(self) -> str:
-        """The strides of dlse where there is none."""
+        """The stride arguments of dlse if dlse is None."""
         *_, of_dlse = self.params.strides
         return f"({', '.join('0' for _ in of_dlse)})"
 
@@ -51,7 +51,7 @@ class GradientLaunch:
     name: str
     params: KernelParams
     times: str | None
-    """How many programs a tile of positions has; None for one."""
+    """Number of programs per tile of positions. None for one."""
 
 
 @dataclass(frozen=True)
@@ -70,5 +70,5 @@ class Launches:
     """The launches of both passes."""
 
     forward: Launch | None
-    """None where other schedules have all calls."""
+    """The forward launch. None if other schedules serve all calls."""
     backward: BackwardLaunches | None

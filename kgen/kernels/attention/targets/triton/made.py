@@ -23,7 +23,7 @@ class Planned:
     loaded: Loaded
     plan: AttentionPlan
     free_plan: AttentionPlan
-    """The plan without promises on lengths, for kernels whose loads end with the tensor."""
+    """The plan without length promises, for kernels whose loads stop at the end of the tensor."""
     lowering: Lowering
     free_lowering: Lowering
     """The lowering of `free_plan`."""
@@ -43,12 +43,12 @@ class Branch:
 
     function: str
     when: str
-    """The condition of a call that takes it."""
+    """The condition under which a call takes this branch."""
     laid_out: bool = False
     takes_rest: bool = False
-    """True if it also takes the calls that no other branch takes."""
+    """True if the branch also serves calls that no other branch serves."""
     leaves: str = ""
-    """The condition of a call that others may take, if this one takes the rest."""
+    """The condition under which a call may take another branch, if this branch serves the rest."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BackwardBranch:
     variable: str
     """The variable of the launcher that is true for the calls of this branch."""
     when: str
-    """The condition of a call that takes it."""
+    """The condition under which a call takes this branch."""
     operands: tuple[str, ...]
     """Further variables of the launcher: gradients, `counters` or `dq_sum`."""
     dq: bool = True
@@ -112,14 +112,14 @@ def follower_of(branches: Iterable[BackwardBranch]) -> Follower | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """The functions of the launcher that launches call."""
+    """The features that determine the helper functions of the launcher."""
 
     by_tma: bool = False
-    """Tiles of a table may be for TMA."""
+    """True if the tiles of a table may be for TMA."""
     many_queries: bool = False
-    """Some kernel takes many queries."""
+    """True if some kernel serves many queries."""
     decodes: bool = False
-    """Some kernel takes few queries."""
+    """True if some kernel serves few queries."""
     multiprocessors: bool = False
     writes_by_tma: bool = False
 
@@ -137,24 +137,24 @@ class InFile:
     dependents: tuple[str, ...] = ()
     """The functions for programmatic dependent launch."""
     opening: tuple[Template, ...] = ()
-    """The lines behind the imports."""
+    """The lines after the imports."""
     forward: tuple[Template, ...] = ()
     """The kernels of the forward pass, which come before all others."""
     kernels: tuple[Template, ...] = ()
     """The other kernels."""
     launcher: tuple[Template, ...] = ()
-    """The functions that launch them, or choose them."""
+    """The functions that launch or select the kernels."""
     prefix: str = ""
-    """The module of the functions that launch kernels; empty for the file itself."""
+    """The module prefix of the launch functions. Empty for the same file."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An expression that says which kernels a pass takes."""
+    """An expression for the kind of kernels that a pass uses."""
 
     text: str
     given: tuple[str, ...]
-    """The kinds of kernels that it may name."""
+    """The kinds of kernels that the expression can name."""
     by_call: bool = False
     """True if the expression depends on the call."""
     named: bool = False
@@ -163,25 +163,25 @@ class Answer:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernels that calls take, as a schedule has it."""
+    """The calls that use the kernels of one schedule."""
 
     passes: Mapping[str, Answer] = field(default_factory=dict)
     """The answers for the passes that no earlier schedule serves."""
     kind: str = ""
-    """Its kernels, as answers name them."""
+    """The kind of its kernels, in results."""
     words: str = ""
-    """The answer that stands for its kernels, and their calls."""
+    """The result that names its kernels, and a description of their calls."""
     few: str = ""
-    """The condition of a call that takes its kernels, which `own` stands for."""
+    """The condition under which a call uses its few-query kernels (the result `own`)."""
     few_in: tuple[str, ...] = ("forward",)
     """The passes with that condition."""
     own: str = ""
     takes_rest: bool = False
-    """True if forward also takes them for the calls that no other schedule serves."""
+    """True if forward also uses its kernels for calls that no other schedule serves."""
     lines: tuple[Template, ...] = ()
-    """The lines that find answers."""
+    """The statements that compute results."""
     naming: str = ""
-    """The line that names its kernels, or gives the reason for portable ones."""
+    """The statement that names its kernels, or states the reason for portable kernels."""
     streamed: tuple[str, ...] = ()
     """The names of the tensors other than q, k and v on which the lines depend."""
 
@@ -193,20 +193,20 @@ class Made:
     together: InFile = field(default_factory=InFile)
     """Its parts in `triton.py` of a folder."""
     alone: InFile = field(default_factory=InFile)
-    """Its parts in a file that does without others."""
+    """Its parts in a single-file package."""
     beside: Source | None = None
-    """A file of its own."""
+    """Its separate file."""
     helpers: frozenset[str] = frozenset()
     """The functions that its kernels in `triton.py` call."""
     forward_tables: tuple[TileTable, ...] = ()
     tables: tuple[TileTable, ...] = ()
     needs: Needs = field(default_factory=Needs)
     branch: Branch | None = None
-    """Its way through the forward pass, if the launcher does not spell it out."""
+    """Its branch of the forward pass, if the launcher does not contain it."""
     launches: Launches | None = None
     """The launches in the launcher itself, for calls without a branch."""
     backward: BackwardBranch | None = None
-    """Its way through the backward pass, if it has one in addition to the portable kernels."""
+    """Its branch of the backward pass, if it has kernels in addition to the portable ones."""
     choice: Choice = field(default_factory=Choice)
     remarks: tuple[str, ...] = ()
-    """Sentences for the person who renders it."""
+    """Remarks for the user who renders the spec."""

@@ -1,4 +1,4 @@
-"""Attention from C, of the plans that the emitted launchers are made of."""
+"""The C interface of attention, from the same plans as the emitted launchers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
 
 
 def _calls(prepared: Prepared) -> list[Calls]:
-    """The C parts of each schedule, in the order in which calls look for kernels."""
+    """Return the C parts of each schedule, in the order in which calls look for kernels."""
     found: list[Calls] = []
     for schedule in reversed(SCHEDULES):
         if schedule.calls is not None:
@@ -69,7 +69,7 @@ def _calls(prepared: Prepared) -> list[Calls]:
 
 
 class _Files:
-    """Makes the files of one plan."""
+    """Build the C files of one plan."""
 
     def __init__(self, loaded: Loaded, plan: AttentionPlan, chips: Collection[int]) -> None:
         self.plan, self.spec, self.name = plan, plan.spec, prefix_of(loaded)
@@ -106,7 +106,7 @@ class _Files:
         self.learned = next((of.learned for of in self.calls if of.learned is not None), None)
 
     def header(self) -> AttentionHeader:
-        """The header."""
+        """Return the header."""
         spec, backward = self.spec, self.plan.backward
         lists = [BLOCK_MASK] if self.tensors.lists else []
         return AttentionHeader(
@@ -121,7 +121,7 @@ class _Files:
         )
 
     def program(self) -> AttentionProgram:
-        """The functions."""
+        """Return the source file with the functions."""
         plan, spec, learned = self.plan, self.spec, self.learned
         dtype, size = DTYPES[spec.dtype]
         narrow = self.portable and narrow_values(plan)
@@ -155,7 +155,7 @@ class _Files:
         )
 
     def _parts(self) -> list[Template]:
-        """The passes, in the order of the file."""
+        """Return the forward and backward passes, in the order of the file."""
         mask = self.plan.block_mask
         found: list[Template] = []
         if mask is not None:
@@ -194,7 +194,7 @@ class _Files:
     # --- arguments of kernels, and tiles ----------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of all arguments of kernels."""
+        """The names of all kernel arguments."""
         of_tensors = [
             f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)
         ]
@@ -208,7 +208,7 @@ class _Files:
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 
     def tiles(self) -> list[Tiles]:
-        """The tables of tiles."""
+        """The tile tables."""
         found = [table for of in reversed(self.calls) for table in of.tiles]
         return found + (learned_tables(self.plan) if self.plan.backward else [])
 

@@ -19,22 +19,20 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionHeader(Header):
-    """The header: the struct of arguments, and the functions."""
+    """The C header: the struct of arguments, and the function declarations."""
 
     template: ClassVar[str] = "attention/c/attention.h.j2"
 
     tensors: Tensors
     width: int
-    """Columns of a query."""
+    """Columns of Q."""
     backward: bool
     sinks: bool
 
 
 @dataclass(frozen=True)
 class FirstStrides:
-    """The first of the names that kernels have for the strides of a tensor: `g` is dO, `o` is out,
-    dq or dk.
-    """
+    """The first stride of each tensor, as a name: `g` is dO, and `o` is out, dq or dk."""
 
     q: str
     k: str
@@ -47,7 +45,7 @@ class FirstStrides:
 
 @dataclass(frozen=True)
 class Tiled:
-    """A descriptor: the tiles of a tensor of C, and its place among those of a launch."""
+    """A TMA descriptor: the tiles of a C tensor, and its index in a launch."""
 
     name: str
     tensor: str
@@ -58,33 +56,33 @@ class Tiled:
 
 @dataclass(frozen=True)
 class PortableLaunch:
-    """The launch of a kernel for every chip that loops over tiles."""
+    """The launch of a portable kernel that loops over tiles."""
 
     by_tma: str
-    """When TMA can load them."""
+    """The condition under which TMA can load the tiles."""
     descs: tuple[Tiled, ...]
     tiles: int
-    """Descriptors of the launch that has most."""
+    """Maximum number of descriptors of a launch."""
 
 
 @dataclass(frozen=True)
 class BlockMaskCalls(Template):
-    """The call that fills lists of blocks."""
+    """The C function that fills lists of blocks."""
 
     template: ClassVar[str] = "attention/c/_block_mask.j2"
 
     name: str
     planes: str
     rows: str
-    """Lists of a plane."""
+    """Number of lists in a plane, one plane per batch and head."""
     size: int = BLOCK_SIZE
     group: int = 8
-    """The blocks of a program of the kernel that makes them, as from Python."""
+    """Number of blocks per program of the kernel that fills lists, as in the Python launcher."""
     chunk: int = 256
 
 
 def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCalls:
-    """The call that fills the lists of a mask."""
+    """Return the C function that fills the lists of a mask."""
     planes = " * ".join(
         [*(["p->B"] if mask.by_batch else []), *(["p->HQ"] if mask.by_head else [])]
     )
@@ -93,12 +91,12 @@ def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCal
 
 @dataclass(frozen=True)
 class Way:
-    """A way through the forward pass."""
+    """A branch of the forward pass."""
 
     call: str
-    """The call that launches its kernels."""
+    """The C call that launches its kernels."""
     serves: str = ""
-    """The function that is true for its calls. Empty for the last way."""
+    """The name of the C predicate for its calls. Empty for the last branch."""
 
 
 @dataclass(frozen=True)
@@ -112,37 +110,37 @@ class ForwardCalls(Template):
     lse: Tensor
     sinks: bool
     functions: list[Template]
-    """The functions that launch kernels, and say when."""
+    """The C functions that launch kernels, and the predicates of their calls."""
     workspace: list[Template]
-    """The lines that find how much of a workspace a call takes."""
+    """The statements that compute the workspace size of a call."""
     ways: list[Way]
-    """All ways but the last."""
+    """All branches except the last."""
     last: Way
 
 
 @dataclass(frozen=True)
 class ChipCalls:
-    """The backward pass on one chip with kernels of its own."""
+    """The backward kernels for one chip."""
 
     flag: str
     """The member of a problem that is true if these kernels can run."""
     arch: int
     when: str
-    """The condition under which they serve."""
+    """The condition under which these kernels run."""
     call: str
-    """The call that launches them, from delta on."""
+    """The C call that launches them, beginning with delta."""
     serves: Template
-    """The function that finds whether they serve."""
+    """The C predicate of their calls."""
     planned: Template
-    """The lines that give them their workspace."""
+    """The statements that assign their workspace."""
     launch: Template
-    """The function that launches them."""
+    """The C function that launches them."""
     zeros: list[Template]
-    """The lines that clear the tensors to which they add."""
+    """The statements that clear the tensors to which the kernels add."""
     dq: bool
-    """True where dq has a kernel for the chip."""
+    """True if the chip has its own dq kernel."""
     counts: bool
-    """True if the kernel of delta resets the counters of their tiles."""
+    """True if the delta kernel resets the tile counters of these kernels."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +150,9 @@ class Prepared:
     loaded: Loaded
     plan: AttentionPlan
     free_plan: AttentionPlan
-    """The plan without promises on lengths, for kernels whose loads end with the tensor."""
+    """The plan without length promises, for kernels whose loads stop at the end of the tensor."""
     chips: Collection[int]
-    """The chips that there is machine code for."""
+    """The compute capabilities that have machine code."""
     lowering: Lowering
     free_lowering: Lowering
     at: Placement
@@ -164,16 +162,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Calls:
-    """The parts of a schedule that call its kernels from C."""
+    """The C launches of a schedule."""
 
     functions: tuple[Template, ...] = ()
     late: bool = False
-    """True if the functions call those of schedules behind this one."""
+    """True if the functions call functions of later schedules."""
     workspace: tuple[Template, ...] = ()
     way: Way | None = None
     chip: ChipCalls | None = None
     launches: Mapping[str, PortableLaunch] = field(default_factory=dict)
-    """The launches of the backward pass that every chip has."""
+    """The backward launches that every chip supports."""
     learned: LearnedCalls | None = None
     descs: tuple[str, ...] = ()
     """The names of descriptors other than the descriptors of q, k, v and dout."""
@@ -181,33 +179,33 @@ class Calls:
     """The names of further arguments."""
     tiles: tuple[Tiles, ...] = ()
     tiled: bool = False
-    """True where TMA has tiles."""
+    """True if TMA loads tiles."""
     portable: bool = False
-    """True where a launch looks its tile up by the chip and the tensors."""
+    """True if a launch looks up its tile by chip and tensors."""
     decodes: bool = False
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """The vectors of the backward pass, with a number for each query of each head."""
+    """The vectors of the backward pass: one number per query of each head."""
 
     packed: bool
 
     @property
     def rows(self) -> str:
-        """How many numbers a vector has."""
+        """Number of elements in a vector."""
         return "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ"
 
     @property
     def programs(self) -> str:
-        """How many programs the kernel of delta has."""
+        """Number of programs of the delta kernel."""
         return (
             "kgen_cdiv(p->TQ, 64) * p->HQ" if self.packed else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ"
         )
 
     @property
     def sink_parts(self) -> str:
-        """How many numbers the gradients of sinks have."""
+        """Number of partial sums for the gradients of sinks."""
         return (
             "p->HQ * kgen_cdiv(p->TQ, 64)" if self.packed else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)"
         )
@@ -225,7 +223,7 @@ class BackwardCalls(Template):
     vectors: Vectors
     sinks: bool
     group: int
-    """Heads that programs take at a time."""
+    """Number of heads that programs process at a time."""
     chips: list[ChipCalls]
     dq: PortableLaunch
     dkdv: PortableLaunch
@@ -233,7 +231,7 @@ class BackwardCalls(Template):
 
     @property
     def zeros(self) -> list[Template]:
-        """The lines that clear the tensors to which kernels for a chip add."""
+        """The statements that clear the tensors to which chip-specific kernels add."""
         return [lines for chip in self.chips for lines in chip.zeros]
 
     @property
@@ -243,12 +241,12 @@ class BackwardCalls(Template):
 
     @property
     def recomputes(self) -> bool:
-        """True where there are kernels for gradients alone."""
+        """True if there are kernels that compute only gradients of buffers."""
         return self.learned is not None and bool(self.learned.recomputed)
 
     @property
     def counters_or_none(self) -> str:
-        """The counters that delta's kernel leaves at zero."""
+        """The counters that the delta kernel resets to zero, or a null pointer."""
         counting = [chip for chip in self.chips if chip.counts]
         if not counting:
             return "kgen_nothing()"
@@ -263,7 +261,7 @@ def _any(chips: Sequence[ChipCalls]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionProgram(Program):
-    """The functions."""
+    """The C source file with all functions."""
 
     template: ClassVar[str] = "attention/c/attention.c.j2"
 
@@ -274,35 +272,33 @@ class AttentionProgram(Program):
     paged: bool
     backward: bool
     dims: int
-    """Dimensions of a tensor of rows."""
+    """Number of dimensions of q, k and v."""
     dtype: str
     bytes: int
     default_scale: str
     programs_of_queries: str
     programs_of_keys: str | None
     plain: list[str]
-    """The sizes that kernels take as arguments."""
+    """The sizes that kernels take as scalar arguments."""
     sizes: list[str]
     checks: list[Check]
     aligned: list[str]
-    """The members with narrow values, which have to be aligned."""
+    """The members with narrow values, which must be aligned."""
     aligned_backward: list[str]
     tiled: bool
-    """True where TMA has tiles."""
+    """True if TMA loads tiles."""
     portable: bool
     decodes: bool
     pairs: bool
     diagonals: bool
     flags: list[str]
-    """The members of a problem that are true if the kernels for a chip can run in the backward
-    pass.
-    """
+    """The members of a problem that are true if chip-specific backward kernels can run."""
     parts: list[Template]
-    """The passes."""
+    """The forward and backward passes."""
 
     @property
     def queries(self) -> str:
-        """The length that queries have in common."""
+        """The common number of queries."""
         return "TQ" if self.packed else "SQ"
 
     @property

@@ -1,4 +1,4 @@
-"""The example of attention from C++."""
+"""The C++ example of attention."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kgen.targets.native_reference import in_cpp, spelled, two_of
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
-"""Extents and run-time params that the example takes."""
+"""The values of open extents, and of run-time integer and real parameters, in the example."""
 LENGTH, FEW = 200, 5
-"""The length of the sequences, and how many queries are decoded."""
+"""The length of the sequences, and the number of queries in decoding."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
-"""The error in parts of the largest number: as much as half a percent of it in each step."""
+"""Maximum error relative to the largest number, by dtype: each rounding step adds up to 0.5 %."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of sequences of queries and of keys."""
+    """The lengths of sequences of queries and keys."""
 
     q: int
     kv: int
@@ -36,7 +36,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Sized:
-    """A tensor of the example."""
+    """A tensor of the example, with its size."""
 
     member: str
     dtype: str
@@ -45,14 +45,14 @@ class Sized:
 
 @dataclass(frozen=True)
 class Drawn(Sized):
-    """A buffer, and how it is filled."""
+    """A buffer, and the values that fill it."""
 
     draw: str
 
 
 @dataclass(frozen=True)
 class Given:
-    """A number that a call takes as an argument."""
+    """A scalar argument of a call."""
 
     member: str
     value: float
@@ -72,7 +72,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class SumOver:
-    """How the gradients of sinks are added up."""
+    """The reduction of the gradients of sinks."""
 
     batches: str
     tiles: str
@@ -81,7 +81,7 @@ class SumOver:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionExample(File):
-    """`example.cpp`: a call of both passes, compared with the same in double."""
+    """`example.cpp`: run both passes, and compare the results with a float64 reference."""
 
     template: ClassVar[str] = "attention/c/example.cpp.j2"
 
@@ -90,7 +90,7 @@ class AttentionExample(File):
     sinks: bool
     backward: bool
     heads: int
-    """Heads of keys."""
+    """Number of KV heads."""
     group: int
     batch: int
     lengths: Lengths
@@ -100,23 +100,23 @@ class AttentionExample(File):
     dtype: str
     lse: str
     allowed: str
-    """The error that is allowed."""
+    """The maximum allowed error."""
     shapes: Shapes
     sum_over: SumOver
     score_mod: str
     mask_mod: str
-    """The spec's expressions as they were written, in C++."""
+    """The spec's original expressions, in C++."""
     buffers: list[Drawn]
     lists: list[Sized]
     params: list[Given]
     page: int | None
     known: str
-    """How many keys a sequence has."""
+    """The number of keys of a sequence."""
     query_at: str
     """The position of a query."""
     learned: list[Learned]
     parts: list[Sized]
-    """The tensors that a call leaves of gradients."""
+    """The gradient tensors that a call writes."""
 
 
 def example_of(
@@ -126,9 +126,9 @@ def example_of(
     open_sizes: Mapping[str, Sequence[int]],
     few: bool,
 ) -> AttentionExample:
-    """The example of a plan, with `few` queries or many.
+    """Return the example of a plan, with `few` queries or many.
 
-    Raises `KgenError` for a function that C++ cannot spell.
+    Raise `KgenError` for a function that C++ does not have.
     """
     spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
@@ -139,7 +139,7 @@ def example_of(
         learned, left = learned_example(
             plan, tensors.learned, names, {b.member: b.sizes for b in drawn}
         )
-    # Of a cache the first keys alone are there.
+    # Only the first keys of a KV cache exist.
     known = "at.SK" if not spec.per_batch else f"int64_t(tensors.{_lens(buffers)}({{b}}))"
     dtypes = {t.member: t.element for t in tensors.learned}
     return AttentionExample(
@@ -151,7 +151,7 @@ def example_of(
         backward=plan.backward,
         heads=2,
         group=two_of(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa),
-        # Kernels that share out sequences of a cache are made for numbers of them.
+        # Balanced decoding kernels are compiled for a number of sequences.
         batch=two_of(open_sizes["batch"]) if few else 2,
         lengths=_lengths(plan, page, few),
         width_qk=spec.head_dim.qk,
@@ -180,7 +180,7 @@ def example_of(
 
 
 def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, str]:
-    """The names of expressions in C++."""
+    """Return the C++ names of values in expressions."""
     names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
     names["h_kv"], names["GQA"] = "(at.h / (at.HQ / at.HKV))", "(at.HQ / at.HKV)"
     for name, param in plan.spec.params.items():
@@ -192,7 +192,7 @@ def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, st
 
 
 def _lengths(plan: AttentionPlan, page: int | None, few: bool) -> Lengths:
-    """Lengths that the spec allows."""
+    """Return lengths that the spec allows."""
     promised = plan.spec.lengths
     queries = FEW if few else LENGTH
     return Lengths(
@@ -231,7 +231,7 @@ def _shapes(plan: AttentionPlan) -> Shapes:
 
 
 def _drawn(of: Tensor, buffer: Any) -> Drawn:
-    """How a buffer is filled."""
+    """Return a buffer with the values that fill it."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
     (first, *_) = buffer.dtypes
@@ -252,7 +252,7 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
 
 
 def _of_example(size: str) -> str:
-    """A size of a list of blocks."""
+    """Return a size of a block list."""
     names = {
         f"kgen_cdiv(p->{n}, {BLOCK_SIZE})": f"(sizes.{n} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}"
         for n in ("SQ", "SK")

@@ -21,21 +21,21 @@ from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
 TABLES = {"pair": ("BLOCK_M", "BLOCK_N"), "diagonal": ("BLOCK",)}
-"""The sizes of a tile by name, of kernels for gradients alone."""
+"""The names of tile sizes, for kernels that compute only gradients of buffers."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A kernel for a gradient alone."""
+    """A kernel that computes only the gradient of a buffer."""
 
     name: str
     times: str | None
-    """How many programs a tile of both sides has; None for one."""
+    """Number of programs per tile of queries and keys. None for one."""
 
 
 @dataclass(frozen=True)
 class LearnedCalls(Template):
-    """The functions of the backward pass for gradients of buffers."""
+    """The C functions for gradients of buffers in the backward pass."""
 
     template: ClassVar[str] = "attention/c/_learned.j2"
 
@@ -45,7 +45,7 @@ class LearnedCalls(Template):
 
     @property
     def recomputed(self) -> list[Launched]:
-        """All kernels for gradients alone."""
+        """All kernels that compute only gradients of buffers."""
         return [*self.pairs, *self.diagonals]
 
 
@@ -54,10 +54,10 @@ def learned_calls(
     pairs: Sequence[tuple[str, str | None]],
     diagonals: Sequence[str],
 ) -> LearnedCalls | None:
-    """The functions of a backward pass for these tensors; None without any.
+    """Return the C functions for the gradients of these tensors, or None without any.
 
-    `pairs` are kernels with the programs that a tile of both sides has, `diagonals` those for
-    distances.
+    `pairs` are kernels per (query, key), with their programs per tile. `diagonals` are kernels per
+    distance.
     """
     if not tensors:
         return None
@@ -67,14 +67,14 @@ def learned_calls(
 
 
 def learned_names(plan: AttentionPlan) -> list[str]:
-    """The names of these tensors and of their strides in kernels."""
+    """Return the kernel names of these tensors and of their strides."""
     names = [f"d_{g.name}_ptr" for g in plan.gradients]
     names += [f"stride_d_{g.name}_{i}" for g in plan.gradients for i in range(len(g.indices))]
     return [*names, "BLOCK"]
 
 
 def learned_tables(plan: AttentionPlan) -> list[Tiles]:
-    """Tiles of the kernels that are for these gradients alone."""
+    """Return the tile tables of kernels that compute only gradients of buffers."""
     loops = {"pair": plan.pairs, "diagonal": plan.diagonals}
     found: dict[str, Mapping[int, Sequence[Tile]]] = {
         "pair": plan.tiles.pair,
@@ -103,19 +103,19 @@ def _tile(tile: Tile, sizes: Sequence[str]) -> dict[str, int | bool]:
 
 @dataclass(frozen=True)
 class Summand:
-    """A tensor that a call leaves of a gradient, and how the example adds it up."""
+    """A gradient tensor that a call writes, and its reduction in the example."""
 
     member: str
     whole: bool
-    """True where it is the gradient itself."""
+    """True if the tensor is the gradient."""
     element: list[str]
-    """The indices of an element that a number belongs to."""
+    """The indices of the element to which a number is added."""
     count: str = ""
-    """How many numbers a row has."""
+    """Number of elements per row."""
     step: str = ""
-    """The position that a number of a row is of."""
+    """The position of a number within its row."""
     at: str = ""
-    """The place of the number."""
+    """The index of the number in the tensor."""
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,13 @@ def learned_example(
     names: Mapping[str, str],
     sizes: Mapping[str, list[str]],
 ) -> tuple[list[Learned], dict[str, list[str]]]:
-    """The buffers with a gradient, and the sizes of the tensors that a call writes, by member.
-
-    `names` are those of a position in C++, `sizes` those of the buffers.
+    """Return the buffers with a gradient, and the sizes of the tensors that a call writes, by
+    member. `names` are C++ names of positions, and `sizes` are the sizes of buffers.
     """
     found: dict[str, list[Summand]] = {}
     left: dict[str, list[str]] = {}
     for g, tensor in zip(plan.gradients, tensors, strict=True):
-        # A distance is that of a query to the key 0.
+        # The distance is between the query and key 0.
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
         element = [f"int64_t({i})" for i in indices]
         summand, shape = _summand(tensor.member, element, g, plan.spec.varlen)
@@ -152,7 +151,7 @@ def learned_example(
 def _summand(
     member: str, element: list[str], g: ReadGradient, packed: bool
 ) -> tuple[Summand, list[str] | None]:
-    """A summand, and the shape of its tensor; None for that of the buffer."""
+    """Return a summand and the shape of its tensor, or None for the shape of the buffer."""
     if g.along == "pair":
         shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
         return Summand(member, True, element), shape

@@ -1,4 +1,4 @@
-"""The tensors of attention's calls from C."""
+"""The tensors of the attention functions in C."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q c
 block_table kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
 """
 OWN = frozenset(_OWN.split())
-"""Members of the struct of arguments that are no user's."""
+"""Members of the argument struct that the caller does not set."""
 BLOCK_MASK = "block_mask"
-"""The name of the call that fills lists of blocks, behind the spec's name."""
+"""Suffix of the C function that fills lists of blocks. It follows the spec's name."""
 EXTENTS = {"b": "p->B", "h": "p->HQ", "q_idx": "p->SQ", "kv_idx": "p->SK"}
 LETTERS = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
 @dataclass(frozen=True)
 class OpenSize:
-    """An extent that a buffer has of its own."""
+    """An open extent of a buffer."""
 
     name: str
-    """The extent's name in kernels."""
+    """The name of the extent in kernels."""
     axis: int
 
 
 @dataclass(frozen=True)
 class BufferTensor(Tensor):
-    """A buffer of the spec."""
+    """An input tensor for a buffer of the spec."""
 
     stride: str | None = None
-    """The first of the names that kernels have for its strides; None for one number."""
+    """The name of its first stride in kernels. None for a single number."""
     open: tuple[OpenSize, ...] = ()
 
 
 @dataclass(frozen=True)
 class GradientTensor(Tensor):
-    """A tensor that kernels leave of the gradient through one read of a buffer."""
+    """A tensor that kernels write for the gradient through one read of a buffer."""
 
     of_buffer: str = ""
-    """The buffer's member."""
+    """The member of the argument struct for the buffer."""
     strides: bool = False
     """True if kernels take its strides as arguments."""
     zeros: str | None = None
@@ -57,7 +57,7 @@ class GradientTensor(Tensor):
 
 @dataclass(frozen=True)
 class Words:
-    """The words of comments on tensors."""
+    """The phrases in comments on tensors."""
 
     shapes: str
     heads: str
@@ -72,7 +72,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors and numbers of both passes."""
+    """The tensors and numbers of the forward and backward passes."""
 
     words: Words
     inputs: tuple[Tensor, ...]
@@ -89,12 +89,14 @@ class Tensors:
 
 
 def tensors_of(plan: AttentionPlan, name: str) -> Tensors:
-    """The tensors of a plan, whose functions begin with a name."""
+    """Return the tensors of a plan. Its C functions begin with `name`."""
     return _Spelled(plan).tensors(name)
 
 
 def widest_of(plan: AttentionPlan) -> str:
-    """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+    """Return the maximum distance between columns, in elements. Kernels compute column times stride
+    in int32.
+    """
     return (
         f"INT64_C(1) << {31 - (max(plan.spec.head_dim.qk, plan.spec.head_dim.v) - 1).bit_length()}"
     )
@@ -109,12 +111,12 @@ def _own(
     *,
     contiguous: bool = False,
 ) -> Tensor:
-    """A tensor that is no user's."""
+    """Return a tensor that the caller does not set."""
     return Tensor(name, name, name, tuple(sizes), dtype, words, contiguous, widest)
 
 
 class _Spelled:
-    """Spells the tensors of one plan."""
+    """Build the tensors of one plan."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan, self.spec = plan, plan.spec
@@ -170,7 +172,9 @@ class _Spelled:
         return tuple(found)
 
     def _pages(self, size: int) -> list[Tensor]:
-        """Keys and values in pages, and where the pages of each sequence are."""
+        """Return the paged keys and values, and the block table that locates the pages of each
+        sequence.
+        """
         head, dtype = self.spec.head_dim, self.spec.dtype
 
         def pages(x: str, width: int) -> Tensor:
@@ -184,12 +188,12 @@ class _Spelled:
     def _buffer(self, name: str) -> BufferTensor:
         buffer, label = self.spec.buffers[name], self.plan.called.get(name, name)
         shape = buffer.shape or (1,)  # C has one number as a tensor of one element
-        # Machine code for C has one dtype for an open dtype, as for sinks.
+        # C machine code has one dtype for an open dtype, as for sinks.
         dtype = buffer.dtypes[0]
         words = f"[{', '.join(map(str, shape))}] {WORDS.get(dtype, dtype)}"
         words += ", ascending" if buffer.sorted else ""
         words += ", how many keys each sequence has, at most SK" if name == KV_LENS else ""
-        # Packed sequences have no length in common; the launcher of Python has none either.
+        # Packed sequences have no common length. The Python launcher has none either.
         sizes = tuple(
             "KGEN_ANY" if s == ANY else f"p->{s}" if isinstance(s, str) else str(s) for s in shape
         )
@@ -206,7 +210,7 @@ class _Spelled:
         )
 
     def _lists(self, name: str) -> list[Tensor]:
-        """The lists of each block of queries and, for backward, of each block of keys."""
+        """Return the lists for blocks of queries and, for backward, for blocks of keys."""
         mask = self.plan.block_mask
         if mask is None:
             return []
@@ -277,14 +281,14 @@ class _Spelled:
 
 
 class _Part:
-    """The tensor of the gradient through one read."""
+    """The tensor for the gradient through one read of a buffer."""
 
     def __init__(self, plan: AttentionPlan, g: ReadGradient, buffer: BufferTensor) -> None:
         self.g, self.buffer, self.packed = g, buffer, plan.spec.varlen
         self.spec = plan.spec.buffers[g.buffer]
         self.count = sum(other.buffer == g.buffer for other in plan.gradients)
         self.whole = g.along == "pair" and g.summed is not None
-        """True where it is the gradient itself, of which kernels write every element."""
+        """True if the tensor is the gradient, and kernels write all of its elements."""
 
     def tensor(self, taken: frozenset[str]) -> GradientTensor:
         label, sizes = (

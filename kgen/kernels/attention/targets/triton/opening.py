@@ -32,7 +32,7 @@ class Opening(Template):
     computed: str
     """The formula of out."""
     formula: str
-    """The expressions that it names."""
+    """The expressions that the formula names."""
     at: Placement
     width_qk: int
     width_v: int
@@ -42,11 +42,11 @@ class Opening(Template):
     """The tensors of an example call."""
     usage_args: list[str]
     by_tma: bool
-    """True where tiles may be for TMA."""
+    """True if tiles may be for TMA."""
     modules: list[str]
-    """The modules of Python that it imports."""
+    """The Python modules that the file imports."""
     launching: LaunchFunctions | None
-    """The functions of launchers, if the file has their text."""
+    """The launcher functions, if the file contains their source."""
     typing: list[str]
     """The names imported from `typing`."""
     gdc: list[str]
@@ -64,7 +64,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class TileRow:
-    """A tile, and the chips that it is for; every chip where it names none."""
+    """A tile, and its chips. Without chips, the tile is for every chip."""
 
     chips: tuple[int, ...]
     fields: str
@@ -91,13 +91,13 @@ class Prelude(Template):
     constants: list[Constant]
     tile_tables: list[TileTable]
     many_queries: bool
-    """True where some kernel takes many queries."""
+    """True if some kernel serves many queries."""
     tf32: bool
     helpers: list[str]
 
 
 def computed_of(spec: AttentionSpec) -> str:
-    """The formula of out."""
+    """Return the formula of out."""
     scores = "scale * q @ k^T"
     if spec.score_mod is not None:
         scores = f"score_mod({scores})"
@@ -107,7 +107,9 @@ def computed_of(spec: AttentionSpec) -> str:
 
 
 def formula_of(spec: AttentionSpec) -> str:
-    """The expressions that the formula of out names, with compile-time parameters as numbers."""
+    """Return the expressions that the formula of out names, with compile-time parameters as
+    numbers.
+    """
     values = {name: param.value for name, param in spec.params.items() if param.value is not None}
     lines: list[str] = []
     for label in ("score_mod", "mask_mod"):
@@ -125,7 +127,7 @@ def table_of(
     table: Mapping[int, Sequence[_Tile]],
     fields: Callable[[_Tile], Mapping[str, object]] = asdict,
 ) -> TileTable:
-    """A table of tiles by chip; `fields` are the arguments of a launch with a tile."""
+    """Return the table of tiles by chip. `fields` are the launch arguments of a tile."""
     rows = [(chips, fields(tile)) for chips, tile in tables.rows(table)]
     return TileTable(
         name,

@@ -1,7 +1,5 @@
-"""The place of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into
-the tokens.
-
-Kernels and launcher are the same for both but for these names.
+"""The address of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with token
+offsets. Kernels and launchers differ only in these expressions.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from kgen.targets.code import Code, as_type, row
 
 @dataclass(frozen=True)
 class FirstRows:
-    """The place of a sequence's first row in each tensor of rows: `g` is dO, `o` is out or dq."""
+    """The first row of a sequence in each tensor of rows: `g` is dO, and `o` is out or dq."""
 
     q: str
     k: str
@@ -26,7 +24,7 @@ class FirstRows:
 
 @dataclass(frozen=True)
 class BySide:
-    """A text for queries, and one for keys."""
+    """One text for queries, and one for keys."""
 
     q: str
     kv: str
@@ -34,31 +32,31 @@ class BySide:
 
 @dataclass(frozen=True)
 class DeltaRows:
-    """How the kernel of delta finds rows."""
+    """The row addresses in the delta kernel."""
 
     first_o: str | None
-    """The first row of a batch; None where tokens have none."""
+    """The first row of a batch. None for packed tokens."""
     first_g: str | None
     first_l: str | None
     rows: str
-    """The first row of vectors."""
+    """The first row of the vectors."""
     no_specialize: str
     programs: str
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of out without its columns, and of the log-sum-exp."""
+    """The sizes of out without its columns, and the sizes of the log-sum-exp."""
 
     q: str
     lse: str
     lse_in_python: str
-    """The latter as an expression of q."""
+    """The sizes of the log-sum-exp, as an expression of q."""
 
 
 @dataclass(frozen=True)
 class Like:
-    """How gradients are made."""
+    """The calls that allocate gradients."""
 
     q: str
     k: str
@@ -67,7 +65,7 @@ class Like:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The lines that find sizes: those of q, and others."""
+    """The statements that assign sizes: the sizes of q, and all others."""
 
     q: str
     others: list[str]
@@ -75,68 +73,69 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """The texts that all packed sequences have in common, or all tensors [B, H, S, D]."""
+    """The expressions that all packed specs, or all [B, H, S, D] specs, share."""
 
     first: FirstRows
     rows: Code
-    """The first row of vectors of a head of queries."""
+    """The first row of the vectors of a query head."""
     head_rows: BySide
-    """The same in the kernel of dk and dv, and those of a head of keys."""
+    """The first rows of a query head and of a KV head in the kernel of dk and dv."""
     delta: DeltaRows
     axis_count: int
     """The number of dimensions of q, k and v."""
     shape: Shape
     like: Like
     group: int
-    """Heads that programs take at a time."""
+    """Number of heads that programs process at a time."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The texts by which kernels and the launcher find the rows of a head."""
+    """The expressions by which kernels and the launcher address the rows of a head."""
 
     packed: bool
     grouped: bool
-    """True if query heads and key heads may differ in number."""
+    """True if the numbers of query heads and KV heads may differ."""
     of: Rows
     programs: BySide
-    """How many tiles there are."""
+    """Number of tiles of queries, and of keys."""
     sizes: Sizes
     empty_out: str
-    """How out is made from sizes."""
+    """The expression that allocates out from sizes."""
     empty_like_q: str
-    """The same from q alone."""
+    """The expression that allocates out from q."""
 
     @property
     def allocators(self) -> list[str]:
-        """The names of `_launch.py` in the texts that make out and gradients."""
+        """The functions of `_launch.py` that allocate out and gradients."""
         return [] if self.packed else ["_empty"]
 
     @property
     def dividers(self) -> list[str]:
-        """The names of `_launch.py` in `programs`."""
+        """The functions of `_launch.py` that `programs` calls."""
         return [] if self.packed else ["_cdiv"]
 
     @property
     def kv_head(self) -> str:
-        """The name of a head of keys in kernels."""
+        """The name of a KV head in kernels."""
         return "h_kv" if self.grouped else "h"
 
     @property
     def kv_head_of_query(self) -> str:
-        """The head of keys of a head of queries."""
+        """The KV head of a query head."""
         return "h // GQA" if self.grouped else "h"
 
     @property
     def kv_heads(self) -> str:
-        """How many heads of keys there are."""
+        """Number of KV heads."""
         return "HKV" if self.grouped else "HQ"
 
 
 def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placement:
-    """The place of rows. `kv_sizes` are the heads and the length of tensors that are not packed.
+    """Return the row addresses.
 
-    Heads of keys that are not `grouped` are as many as those of queries.
+    `kv_sizes` are the KV heads and the length of unpacked tensors. Unless `grouped`, there are as
+    many KV heads as query heads.
     """
     of_tiles = BySide(
         programs(packed, grouped, "q", "BLOCK_M"), programs(packed, grouped, "kv", "BLOCK_N")
@@ -167,7 +166,7 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placem
 
 
 def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
-    """How many tiles of `block` rows there are of all sequences and heads; `side` is `q` or
+    """Return the number of tiles of `block` rows over all heads and sequences. `side` is `q` or
     `kv`.
     """
     heads, length = "HKV" if grouped and side == "kv" else "HQ", side[0].upper()

@@ -1,4 +1,4 @@
-"""Parts that kernels of several schedules share: the columns of a head, and words."""
+"""Parts that kernels of several schedules share: columns of a head, and phrases for comments."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kgen.targets.code import Assign, Code, as_type, load, row
 
 @dataclass(frozen=True)
 class Head:
-    """The columns of a head, and how kernels multiply them."""
+    """The columns of a head, and the precision of their products."""
 
     qk: list[Columns]
     v: list[Columns]
     columns: list[Assign]
-    """The lines that make the columns of all blocks."""
+    """The statements for the column offsets of all blocks."""
     v_columns: list[Assign]
-    """The lines that make the columns of the values alone."""
+    """The statements for the column offsets of V only."""
     dot: str
     precision: list[str]
 
 
 def head_of(plan: AttentionPlan, tf32: bool) -> Head:
-    """The columns of a plan's heads."""
+    """Return the columns of a plan's heads."""
     return Head(
         qk=[block_of(c, "qk") for c in plan.qk_chunks],
         v=[block_of(c, "dp") for c in plan.v_chunks],
@@ -47,18 +47,18 @@ def narrow_values(plan: AttentionPlan) -> bool:
 
 
 def not_specialized(names: Sequence[str]) -> str:
-    """Numbers that Triton compiles no kernel of its own for."""
+    """Return the parameters for which Triton must not compile specialized kernels."""
     return f"do_not_specialize={json.dumps([*names])}"
 
 
 def sink_load() -> Code:
-    """The load of a head's sink, in base 2."""
+    """Return the load of a head's sink, in base 2."""
     address = row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))
     return row("mul", as_type(load(address), "float32"), "LOG2E")
 
 
 def dead_rows(sinks: bool) -> str:
-    """The results of rows that saw no key, as a comment says it."""
+    """Return the results of rows without a visible key, for a comment."""
     if sinks:
         return (
             "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of "

@@ -41,7 +41,7 @@ class AttentionFile(ImportsLaunch):
     launching: LaunchFunctions | None
     """The functions of all launchers, if the file contains their text."""
     openings: list[Template]
-    """The lines that schedules have behind it."""
+    """The lines that schedules add after the imports."""
     prelude: Prelude
     kernels: list[Template]
     launcher: list[Template]
@@ -73,9 +73,9 @@ def sources(loaded: Loaded) -> list[Source]:
 
 
 def planned_of(loaded: Loaded) -> Planned:
-    """A spec as all schedules get it."""
+    """Return a spec with the plans and lowerings that all schedules use."""
     plan, free = plan_attention(loaded), without_promises(loaded)
-    # TMA ends with the tensor, whatever its length is.
+    # TMA stops at the end of the tensor, for any length.
     free_plan = plan if free.spec == loaded.spec else plan_attention(free)
     lowering, interface = Lowering(plan), Interface(plan)
     return Planned(
@@ -91,7 +91,7 @@ def planned_of(loaded: Loaded) -> Planned:
 
 
 def made_of(planned: Planned) -> list[Made]:
-    """The parts of each schedule, in the order in which calls look for kernels."""
+    """Return the parts of each schedule, in the order in which calls look for kernels."""
     found: list[Made] = []
     for schedule in SCHEDULES:
         found.append(schedule.made(planned, tuple(found)))
@@ -110,10 +110,10 @@ class _File:
         self.launcher = Launcher(planned, self.made, self.block_mask)
 
     def whole(self, single: bool) -> AttentionFile:
-        """`triton.py`; `single` for one that does without others."""
+        """Return `triton.py`. If `single`, the file imports no other emitted file."""
         parts = [of.alone if single else of.together for of in self.made]
         first = [self.block_mask] if self.block_mask is not None else []
-        # Kernels that more calls take come first.
+        # Kernels that serve more calls come first.
         forward = [kernel for of in reversed(parts) for kernel in of.forward]
         others = [kernel for of in reversed(parts) for kernel in of.kernels]
         return AttentionFile(

@@ -1,5 +1,5 @@
-"""Index expressions as eager PyTorch: where the launcher scatters a gradient that the kernel kept
-per row.
+"""Index expressions in eager PyTorch. The launcher uses them to scatter gradients that kernels
+store by row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "distance"})
 
 
 def torch_index(node: Node, tensors: frozenset[str] = POSITIONS) -> str:
-    """An integer expression over `tensors`, as a tensor."""
+    """Return an integer expression over `tensors`, as a tensor."""
     return spell(_Indices(tensors).tensor(node), TORCH)
 
 
@@ -25,9 +25,9 @@ class _Indices:
     tensors: frozenset[str]
 
     def tensor(self, node: Node) -> Code:
-        """An expression that is a tensor even where it is made of numbers."""
+        """Return an expression as a tensor, even if it contains only numbers."""
         found = self.value(node)
-        # Not torch.tensor: that copies from the host, and waits for the device.
+        # Avoid torch.tensor: it copies from the host and synchronizes with the device.
         return op("torch.full((), {0}, device=q.device)", found) if self._is_number(node) else found
 
     def _is_number(self, node: Node) -> bool:
@@ -36,7 +36,7 @@ class _Indices:
         return not variables(node) & self.tensors and not reads(node)
 
     def value(self, node: Node) -> Code:
-        """An expression as an operator takes it, which Python's numbers are good enough for."""
+        """Return an expression as an operand. Python numbers are allowed."""
         if isinstance(node, Const):
             return number(node)
         if isinstance(node, Var) and (length := measured(node.name)):
@@ -54,7 +54,7 @@ class _Indices:
         return row(node.fn, *(self._operand(a, of.operand) for a in node.args))
 
     def _operand(self, node: Node, context: int) -> Code:
-        """An operand, in brackets also where it binds as its operator does: `(a + b) - c`."""
+        """Return an operand. Add brackets if precedence is equal: `(a + b) - c`."""
         found = self.value(node)
         as_tight = isinstance(node, Call) and TABLE[node.fn].spelled[TORCH].binds == context
         return op("({0})", found) if as_tight else found
