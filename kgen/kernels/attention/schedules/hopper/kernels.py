@@ -1,4 +1,4 @@
-"""The Hopper kernels, with the values of their templates other than loops and operands."""
+"""The Hopper kernels: the values of their templates, except loops and operands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ColumnsOfKeys:
 
 
 def next_item(dynamic: bool, counter: str) -> list[str]:
-    """Return the lines by which a producer gets its next tile."""
+    """Return the statements by which a producer gets its next tile."""
     if not dynamic:
         return ["number += gl.num_programs(0)"]
     return [
@@ -52,7 +52,7 @@ def next_item(dynamic: bool, counter: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Common(Rows):
-    """The fields that all kernels for Hopper of one plan share."""
+    """The fields that all Hopper kernels of one plan share."""
 
     packed: bool
     grouped: bool
@@ -60,7 +60,7 @@ class Common(Rows):
     kv_heads: str
     listed: bool
     dynamic: bool
-    """True where programs take tiles from a counter."""
+    """True if programs take tiles from a counter."""
     problem: Record
     """The arguments of the problem that kernels pass to functions, except compile-time
     constants.
@@ -80,7 +80,7 @@ class Common(Rows):
     """Number of consumers of forward."""
     streams: list[Stream]
     hidden_keys: HiddenKeys | None
-    """The keys past an end that only the mask of a tile excludes."""
+    """The keys past an end that only the mask of a tile excludes. None without such keys."""
 
     @property
     def sums(self) -> list[ColumnsOfKeys]:
@@ -132,11 +132,11 @@ class ForwardKernel:
     published: PublishedTile
     """The fields of a tile of queries that the producer publishes, here and in dq."""
     last_masked: Code
-    """How many tiles at the end of a tile's range have the mask."""
+    """Number of masked tiles at the end of a tile's range."""
     operands: KernelOperands
     pages: Pages
     unpaged: HiddenKeys | None
-    """The keys that are on no page; None where keys are in no pages."""
+    """The test for keys that are on no page. None without pages."""
     lag: Lag
     key_slots: Record
     columns_of_out: Columns
@@ -144,7 +144,7 @@ class ForwardKernel:
     """Threads of a warp along a row, with eight elements each, and the number of rows."""
     k_bytes: str
     next_item: list[str]
-    """The lines by which the producer goes on."""
+    """The statements by which the producer gets its next tile."""
     skipped: SkippedRings
     sink_load: Code | None
     on_dead_rows: str
@@ -267,7 +267,7 @@ class DqRings:
 
 
 def rings_of_dq(plan: HopperPlan) -> DqRings:
-    """The rings of dq."""
+    """Return the rings of dq."""
     rope = ["q_rope"] if plan.rope else []
     own = ["dq", *(f"d{x}" for x in rope)]
     apart = plan.dq_rings_apart
@@ -318,7 +318,7 @@ def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> 
 
 
 def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
-    """The values that the late mask hides."""
+    """Return the values that the late mask sets to zero, or None."""
     return MaskedLate(gradients.products, gradients.masked_late, gradients.sums) if late else None
 
 
@@ -370,7 +370,7 @@ class DkdvKernel:
     """True if one consumer computes dv, and the other dk."""
     head_columns: int
     next_item: list[str]
-    """The lines by which the producer goes on."""
+    """The statements by which the producer gets its next tile."""
     held_keys: list[str]
     """The names of K in the loop of dv."""
     store_dk: Statement
@@ -407,7 +407,7 @@ class BackwardOperands:
 
 @dataclass(frozen=True)
 class Kernels:
-    """All kernels for Hopper of a plan."""
+    """All Hopper kernels of a plan."""
 
     plan: HopperPlan
     common: Common
@@ -418,7 +418,7 @@ class Kernels:
 
     @property
     def dynamic(self) -> bool:
-        """True where programs take tiles from a counter."""
+        """True if programs take tiles from a counter."""
         return self.common.dynamic
 
     @property

@@ -98,7 +98,7 @@ class KeysLoop:
     begin: list[Statement]
     """The values that a consumer computes for a published tile of keys."""
     shared_prologue: list[Statement]
-    """The statements of it that come from the plan."""
+    """The statements of `begin` that come from the plan."""
     of_dk: KeyConsumer
     """The consumer of dk, if the other consumer has only dv."""
     of_head: list[Statement]
@@ -155,7 +155,7 @@ class _Prologue:
 
     @property
     def all(self) -> list[Statement]:
-        """All of both."""
+        """All statements, early and late."""
         return [*self.shared, *self.by_head]
 
 

@@ -31,9 +31,9 @@ class Launch:
     programs: str
     """The number of tiles."""
     given: list[str]
-    """The arguments before those of the problem."""
+    """The arguments before the problem arguments."""
     options: list[str]
-    """The arguments by name."""
+    """The keyword arguments."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ from kgen.targets.code import (
 MASKED_TILES = ("n_first_masked", "n_last_masked")
 """The numbers of masked tiles at the start and at the end of a range."""
 OUTSIDE = ("b", "h", "q_idx", "q_start", "item")
-"""The names that a consumer of queries knows of its tile."""
+"""The names that a consumer of queries defines for its tile."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class QueriesLoop:
     begin: list[Statement]
     """The values that a consumer computes for a published tile of queries."""
     prologue: list[Statement]
-    """The statements of it that come from the plan."""
+    """The statements of `begin` that come from the plan."""
     offs_n: list[Statement]
     passed: list[str]
     """The values that the functions of a tile read and do not change."""

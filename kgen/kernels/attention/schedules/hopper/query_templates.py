@@ -121,7 +121,7 @@ class ForwardProducer(OfProducer):
 
     @property
     def page_bounds(self) -> list[Statement]:
-        """The values that tell which keys are on no page."""
+        """The statements that find the keys that are on no page."""
         return self.unpaged.needed if self.unpaged is not None else []
 
     @property
@@ -223,7 +223,7 @@ class Forward(OfForward):
 
     @property
     def released_queries(self) -> list[str]:
-        """The lines that release them after the last product."""
+        """The statements that release Q after the last product."""
         of = [] if self.tile.queries_in_registers else self.q
         return [f"_consumer_release(args.{x}_ring, {self.consumers} * i + CONSUMER)" for x in of]
 
