@@ -40,7 +40,7 @@ class SplitsByBatch(DecodeKernel, Template):
 
 @dataclass(frozen=True)
 class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
-    """The kernel for one split of the keys."""
+    """The kernel for one split of the keys, and the kernel that merges splits."""
 
     template: ClassVar[str] = "attention/decode/_decode.j2"
 

@@ -75,7 +75,7 @@ class Common(Rows):
     """The tiles of Q."""
     k: list[str]
     vectors: Code
-    """The offset of a head's row of log-sum-exp and delta."""
+    """The offset of a head's rows in log-sum-exp and delta."""
     consumers: int
     """Number of consumers of forward."""
     streams: list[Stream]
@@ -148,26 +148,30 @@ class ForwardKernel:
     skipped: SkippedRings
     sink_load: Code | None
     on_dead_rows: str
-    """Text for rows that see no key."""
+    """The results of rows without a visible key, for a comment."""
 
     @property
     def fraction(self) -> str:
-        """Text for the part of a tile of queries that a consumer has."""
+        """The fraction of a tile of queries that one consumer processes, in words."""
         return {2: "half", 3: "third"}[self.tile.consumers]
 
     @property
     def skips_past(self) -> list[str]:
-        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        """The statements that skip tiles at the end of the range. Only the other half needs
+        these tiles.
+        """
         return self.skipped.lines("n_past") if self.loop.past else []
 
     @property
     def skips_ahead(self) -> list[str]:
-        """The lines that skip the tiles at its start."""
+        """The statements that skip tiles at the start of the range. Only the other half needs
+        these tiles.
+        """
         return self.skipped.lines("n_ahead", " - 1") if self.loop.ahead else []
 
     @property
     def columns(self) -> str:
-        """Number of keys whose scores a consumer has at a time."""
+        """Number of keys whose scores a consumer computes at a time."""
         return "BLOCK_N" if self.tile.chained else "BLOCK_N // 2"
 
     @property
@@ -219,7 +223,7 @@ class DqKernel:
     """The stores of gradients of buffers."""
     rings: DqRings
     also: list[str]
-    """Text for the gradients of buffers."""
+    """The gradients of buffers that the kernel computes, in words."""
 
     @property
     def carried(self) -> str:
@@ -228,12 +232,16 @@ class DqKernel:
 
     @property
     def skips_past(self) -> list[str]:
-        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        """The statements that skip tiles at the end of the range. Only the other half needs
+        these tiles.
+        """
         return self.rings.skipped.lines("n_past") if self.loop.past else []
 
     @property
     def skips_ahead(self) -> list[str]:
-        """The lines that skip the tiles at its start."""
+        """The statements that skip tiles at the start of the range. Only the other half needs
+        these tiles.
+        """
         return self.rings.skipped.lines("n_ahead") if self.loop.ahead else []
 
     @property
@@ -251,14 +259,14 @@ class DqRings:
     """
 
     named_rings: Statement
-    """The statement that gives the rings names in the consumer."""
+    """The statement that names the rings in the consumer."""
     key_rings: list[str]
     held_queries: list[str]
-    """The slots in which the loop finds Q and dO."""
+    """The slots of Q and dO in the loop."""
     products_carried: list[str]
     skipped: SkippedRings
     dq_sums: str
-    """The sums that products are added to."""
+    """The accumulators of dq, as comma-separated names."""
     dq_products: str
     younger: int
     """Number of products that start after dP."""
@@ -447,5 +455,5 @@ class Kernels:
 
     @property
     def of_queries(self) -> Sequence[QueriesLoop]:
-        """The loops of kernels whose tiles are queries."""
+        """The loops of kernels that own tiles of queries."""
         return [of.loop for of in (self.forward, self.dq) if of is not None]

@@ -47,7 +47,7 @@ class ForwardLauncher(Call, Common, Template):
     columns: Columns
     pages: Pages
     rope_descs: list[str]
-    """The lines that build the descriptors of rope columns."""
+    """The statements that build the descriptors of rope columns."""
     launch: Launch
 
     def launch_functions(self) -> Iterable[str]:

@@ -94,7 +94,7 @@ class QueryPart:
 
 @dataclass(frozen=True)
 class MaskedTiles:
-    """The tiles of keys that have the mask, and the loops over all tiles, or over all but the
+    """The tiles of keys that need the mask, and the loops over all tiles, or over all except the
     first.
     """
 
@@ -145,7 +145,7 @@ class QueriesLoop:
     mask_param: list[str]
     """The parameter with this condition, if it is a compile-time constant."""
     loops: list[QueryPart]
-    """The loops over all tiles, or over all but the first."""
+    """The loops over all tiles, or over all except the first."""
     row_rest: Code | None
     sink: Code
     store_guard: Code | None

@@ -31,9 +31,7 @@ class Stream:
     K and V use one more turn than the stream for each item."""
     buffer: str
     index: str
-    """The index that makes a four-dimensional tensor of the buffer; empty if it has four
-    dimensions.
-    """
+    """The index that makes the buffer four-dimensional. Empty if it has four dimensions."""
     axes: str
     bits: int
     """Bits of an element."""

@@ -70,7 +70,7 @@ class SharedParts(Common, Template):
     language: ClassVar[str] = GLUON
 
     others: str
-    """Text for the consumers."""
+    """The consumers, in words."""
     item_size: int
     """Number of values in a slot of the tile scheduler."""
     forward: bool
