@@ -176,7 +176,7 @@ class ForwardKernel:
 
     @property
     def carried(self) -> str:
-        """The values that the loop carries."""
+        """The names of the loop-carried values."""
         return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
 
     @property
@@ -227,7 +227,7 @@ class DqKernel:
 
     @property
     def carried(self) -> str:
-        """The values that the loop carries."""
+        """The names of the loop-carried values."""
         return ", ".join([*self.rings.products_carried, *self.row_sums])
 
     @property

@@ -122,7 +122,7 @@ class KeysLoop:
     stored_dk: Code
     stored_dk_rope: Code
     reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """The names of a call in its functions."""
+    """Expressions for the values of a call inside the functions of the loop, by name."""
 
     @property
     def fixed(self) -> Record:
@@ -138,7 +138,7 @@ class KeysLoop:
 
     @property
     def left_out(self) -> list[str]:
-        """The counts of tiles that only the other half needs."""
+        """Names for the numbers of tiles that only the other half needs."""
         return [name for name, there in (("n_ahead", self.ahead), ("n_past", self.past)) if there]
 
 

@@ -293,7 +293,7 @@ class Operands:
         return KernelOperands(params, groups, producer, consumer)
 
     def _producer_of_keys(self) -> Warpgroup:
-        """The producer of tiles of keys."""
+        """Return the producer of tiles of keys."""
         more = _names([*self.lists["q"], *self.counter("counters")])
         descs = _names(_descs([*self.k, "v"]))
         names = ["scheduler", *descs, *self.query_descs, *self.key_rings, "q_ring", *more]
@@ -371,7 +371,7 @@ SINKS = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")]
 
 
 def _tensors(names: list[str] | tuple[str, ...]) -> list[Param]:
-    """Pointers to tensors."""
+    """Return the pointer parameters of tensors."""
     return [Param(f"{name}_ptr", name) for name in names]
 
 
@@ -446,7 +446,7 @@ def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool)
 
 
 def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
-    """The published fields of a tile of keys."""
+    """Return the published fields of a tile of keys."""
     told = [Told("kv_start", "kv_start"), Told("b_h", "b * problem.HQ + h")]
     if loop.range.listed:
         told.append(Told("row", "row"))
@@ -461,5 +461,5 @@ def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
 
 
 def _lengths(begin: str, packed: bool) -> list[Told]:
-    """The starts of packed sequences, and their lengths."""
+    """Return the fields for the starts and lengths of packed sequences."""
     return [Told(name, name) for name in (begin, "SQ", "SK")] if packed else []

@@ -122,7 +122,7 @@ class QueriesLoop:
     passed: list[str]
     """The values that the functions of a tile read and do not change."""
     product: Code
-    """The scores of a tile, in flight."""
+    """The asynchronous product that computes the scores of a tile."""
     bias: ProductBias | None
     own_bounds: list[Statement]
     """The statements that find the tiles of this half."""
@@ -151,7 +151,7 @@ class QueriesLoop:
     store_guard: Code | None
     vector_guard: Code | None
     reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """The names of a call in its functions."""
+    """Expressions for the values of a call inside the functions of the loop, by name."""
 
     @property
     def scores(self) -> Statement:
@@ -183,7 +183,7 @@ class HiddenKeys:
     names: list[str]
     """The parameters of functions that test for hidden keys."""
     given: list[str]
-    """The arguments for them."""
+    """The arguments for these parameters."""
     of_scores: bool
     """True if hidden scores must be numbers."""
 
@@ -262,7 +262,7 @@ def _with_bias(
 
 
 def _product(steps: QuerySteps, bias: ProductBias | None) -> Code:
-    """The scores of a tile, in flight."""
+    """Return the asynchronous product that computes the scores of a tile."""
     # If dq has separate rings for K and V, it processes no tile before its loop.
     keys = "_keys(kv_ring, n_used)" if steps.forward or steps.begun else "k"
     product = op("_async_dot_nt(q, {0}, SCORES)", keys)
