@@ -82,7 +82,7 @@ class WhyPortable(Template):
     template: ClassVar[str] = "attention/hopper/_why_portable.j2"
 
     by_name: str
-    """The tensors that TMA loads, with their names."""
+    """The tensors that TMA loads, by name."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_by_tma",)
