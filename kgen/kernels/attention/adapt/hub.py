@@ -123,7 +123,7 @@ class TestFile(Template):
     tested: str
     """The names that the test imports from the package."""
     pytest: str | None
-    """The line that imports pytest."""
+    """The statement that imports pytest."""
     length: int
     group: int
     """Query heads for each key-value head."""

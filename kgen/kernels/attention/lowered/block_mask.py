@@ -84,7 +84,7 @@ class BlockMaskKernel:
 
     @property
     def pair_args(self) -> list[str]:
-        """Arguments of its call."""
+        """Arguments of the call of the function for the pairs of a block."""
         return ["q_start", "(first + i) * BLOCK_SIZE", *self.passed]
 
 

@@ -18,7 +18,9 @@ class Param:
 
     name: str
     argument: str | None
-    """None if the previous argument, such as `*x.stride()`, also passes this one."""
+    """The argument. None if the argument of the previous parameter, such as `*x.stride()`, also
+    passes this one.
+    """
     annotation: str = ""
 
     @property
@@ -109,7 +111,7 @@ class Load:
     """A load or store of one block of columns."""
 
     tag: str
-    """Suffix of the names of its registers."""
+    """Suffix of the register names of the block."""
     columns: Code
     """Column offsets."""
     size: int
@@ -127,7 +129,7 @@ class Columns:
     """A block of columns of a head inside a loop."""
 
     tag: str
-    """Suffix of the names of its registers."""
+    """Suffix of the register names of the block."""
     streamed: Code
     """Column offsets of a load in the loop."""
     size: int
@@ -186,7 +188,7 @@ class Operands:
     """The tiles of Q, K, V and dO that a kernel loads."""
 
     streams: tuple[Stream, ...]
-    """Tiles of its loop, with one stream per wait."""
+    """Tiles of the loop, with one stream per wait."""
     held: tuple[Held, ...]
     descriptors: tuple[Descriptor, ...]
 

@@ -20,7 +20,7 @@ PAGES = (
 
 
 def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """The parameters of the forward kernel."""
+    """Return the parameters of the forward kernel."""
     tensors = [
         *_pointers(*_QUERIES_AND_KEYS),
         *_descriptors(kernel),
@@ -32,17 +32,17 @@ def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
 
 
 def dq_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """The parameters of the kernel of dq."""
+    """Return the parameters of the kernel of dq."""
     return _params(lowering, _of_backward(kernel, "dq"), {"g": "dout", "o": "dq"})
 
 
 def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """The parameters of the kernel of dk and dv."""
+    """Return the parameters of the kernel of dk and dv."""
     return _params(lowering, _of_backward(kernel, "dk", "dv"), {"g": "dout", "o": "dk", "w": "dv"})
 
 
 def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
-    """The parameters of the kernel of delta, with `more` after its tensors."""
+    """Return the parameters of the kernel of delta, with `more` after its tensors."""
     tensors = [Param("o_ptr", "out"), Param("do_ptr", "dout"), *_pointers("dlse", "delta"), *more]
     if lowering.spec.sinks:
         tensors += [*_pointers("lse"), *SINKS, *_pointers("d_sinks")]
@@ -59,13 +59,13 @@ def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
 
 
 def pair_params(lowering: Lowering, kernel: PairKernel) -> KernelParams:
-    """The parameters of a kernel for a gradient with an element for each pair."""
+    """Return the parameters of a kernel for a gradient with an element for each pair."""
     found = diagonal_params(lowering, kernel.tile)
     return replace(found, strides=(*found.strides, tuple(kernel.gradient_strides)))
 
 
 def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
-    """The parameters of a kernel for a gradient with an element for each distance."""
+    """Return the parameters of a kernel for a gradient with an element for each distance."""
     tensors = [
         *_pointers(*_QUERIES_AND_KEYS),
         Param("do_ptr", "dout"),
@@ -77,7 +77,7 @@ def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
 def decode_params(
     lowering: Lowering, k_strides: Sequence[Param], v_strides: Sequence[Param]
 ) -> KernelParams:
-    """The parameters of the decoding kernel for one split, without the parameters of pages."""
+    """Return the parameters of the decoding kernel for one split, without page parameters."""
     tensors = [
         *_pointers(*_QUERIES_AND_KEYS),
         Param("o_ptr", "out"),
@@ -89,7 +89,7 @@ def decode_params(
 
 
 def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
-    """The parameters of the kernel that merges splits. Of the sizes, only those that are `used`."""
+    """Return the parameters of the kernel that merges splits. Omit sizes that are not `used`."""
     tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
     problem = [
         p for of in _by_argument(_problem(lowering)) if any(p.name in used for p in of) for p in of
@@ -98,7 +98,7 @@ def combine_params(lowering: Lowering, used: Collection[str]) -> KernelParams:
 
 
 def _by_argument(params: Iterable[Param]) -> list[list[Param]]:
-    """Parameters in groups that one argument fills."""
+    """Group parameters that one launch argument fills."""
     groups: list[list[Param]] = []
     for param in params:
         if param.argument is None:
@@ -137,7 +137,7 @@ def _descriptors(kernel: LoopKernel) -> list[Param]:
 
 
 def _strides(lowering: Lowering, tensors: dict[str, str]) -> tuple[tuple[Param, ...], ...]:
-    """The strides of tensors of rows, by letter."""
+    """Return the strides of tensors of rows, by letter."""
     order = "shd" if lowering.packed else "bhsd"
     return tuple(tuple(row_strides(letter, order, tensor)) for letter, tensor in tensors.items())
 

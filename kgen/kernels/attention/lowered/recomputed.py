@@ -113,7 +113,7 @@ class _Bound:
     whole: Code
     """Condition that the side is inside the tensor."""
     guard: Code
-    """Guard of a store if it is not."""
+    """Guard of a store for a tile that reaches past the end."""
 
 
 _BOTH = Assign(

@@ -1,4 +1,4 @@
-"""The schedules of attention. A call takes the kernels of the first that serves it."""
+"""The schedules of attention. A call uses the kernels of the first schedule that serves it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NAMES = (
     "hopper",
     "portable",
 )
-"""The folders, each with its schedule as `SCHEDULE`."""
+"""The folders of the schedules. Each defines `SCHEDULE`."""
 SCHEDULES: tuple[Schedule, ...] = tuple(
     import_module(f"{__name__}.{name}").SCHEDULE for name in NAMES
 )
 CHIP = next((schedule.chip for schedule in SCHEDULES if schedule.chip is not None), None)
-"""The chip that some files have kernels of their own for."""
+"""The chip that has its own kernels in some files. None without one."""

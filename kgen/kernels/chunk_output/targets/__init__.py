@@ -1,1 +1,1 @@
-"""The targets of chunk_output. Each turns a plan into the variables of its templates."""
+"""The targets of chunk_output. Each converts a plan to the variables of its templates."""

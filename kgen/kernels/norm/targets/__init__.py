@@ -1,1 +1,1 @@
-"""The targets of norms. Each turns a plan into the variables of its templates."""
+"""The targets of norms. Each converts a plan to the variables of its templates."""

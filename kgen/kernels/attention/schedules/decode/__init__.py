@@ -1,4 +1,4 @@
-"""Kernels for few queries, whose keys are split over programs."""
+"""Decoding kernels for few queries. Programs process splits of the keys."""
 
 from kgen.family import Lazy
 from kgen.kernels.attention.schedules.schedule import Schedule

@@ -1,4 +1,4 @@
-"""The kernels for few queries, as their template prints them."""
+"""Template data of the decoding kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.kernels.attention.targets.triton.shared import Head, head_of, not_spec
 from kgen.targets.template import Template, filled
 
 _PAGES_OF_TILE = ["block_table_ptr", "stride_tp", "stride_kp", "stride_vp"]
-"""The parameters of pages in the function of the loop."""
+"""The page parameters of the loop's function."""
 
 
 @dataclass(frozen=True)
@@ -27,49 +27,49 @@ class Combine(DecodeKernel, KernelParams, Template):
     head: Head
     exact: Exact
     width: int
-    """Columns of a value."""
+    """Columns of V."""
     no_specialize: str
 
 
 @dataclass(frozen=True)
 class SplitsByBatch(DecodeKernel, Template):
-    """The function that shares the splits out among sequences of different lengths."""
+    """The function that assigns splits to sequences of different lengths."""
 
     template: ClassVar[str] = "attention/decode/_splits_by_batch.j2"
 
 
 @dataclass(frozen=True)
 class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
-    """The kernels for few queries."""
+    """The kernel for one split of the keys, and the kernel that merges splits."""
 
     template: ClassVar[str] = "attention/decode/_decode.j2"
 
     head: Head
     exact: Exact
     width: int
-    """Columns of a value."""
+    """Columns of V."""
     no_specialize: str
     splits_by_batch: SplitsByBatch | None
     combine: Combine
 
     @property
     def strides_and_pages(self) -> list[str]:
-        """The strides of each tensor, and the parameters of pages."""
+        """The strides of each tensor, and the page parameters."""
         return [*self.stride_params, *([", ".join(declared(PAGES))] if self.paged else [])]
 
     @property
     def tile_and_page_params(self) -> list[list[str]]:
-        """The parameters of the function of the loop, and those of pages."""
+        """The parameters of the loop's function for tiles, and for pages."""
         return [self.tile_params, *([_PAGES_OF_TILE] if self.paged else [])]
 
     @property
     def tile_and_page_args(self) -> list[list[str]]:
-        """The arguments of its call."""
+        """The arguments of the loop's function for tiles, and for pages."""
         return [self.tile_args, *([_PAGES_OF_TILE] if self.paged else [])]
 
     @property
     def first_keys(self) -> list[str]:
-        """The lines that move pointers to the keys and values of a KV head."""
+        """The statements that move pointers to the keys and values of a KV head."""
         if self.paged:
             heads = [f"{x}_ptr += h_kv * stride_{x}h" for x in "kv"]
             return [*heads, "block_table_ptr += b * stride_tb"]
@@ -78,7 +78,7 @@ class Decode(DecodeKernel, TileBody, LoopKernel, KernelParams, Template):
 
 @dataclass(frozen=True)
 class DecodeKernels:
-    """The kernels for few queries, with the parameters of each for the launcher."""
+    """The decoding kernels, with the parameters of each kernel for the launcher."""
 
     template: Decode
     params: KernelParams
@@ -86,7 +86,7 @@ class DecodeKernels:
 
 
 def decode_kernels(plan: DecodePlan, lowering: Lowering) -> DecodeKernels:
-    """The kernels for few queries. `lowering` is of `plan.attention`."""
+    """Return the decoding kernels. `lowering` belongs to `plan.attention`."""
     found, attention = decode_kernel(plan, lowering), plan.attention
     names = [*lowering.sizes, *lowering.open_sizes, *lowering.runtime, "splits"]
     params = decode_params(lowering, found.k_strides, found.v_strides)

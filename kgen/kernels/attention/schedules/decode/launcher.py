@@ -1,4 +1,4 @@
-"""The launcher of the kernels for few queries."""
+"""The launcher of the decoding kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.targets.code import If, Statement, assign, text
 from kgen.targets.template import Template
 
 _BLOCKS = {"BLOCK_M": "block_m", "BLOCK_N": 'tile["BLOCK_N"]'}
-"""The sizes of a tile in the launcher."""
+"""The launcher's expressions for tile sizes."""
 
 _LEAST_SPLITS = If(
     text("programs < 4 * at_once"),
@@ -31,7 +31,7 @@ _LEAST_SPLITS = If(
 
 @dataclass(frozen=True)
 class DecodeLauncher(Template):
-    """The launcher of the kernels for few queries."""
+    """The launcher of the decoding kernels."""
 
     template: ClassVar[str] = "attention/decode/_launcher.j2"
 
@@ -41,14 +41,14 @@ class DecodeLauncher(Template):
     pages: list[list[str]]
     """The arguments of the block table, if keys are in pages."""
     least_splits: list[Statement]
-    """The statement that raises the number of splits for sequences of different lengths."""
+    """The statement that raises the number of splits if sequences differ in length."""
     batches: list[str]
     """The number of sequences, rounded up, as an argument."""
     merge_blocks: list[str]
-    """The sizes of a tile that the kernel which merges shares takes, as arguments."""
+    """The tile sizes that the merging kernel takes, as arguments."""
     exact: Exact
     width: int
-    """Columns of a value."""
+    """Columns of V."""
     kv_sizes: str
 
     def launch_functions(self) -> Iterable[str]:
@@ -56,7 +56,7 @@ class DecodeLauncher(Template):
 
 
 def launcher_of(kernels: DecodeKernels, op: Operator, kv_sizes: str) -> DecodeLauncher:
-    """The launcher of these kernels."""
+    """Return the launcher of the decoding kernels."""
     decode = kernels.template
     return DecodeLauncher(
         op=op,

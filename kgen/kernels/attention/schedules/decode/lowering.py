@@ -1,4 +1,4 @@
-"""The kernels of attention for few queries."""
+"""The decoding kernels, for attention with few queries."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ _SEEN = assign(
 
 @dataclass(frozen=True)
 class LiveSpan:
-    """A span of keys in whole tiles, of which a program has a share: how the kernel calls its
-    ends.
+    """A span of keys in whole tiles, with the kernel's names for its ends. Each program
+    processes a part.
     """
 
     first: str
     end: str
     lo: Code
-    """The position where the share begins."""
+    """The first position of the program's part."""
     hi: Code
     rest: list[Statement]
-    """The lines that make the share of the next span."""
+    """The statements that compute the part of the next span."""
 
     @property
     def tiles(self) -> str:
-        """How many there are."""
+        """Number of tiles in the span."""
         return f"{self.end} - {self.first}"
 
 
 @dataclass(frozen=True)
 class KeyLoad:
-    """A block of columns of a tile of keys or values, whose rows may be in pages."""
+    """A block of columns of a tile of K or V. Its rows may be in pages."""
 
     tag: str
     rows: Code
-    """The address."""
+    """The address of the rows."""
     guard: Code | None
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A block of columns of the partial results of a row."""
+    """A block of columns of a row's partial results."""
 
     tag: str
     columns: str
@@ -84,14 +84,14 @@ class Merged:
 
 @dataclass(frozen=True)
 class DecodeKernel:
-    """The kernels for few queries: one for a split of the keys, and one that merges the splits."""
+    """The decoding kernels: one processes a split of the keys, and one merges the splits."""
 
     loop: LoopKernel
     page_size: int | None
     rows_known: bool
     """True if the rows of a tile are consecutive in memory."""
     page_lines: list[Statement]
-    """The lines that find where a tile of keys begins, or each of its keys."""
+    """The statements that find the page of a tile of keys, or of each key."""
     k_loads: list[KeyLoad]
     v_loads: list[KeyLoad]
     k_strides: list[Param]
@@ -100,13 +100,13 @@ class DecodeKernel:
     """True if sequences of different lengths get different numbers of splits."""
     spans: tuple[LiveSpan, ...]
     live_lines: list[Statement]
-    """The lines that find the tiles that a tile of rows sees."""
+    """The statements that find the tiles of keys that a tile of rows sees."""
     live_names: list[str]
-    """The names of the problem that these lines use."""
+    """The problem parameters that these statements use."""
     live_rows: list[str]
-    """The names of the batch and of the tile of rows that they use."""
+    """The names of the batch and of the tile of rows that these statements use."""
     rest_of_row: Code | None
-    """`row_rest` of a single row, which `lse` adds."""
+    """The `row_rest` of a single row, which `lse` adds."""
     merged: list[Merged]
 
     @property
@@ -116,7 +116,9 @@ class DecodeKernel:
 
     @property
     def queries_of_tile(self) -> list[str]:
-        """The lines that find the first and the last query of a tile, if the kernel uses them."""
+        """The statements that compute the first and the last query of a tile, if the kernel uses
+        them.
+        """
         own = uses_of([*self.loop.prologue, self.loop.row_rest])
         return _ends_of_tile(own.union(self.live_rows, self.loop.tile_args))
 
@@ -127,7 +129,7 @@ class DecodeKernel:
 
     @property
     def live_results(self) -> list[str]:
-        """The ends of all spans."""
+        """The names of the ends of all spans."""
         return [name for span in self.spans for name in (span.first, span.end)]
 
     @property
@@ -137,43 +139,43 @@ class DecodeKernel:
 
     @property
     def live_args(self) -> list[str]:
-        """The arguments of its call."""
+        """The arguments of the function that finds the tiles."""
         return [*self.live_rows, *self.live_names, "BLOCK_N"]
 
     @property
     def balance_rows(self) -> list[str]:
-        """The names of a tile of rows that balancing the splits needs."""
+        """The names of a tile of rows that the balancing of splits needs."""
         return [name for name in self.live_rows if name != "b"]
 
     @property
     def balance_names(self) -> list[str]:
-        """The names of the problem that sharing out the splits needs."""
+        """The problem parameters that the balancing of splits needs."""
         return [name for name in self.live_names if name != "B"]
 
     @property
     def balance_args(self) -> list[str]:
-        """The arguments of the function that shares them out."""
+        """The arguments of the function that balances the splits."""
         return [*self.balance_rows, "B", "splits * B", *self.balance_names, "BATCHES", "BLOCK_N"]
 
     @property
     def n_tiles(self) -> str:
-        """How many tiles of keys a tile of rows sees."""
+        """Number of tiles of keys that a tile of rows sees."""
         return " + ".join(span.tiles for span in self.spans)
 
     @property
     def row_rest_lines(self) -> list[Statement]:
-        """The line that gives it back."""
+        """The statement that adds `row_rest` to the log-sum-exp."""
         return [] if self.rest_of_row is None else [Assign(("lse",), (self.rest_of_row,), "+=")]
 
     @property
     def merge_rows(self) -> frozenset[str]:
-        """The names of the tile of rows that the merging of a row uses: `q_start`, `q_last`."""
+        """The names `q_start` and `q_last` of a tile of rows, if the merging of a row uses them."""
         of_rest = uses_of([self.rest_of_row]) & {"q_start"}
         return of_rest.union(self.balance_rows) if self.balanced else of_rest
 
     @property
     def tile_of_row(self) -> list[str]:
-        """The lines that find the tile of a row, if its merging uses the tile."""
+        """The statements that find the tile of a row, if its merging uses the tile."""
         if not self.merge_rows:
             return []
         return [
@@ -184,13 +186,13 @@ class DecodeKernel:
 
     @property
     def merge_blocks(self) -> list[str]:
-        """The sizes of a tile that the merging of a row uses."""
+        """The tile sizes that the merging of a row uses."""
         used = {"BLOCK_M": self.merge_rows, "BLOCK_N": self.balanced}
         return [name for name, there in used.items() if there]
 
     @property
     def merge_names(self) -> frozenset[str]:
-        """The names of the problem that the merging of a row uses."""
+        """The problem parameters that the merging of a row uses."""
         names = uses_of([self.rest_of_row]) | {"HQ", "SQ"}
         if self.merge_rows:
             names |= {"GQA"}
@@ -198,7 +200,7 @@ class DecodeKernel:
 
 
 def _ends_of_tile(used: frozenset[str]) -> list[str]:
-    """Return the lines that find the first and the last query of a tile of rows."""
+    """Return the statements for the first and the last query of a tile of rows."""
     lines = {
         "q_start": "q_start = row_start // GQA",
         "q_last": "q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)",
@@ -207,7 +209,7 @@ def _ends_of_tile(used: frozenset[str]) -> list[str]:
 
 
 def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
-    """The kernels of a plan. `lowering` is of `plan.attention`."""
+    """Return the decoding kernels of a plan. `lowering` belongs to `plan.attention`."""
     attention = plan.attention
     state = ["m_i", "l_i", *(f"acc{c.tag}" for c in attention.v_chunks)]
     loop = loop_kernel(lowering, attention.forward, state, descriptors=False)
@@ -239,8 +241,8 @@ def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
 
 
 def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], list[Statement]]:
-    """The spans of a row tile in whole KV tiles, ascending and apart, and the lines that find
-    them.
+    """Return the spans of a row tile in whole KV tiles, ascending and disjoint, and their
+    statements.
     """
     loop = plan.attention.forward
     printer = lowering.printer(loop)
@@ -288,7 +290,7 @@ def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:
-    """Return the lines that find the page of a tile of keys, or of each key."""
+    """Return the statements that find the page of a tile of keys, or of each key."""
     if plan.page_size is None:
         return []
     at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size

@@ -1,4 +1,4 @@
-"""The parts of decoding kernels in the files of a spec."""
+"""The parts of the decoding kernels in the files of a spec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kgen.kernels.attention.targets.triton.opening import table_of
 
 
 def made(planned: Planned, ahead: Sequence[Made]) -> Made:
-    """The kernels for few queries, if the spec has them."""
+    """Return the parts of the decoding kernels, if the spec has them."""
     if not decodes(planned.loaded):
         return Made()
     plan = plan_decode(planned.loaded)

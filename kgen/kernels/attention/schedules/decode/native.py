@@ -1,4 +1,4 @@
-"""The decoding kernels from C."""
+"""The C launches of the decoding kernels."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ NAMES = (
     *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
     *("block_table_ptr", "stride_tb", "stride_tp"),
 )
-"""The names of arguments."""
+"""The names of kernel arguments."""
 
 
 @dataclass(frozen=True)
 class DecodeCalls(Template):
-    """The functions of calls with few queries."""
+    """The C functions for calls with few queries."""
 
     template: ClassVar[str] = "attention/decode/_calls.j2"
 
     when: str
-    """The condition of a call that decodes."""
+    """The condition under which a call uses the decoding kernels."""
     balanced: bool
     width: int
-    """Columns of a value."""
+    """Columns of V."""
     lse: Tensor
 
 
 @dataclass(frozen=True)
 class DecodeWorkspace(Template):
-    """The lines that compute the size of the workspace of a call with few queries."""
+    """The statements that compute the workspace size of a call with few queries."""
 
     template: ClassVar[str] = "attention/decode/_workspace.j2"
 
 
 def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
-    """The kernels for few queries, if the spec has them."""
+    """Return the C launches of the decoding kernels, if the spec has them."""
     if not decodes(of.loaded):
         return Calls()
     plan = plan_decode(of.loaded)
@@ -66,7 +66,9 @@ def calls(of: Prepared, others: Sequence[Calls]) -> Calls:
 
 
 def _tables(plan: DecodePlan) -> list[Tiles]:
-    """Return a row for each chip. Its number of rows is a maximum, not a constant of a kernel."""
+    """Return the tile tables, with one row per chip. `BLOCK_M` is a maximum, not a kernel
+    constant.
+    """
     rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
     return [
         Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")

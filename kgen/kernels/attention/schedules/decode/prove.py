@@ -26,7 +26,7 @@ TABLE = "block_table"
 
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
-    """The obligations of the decoding kernels of a spec."""
+    """Yield the obligations of the decoding kernels of a spec."""
     if decodes(loaded):
         yield from of_decoding(loaded, plan_decode(loaded), extent)
 

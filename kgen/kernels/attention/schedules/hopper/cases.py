@@ -1,5 +1,5 @@
-"""Cases for the Hopper kernels in the Gluon interpreter: more tiles than slots, and ends at all
-places.
+"""Cases for the Hopper kernels in the Gluon interpreter: more tiles than slots, and ranges with
+ends at all offsets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def _padded(problem: Any, group: int) -> Iterator[Case]:
         # tiles of keys that a causal mask shows to no query
         yield Case("fewer", 70, 400, group=group)
         yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked
-    # So steep that the maximum of a row grows by far from tile to tile.
+    # A slope so steep that the row maximum grows a lot between tiles.
     yield Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0)
     if problem.key_conjuncts or problem.per_batch:
-        # Ends anywhere, past which there is NaN: in a tile, between tiles, none.
+        # The end may be inside a tile, between tiles, or absent. Keys past it are NaN.
         yield Case("ends", 130, 300, 5, group=group, lse=True, hidden=True)
         yield Case("short", 150, 64, 3, group=group, hidden=True)
 
 
 def _packed(group: int) -> Iterator[Case]:
-    """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after
-    the last.
+    """Yield packed cases: long and empty sequences, more queries than keys and fewer, and tokens
+    after the last sequence.
     """
 
     def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:

@@ -1,4 +1,4 @@
-"""The Hopper kernels, with the values of their templates other than loops and operands."""
+"""The Hopper kernels: the values of their templates, except loops and operands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ColumnsOfKeys:
 
 
 def next_item(dynamic: bool, counter: str) -> list[str]:
-    """Return the lines by which a producer gets its next tile."""
+    """Return the statements by which a producer gets its next tile."""
     if not dynamic:
         return ["number += gl.num_programs(0)"]
     return [
@@ -52,7 +52,7 @@ def next_item(dynamic: bool, counter: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Common(Rows):
-    """The fields that all kernels for Hopper of one plan share."""
+    """The fields that all Hopper kernels of one plan share."""
 
     packed: bool
     grouped: bool
@@ -60,7 +60,7 @@ class Common(Rows):
     kv_heads: str
     listed: bool
     dynamic: bool
-    """True where programs take tiles from a counter."""
+    """True if programs take tiles from a counter."""
     problem: Record
     """The arguments of the problem that kernels pass to functions, except compile-time
     constants.
@@ -75,12 +75,12 @@ class Common(Rows):
     """The tiles of Q."""
     k: list[str]
     vectors: Code
-    """The offset of a head's row of log-sum-exp and delta."""
+    """The offset of a head's rows in log-sum-exp and delta."""
     consumers: int
     """Number of consumers of forward."""
     streams: list[Stream]
     hidden_keys: HiddenKeys | None
-    """The keys past an end that only the mask of a tile excludes."""
+    """The keys past an end that only the mask of a tile excludes. None without such keys."""
 
     @property
     def sums(self) -> list[ColumnsOfKeys]:
@@ -132,11 +132,11 @@ class ForwardKernel:
     published: PublishedTile
     """The fields of a tile of queries that the producer publishes, here and in dq."""
     last_masked: Code
-    """How many tiles at the end of a tile's range have the mask."""
+    """Number of masked tiles at the end of a tile's range."""
     operands: KernelOperands
     pages: Pages
     unpaged: HiddenKeys | None
-    """The keys that are on no page; None where keys are in no pages."""
+    """The test for keys that are on no page. None without pages."""
     lag: Lag
     key_slots: Record
     columns_of_out: Columns
@@ -144,35 +144,39 @@ class ForwardKernel:
     """Threads of a warp along a row, with eight elements each, and the number of rows."""
     k_bytes: str
     next_item: list[str]
-    """The lines by which the producer goes on."""
+    """The statements by which the producer gets its next tile."""
     skipped: SkippedRings
     sink_load: Code | None
     on_dead_rows: str
-    """Text for rows that see no key."""
+    """The results of rows without a visible key, for a comment."""
 
     @property
     def fraction(self) -> str:
-        """Text for the part of a tile of queries that a consumer has."""
+        """The fraction of a tile of queries that one consumer processes, in words."""
         return {2: "half", 3: "third"}[self.tile.consumers]
 
     @property
     def skips_past(self) -> list[str]:
-        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        """The statements that skip tiles at the end of the range. Only the other half needs
+        these tiles.
+        """
         return self.skipped.lines("n_past") if self.loop.past else []
 
     @property
     def skips_ahead(self) -> list[str]:
-        """The lines that skip the tiles at its start."""
+        """The statements that skip tiles at the start of the range. Only the other half needs
+        these tiles.
+        """
         return self.skipped.lines("n_ahead", " - 1") if self.loop.ahead else []
 
     @property
     def columns(self) -> str:
-        """Number of keys whose scores a consumer has at a time."""
+        """Number of keys whose scores a consumer computes at a time."""
         return "BLOCK_N" if self.tile.chained else "BLOCK_N // 2"
 
     @property
     def carried(self) -> str:
-        """The values that the loop carries."""
+        """The names of the loop-carried values."""
         return f"{'p, ' if self.tile.chained else ''}m_i, l_i, acc, n_used"
 
     @property
@@ -219,21 +223,25 @@ class DqKernel:
     """The stores of gradients of buffers."""
     rings: DqRings
     also: list[str]
-    """Text for the gradients of buffers."""
+    """The gradients of buffers that the kernel computes, in words."""
 
     @property
     def carried(self) -> str:
-        """The values that the loop carries."""
+        """The names of the loop-carried values."""
         return ", ".join([*self.rings.products_carried, *self.row_sums])
 
     @property
     def skips_past(self) -> list[str]:
-        """The lines that skip the tiles at the end of the range that only the other half needs."""
+        """The statements that skip tiles at the end of the range. Only the other half needs
+        these tiles.
+        """
         return self.rings.skipped.lines("n_past") if self.loop.past else []
 
     @property
     def skips_ahead(self) -> list[str]:
-        """The lines that skip the tiles at its start."""
+        """The statements that skip tiles at the start of the range. Only the other half needs
+        these tiles.
+        """
         return self.rings.skipped.lines("n_ahead") if self.loop.ahead else []
 
     @property
@@ -251,14 +259,14 @@ class DqRings:
     """
 
     named_rings: Statement
-    """The statement that gives the rings names in the consumer."""
+    """The statement that names the rings in the consumer."""
     key_rings: list[str]
     held_queries: list[str]
-    """The slots in which the loop finds Q and dO."""
+    """The slots of Q and dO in the loop."""
     products_carried: list[str]
     skipped: SkippedRings
     dq_sums: str
-    """The sums that products are added to."""
+    """The accumulators of dq, as comma-separated names."""
     dq_products: str
     younger: int
     """Number of products that start after dP."""
@@ -267,7 +275,7 @@ class DqRings:
 
 
 def rings_of_dq(plan: HopperPlan) -> DqRings:
-    """The rings of dq."""
+    """Return the rings of dq."""
     rope = ["q_rope"] if plan.rope else []
     own = ["dq", *(f"d{x}" for x in rope)]
     apart = plan.dq_rings_apart
@@ -318,7 +326,7 @@ def key_slots(k: list[str], values: str = "SLOTS", paged: int | None = None) -> 
 
 
 def late_of(gradients: Gradients, late: bool) -> MaskedLate | None:
-    """The values that the late mask hides."""
+    """Return the values that the late mask sets to zero, or None."""
     return MaskedLate(gradients.products, gradients.masked_late, gradients.sums) if late else None
 
 
@@ -370,7 +378,7 @@ class DkdvKernel:
     """True if one consumer computes dv, and the other dk."""
     head_columns: int
     next_item: list[str]
-    """The lines by which the producer goes on."""
+    """The statements by which the producer gets its next tile."""
     held_keys: list[str]
     """The names of K in the loop of dv."""
     store_dk: Statement
@@ -407,7 +415,7 @@ class BackwardOperands:
 
 @dataclass(frozen=True)
 class Kernels:
-    """All kernels for Hopper of a plan."""
+    """All Hopper kernels of a plan."""
 
     plan: HopperPlan
     common: Common
@@ -418,7 +426,7 @@ class Kernels:
 
     @property
     def dynamic(self) -> bool:
-        """True where programs take tiles from a counter."""
+        """True if programs take tiles from a counter."""
         return self.common.dynamic
 
     @property
@@ -447,5 +455,5 @@ class Kernels:
 
     @property
     def of_queries(self) -> Sequence[QueriesLoop]:
-        """The loops of kernels whose tiles are queries."""
+        """The loops of kernels that own tiles of queries."""
         return [of.loop for of in (self.forward, self.dq) if of is not None]

@@ -46,14 +46,14 @@ class Dkdv(OfKeys):
 
     @property
     def keys_ready(self) -> list[str]:
-        """The lines that wait for K and V."""
+        """The statements that wait for K and V."""
         if self.looked_up:
             return ["_consumer_wait(kv_ring, at_k)", "_consumer_wait(kv_ring, at_v)"]
         return ["k, v = _consumer_tile(kv_ring, at_k), _consumer_tile(kv_ring, at_v)"]
 
     @property
     def keys_in_registers(self) -> list[str]:
-        """The lines that load K and V into registers."""
+        """The statements that load K and V into registers."""
         if not self.tile.halves:
             return []
         k, v = (f"{x}.load(gl.DotOperandLayout(0, SCORES, 2))" for x in "kv")
@@ -75,18 +75,18 @@ class SplitDkdv(OfKeys):
 
     @property
     def scores(self) -> list[str]:
-        """The lines that start the products of the scores."""
+        """The statements that start the products of the scores."""
         rope = "qk_async = _async_dot_nt_plus(qk_async, k_rope, _slot(q_ring.slots.q_rope, slot))"
         return ["qk_async = _async_dot_nt(k, q, SCORES)", *([rope] if self.rope else [])]
 
     @property
     def rope_released(self) -> list[str]:
-        """The line that releases the rope columns of K."""
+        """The statement that releases the rope columns of K."""
         return ["_consumer_release(args.k_rope_ring, done)"] if self.rope else []
 
     @property
     def rope_ring(self) -> list[str]:
-        """The line that builds the ring of rope columns of K."""
+        """The statement that builds the ring of rope columns of K."""
         return ["k_rope_ring = _ring(_slots(k_rope_desc, 1), 1, 1, 2)"] if self.rope else []
 
 
@@ -110,7 +110,7 @@ class KeyLoads(OfKeys):
 
     @property
     def rope_loads(self) -> list[str]:
-        """The lines that load the rope columns of K."""
+        """The statements that load the rope columns of K."""
         if not self.rope:
             return []
         load = f"    args.k_rope_ring, done, args.k_rope_desc, [{self.at_kv}, 0],"
@@ -136,7 +136,7 @@ class Backward(OfKeys):
 
     @property
     def last_key(self) -> list[str]:
-        """The line that finds the last key of a tile, if its range depends on it."""
+        """The statement that finds the last key of a tile, if its range depends on it."""
         line = f"kv_last = gl.minimum(kv_start + BLOCK_N, {self.SK}) - 1"
         return [line] if self.range.last else []
 

@@ -57,13 +57,13 @@ class KeyPart:
     lo: str
     hi: str
     ahead: list[str] = field(default_factory=list)
-    """The counts of tiles that it skips before, one or none."""
+    """The number of tiles that the loop skips before its start, in a list of zero or one name."""
     past: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class KeyConsumer:
-    """The values that a consumer computes for a published tile of keys."""
+    """The values that one consumer computes for a published tile of keys."""
 
     offs_n: list[Statement]
     begin: list[Statement]
@@ -79,7 +79,7 @@ class KeyProducts:
     """Number of products that start after the product of the scores."""
     columns: str
     held: str
-    """The operands with K and V, as parameters of the loop's function."""
+    """The operands that contain K and V, as parameters of the loop's function."""
     held_params: str
     looked_up: bool
     """True if the loop looks up K and V for each tile, because registers are scarce."""
@@ -98,7 +98,7 @@ class KeysLoop:
     begin: list[Statement]
     """The values that a consumer computes for a published tile of keys."""
     shared_prologue: list[Statement]
-    """The statements of it that come from the plan."""
+    """The statements of `begin` that come from the plan."""
     of_dk: KeyConsumer
     """The consumer of dk, if the other consumer has only dv."""
     of_head: list[Statement]
@@ -122,7 +122,7 @@ class KeysLoop:
     stored_dk: Code
     stored_dk_rope: Code
     reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """The names of a call in its functions."""
+    """Expressions for the values of a call inside the functions of the loop, by name."""
 
     @property
     def fixed(self) -> Record:
@@ -138,7 +138,7 @@ class KeysLoop:
 
     @property
     def left_out(self) -> list[str]:
-        """The counts of tiles that only the other half needs."""
+        """Names for the numbers of tiles that only the other half needs."""
         return [name for name, there in (("n_ahead", self.ahead), ("n_past", self.past)) if there]
 
 
@@ -155,7 +155,7 @@ class _Prologue:
 
     @property
     def all(self) -> list[Statement]:
-        """All of both."""
+        """All statements, early and late."""
         return [*self.shared, *self.by_head]
 
 
@@ -287,7 +287,7 @@ def _loops(masked: bool, found: TileRange, own: Own) -> list[KeyPart]:
 
 
 def _told_of_range(q_start: Code) -> list[str]:
-    """The arguments of the loop's function that describe the range."""
+    """Return the arguments of the loop's function that describe the range."""
     used = uses_of([q_start])
     return [n for n in ("q_blocks", "q_lo", *MASKED_TILES, "n_masked", "n_tiles") if n in used]
 

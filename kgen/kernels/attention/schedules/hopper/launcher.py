@@ -31,9 +31,9 @@ class Launch:
     programs: str
     """The number of tiles."""
     given: list[str]
-    """The arguments before those of the problem."""
+    """The arguments before the problem arguments."""
     options: list[str]
-    """The arguments by name."""
+    """The keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ForwardLauncher(Call, Common, Template):
     columns: Columns
     pages: Pages
     rope_descs: list[str]
-    """The lines that build the descriptors of rope columns."""
+    """The statements that build the descriptors of rope columns."""
     launch: Launch
 
     def launch_functions(self) -> Iterable[str]:

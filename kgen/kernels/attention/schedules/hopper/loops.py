@@ -61,7 +61,7 @@ class MaskLoad:
 
     name: str
     dtype: Code
-    """The type of its elements in the kernel."""
+    """The type of the mask's elements in the kernel."""
     line: Statement
 
     @property
@@ -107,7 +107,7 @@ class TileRange:
 
 @dataclass(frozen=True)
 class ConsumedTile:
-    """The values that a consumer computes of a tile."""
+    """The values that a consumer computes for one tile."""
 
     masked: bool
     mask_loads: list[MaskLoad]
@@ -160,7 +160,7 @@ class ConsumedTile:
 
     @property
     def defines(self) -> frozenset[str]:
-        """The names that its statements define."""
+        """The names that the statements of a tile define."""
         lines = [*self.mask_lines, *self.score_lines, *(load.line for load in self.mask_loads)]
         return frozenset().union(*(line.defines for line in lines))
 

@@ -57,7 +57,7 @@ from kgen.targets.template import filled
 
 @dataclass(frozen=True)
 class HopperLoops:
-    """The loops of the kernels for Hopper."""
+    """The loops of the Hopper kernels."""
 
     forward: QueriesLoop | None
     dq: QueriesLoop | None

@@ -1,4 +1,4 @@
-"""The parts of kernels for Hopper in the files of a spec."""
+"""The parts of the Hopper kernels in the files of a spec."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ChipChoice(Template):
 
     name: str
     single: bool
-    """True if they are in this file."""
+    """True if the kernels are in this file."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_by_tma",)
@@ -77,12 +77,12 @@ class ChipChoice(Template):
 
 @dataclass(frozen=True)
 class WhyPortable(Template):
-    """The lines that find why a call uses portable kernels."""
+    """The statements that find the reason why a call uses portable kernels."""
 
     template: ClassVar[str] = "attention/hopper/_why_portable.j2"
 
     by_name: str
-    """The tensors that TMA loads, with their names."""
+    """The tensors that TMA loads, by name."""
 
     def launch_functions(self) -> Iterable[str]:
         return ("_by_tma",)
@@ -158,7 +158,7 @@ def _portable(planned: Planned) -> Portable:
 
 
 def _call(planned: Planned, portable: Portable, shares: bool) -> Call:
-    """Return the names by which the launcher has the values of a call."""
+    """Return the launcher's names for the values of a call."""
     params = forward_params(planned.lowering, portable.forward)
     at = planned.at
     return Call(

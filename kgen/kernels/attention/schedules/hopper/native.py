@@ -28,7 +28,7 @@ FLAG = "on_hopper"
 
 @dataclass(frozen=True)
 class Rope:
-    """The rope columns of a tensor, with the first of them."""
+    """The rope columns of a tensor, with the index of the first."""
 
     tensor: str
     first: int
@@ -36,7 +36,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class StreamedTensor:
-    """A tensor that is loaded for each tile in addition to keys and values."""
+    """A tensor that is loaded for each tile, in addition to K and V."""
 
     name: str
     tensor: BufferTensor
@@ -60,12 +60,12 @@ class HopperForward(Template):
 
     @property
     def rows(self) -> int:
-        """Queries of a consumer."""
+        """Number of queries per consumer."""
         return self.tile.BLOCK_M // self.tile.consumers
 
     @property
     def tiles(self) -> int:
-        """How many descriptors there are."""
+        """Number of TMA descriptors."""
         return len(self.streams) + len(self.descs)
 
     @property
@@ -81,33 +81,33 @@ class HopperForward(Template):
 
 @dataclass(frozen=True)
 class KeyTile:
-    """The tile of the kernel of dk and dv."""
+    """The tile of the dk and dv kernel."""
 
     queries: int
-    """The queries that a vector of rows has."""
+    """Number of queries in a tile of log-sum-exp or delta."""
     BLOCK_M: int
     BLOCK_N: int
     SLOTS: int
     programs: int
-    """The keys of a program."""
+    """Number of keys per program."""
 
 
 @dataclass(frozen=True)
 class HopperBackward:
-    """The kernels of the backward pass."""
+    """The backward kernels."""
 
     descs: tuple[Tiled, ...]
     short_descs: tuple[Tiled, ...]
-    """Descriptors for the kernel of dk and dv alone, whose tiles are shorter."""
+    """Descriptors for the dk and dv kernel only, which has shorter tiles."""
     ropes: tuple[Rope, ...]
     stored: tuple[str, ...]
     dynamic: bool
     fused: HopperTile | None
-    """The tile of the kernel that has dq, dk and dv."""
+    """The tile of the kernel that computes dq, dk and dv. None without one."""
     of_keys: KeyTile
     dq: HopperTile | None
     sums: int
-    """Numbers of a block of queries in the sum of dq."""
+    """Number of elements per block of queries in the sums of dq."""
     least_keys: int
     half: int = HALF
     dq_rows: int = 2 * HALF
@@ -119,7 +119,7 @@ class HopperBackward:
 
     @property
     def again(self) -> list[Tiled]:
-        """The descriptors that the kernel of dq needs once more."""
+        """The descriptors that the dq kernel needs a second time."""
         return (
             [d for d in self.descs if d.name in ("q_desc", "do_desc")] if self.short_descs else []
         )
@@ -135,12 +135,12 @@ class HopperBackward:
 
     @property
     def tiles(self) -> int:
-        """How many descriptors there are."""
+        """Number of TMA descriptors."""
         return self.at_delta + 1
 
     @property
     def enough(self) -> str:
-        """A further condition for one kernel, when it is faster than two."""
+        """The condition under which one kernel is faster than two, as a term to append."""
         if not self.dynamic:
             return ""
         return " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
@@ -148,14 +148,14 @@ class HopperBackward:
 
 @dataclass(frozen=True)
 class ForwardWorkspace(Template):
-    """The line that makes room for a counter of tiles."""
+    """The statement that reserves workspace for a tile counter."""
 
     template: ClassVar[str] = "attention/hopper/_forward_workspace.j2"
 
 
 @dataclass(frozen=True)
 class BackwardServes(Template):
-    """The function that is true if the kernels of the backward pass can run."""
+    """The C predicate that is true if the backward kernels can run."""
 
     template: ClassVar[str] = "attention/hopper/_backward_serves.j2"
 
@@ -164,7 +164,7 @@ class BackwardServes(Template):
 
 @dataclass(frozen=True)
 class BackwardPlanned(HopperBackward, Template):
-    """The lines that give the kernels of the backward pass their workspace."""
+    """The statements that assign the workspace of the backward kernels."""
 
     template: ClassVar[str] = "attention/hopper/_backward_planned.j2"
 
@@ -173,7 +173,7 @@ class BackwardPlanned(HopperBackward, Template):
 
 @dataclass(frozen=True)
 class BackwardLaunch(HopperBackward, KeyTile, Template):
-    """The function that launches the kernels of the backward pass."""
+    """The C function that launches the backward kernels."""
 
     template: ClassVar[str] = "attention/hopper/_backward_launch.j2"
 
@@ -183,7 +183,7 @@ class BackwardLaunch(HopperBackward, KeyTile, Template):
 
 @dataclass(frozen=True)
 class BackwardZeros(HopperBackward, Template):
-    """The lines that clear the sums of dq."""
+    """The statements that clear the sums of dq."""
 
     template: ClassVar[str] = "attention/hopper/_backward_zeros.j2"
 
@@ -226,7 +226,7 @@ def _chip(of: Prepared, backward: HopperBackward) -> ChipCalls:
 
 
 def _forward(of: Prepared, hopper: HopperPlan, streams: Sequence[Stream]) -> HopperForward | None:
-    """The forward kernel, if there is one."""
+    """Return the forward kernel, or None."""
     tile, pages, width = hopper.forward, hopper.page_rows, hopper.width
     if tile is None:
         return None
@@ -250,7 +250,7 @@ def _forward(of: Prepared, hopper: HopperPlan, streams: Sequence[Stream]) -> Hop
 
 
 def backward_on_hopper(hopper: HopperPlan) -> HopperBackward | None:
-    """The kernels of the backward pass, if there are any."""
+    """Return the backward kernels, or None."""
     dkdv, width, fused = hopper.dkdv, hopper.width, hopper.fused
     if dkdv is None:
         return None
@@ -280,7 +280,7 @@ def backward_on_hopper(hopper: HopperPlan) -> HopperBackward | None:
 
 
 def _tiled(found: Sequence[tuple[str, str, str, int]], first: int) -> tuple[Tiled, ...]:
-    """Descriptors by name, tensor, rows and columns, with their places."""
+    """Return descriptors, with their indices, from (name, tensor, rows, columns)."""
     return tuple(
         Tiled(f"{name}_desc", tensor, rows, columns, first + at)
         for at, (name, tensor, rows, columns) in enumerate(found)

@@ -55,9 +55,9 @@ class Warpgroup:
         return [ARGS, PROBLEM, *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
 
     def partitions(self, function: str, n: int = 1, **given: str) -> list[Partition]:
-        """Return the entries of `warp_specialize` for `n` warpgroups.
+        """Return the `warp_specialize` entries for `n` warpgroups.
 
-        `given` are the arguments other than the operands. In them, `{n}` is the number of the
+        `given` has the arguments other than the operands. In its values, `{n}` is the number of the
         warpgroup, and `{letter}` its letter.
         """
 
@@ -72,16 +72,18 @@ class Warpgroup:
 
 @dataclass(frozen=True)
 class Warpgroups:
-    """All warpgroups of a kernel: their operands, and warps and registers of all but the first."""
+    """All warpgroups of a kernel: their operands, and the warps and registers of all except the
+    first.
+    """
 
     handed: list[Record]
     partitions: list[Partition]
     warps: list[int]
     registers: list[int]
     others: str
-    """Text for the warpgroups."""
+    """The warpgroups except the first, in words."""
     registers_in_all: int
-    """The arrivals of one thread of each warpgroup."""
+    """Registers per thread, summed over all warpgroups: 504 or 512."""
 
 
 @dataclass(frozen=True)
@@ -120,24 +122,24 @@ class Lag:
 
     @property
     def words(self) -> str:
-        """Text for a docstring."""
+        """The lag in words, for a docstring."""
         return "; V follows K by LAG tiles" if self.given else ""
 
     @property
     def constant(self) -> list[str]:
-        """The line that defines `LAG` in the producer if it is not a parameter."""
+        """The statement that defines `LAG` in the producer, unless it is a parameter."""
         return [] if self.given else [f"LAG: tl.constexpr = {self.own}"]
 
     @property
     def counter_wait(self) -> list[str]:
-        """The lines that wait before the producer uses the counter of tiles."""
+        """The statement that waits before the producer uses the tile counter."""
         if not self.given:
             return ["gdc_wait()  # the counter may not be zero before this"]
         return ["if LAG > 0:", "    gdc_wait()  # forward may start before the counter is zero"]
 
     @property
     def last_wait(self) -> list[str]:
-        """The line at the end of a producer that also serves dq."""
+        """The final wait of a producer that also serves dq."""
         why = "dq, which overlaps the end of the dk and dv kernel, must not end first"
         return [f"gdc_wait()  # {why}"] if self.given else []
 
@@ -168,12 +170,14 @@ class Operands:
 
     @property
     def reach(self) -> dict[str, str]:
-        """The names of a call, of lists of blocks and of sinks in the function of a warpgroup."""
+        """Expressions for the call, the block lists and the sinks in the function of a
+        warpgroup, by name.
+        """
         own = _names([*self.lists["kv"], *self.lists["q"], *SINKS])
         return self.problem.reach | record("", ARGS, own).reach
 
     def counter(self, tensor: str) -> list[Param]:
-        """Return the counter of tiles, if programs take tiles from a counter."""
+        """Return the parameter of the tile counter, if programs take tiles from a counter."""
         return [Param("counter_ptr", tensor)] if self.plan.dynamic else []
 
     def constexprs(self, *more: str) -> list[str]:
@@ -289,7 +293,7 @@ class Operands:
         return KernelOperands(params, groups, producer, consumer)
 
     def _producer_of_keys(self) -> Warpgroup:
-        """The producer of tiles of keys."""
+        """Return the producer of tiles of keys."""
         more = _names([*self.lists["q"], *self.counter("counters")])
         descs = _names(_descs([*self.k, "v"]))
         names = ["scheduler", *descs, *self.query_descs, *self.key_rings, "q_ring", *more]
@@ -345,7 +349,7 @@ def _consumer(kernel: str, names: list[str]) -> Record:
 def _warpgroups(
     tile: HopperTile, handed: list[Warpgroup], partitions: list[Partition]
 ) -> Warpgroups:
-    """Warps and registers of all warpgroups but the first."""
+    """Return the warps and registers of all warpgroups except the first."""
     others = tile.consumers - 1
     which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
     return Warpgroups(
@@ -367,7 +371,7 @@ SINKS = [Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()")]
 
 
 def _tensors(names: list[str] | tuple[str, ...]) -> list[Param]:
-    """Pointers to tensors."""
+    """Return the pointer parameters of tensors."""
     return [Param(f"{name}_ptr", name) for name in names]
 
 
@@ -385,7 +389,7 @@ def _tuple(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """A field of a published tile."""
+    """A field of a published tile, with its value in the producer."""
 
     name: str
     value: Code | str
@@ -442,7 +446,7 @@ def tiles_of_queries(forward: QueriesLoop, dq: QueriesLoop | None, packed: bool)
 
 
 def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
-    """The published fields of a tile of keys."""
+    """Return the published fields of a tile of keys."""
     told = [Told("kv_start", "kv_start"), Told("b_h", "b * problem.HQ + h")]
     if loop.range.listed:
         told.append(Told("row", "row"))
@@ -457,5 +461,5 @@ def tiles_of_keys(loop: KeysLoop, packed: bool) -> PublishedTile:
 
 
 def _lengths(begin: str, packed: bool) -> list[Told]:
-    """The starts of packed sequences, and their lengths."""
+    """Return the fields for the starts and lengths of packed sequences."""
     return [Told(name, name) for name in (begin, "SQ", "SK")] if packed else []

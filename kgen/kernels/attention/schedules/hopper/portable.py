@@ -1,4 +1,4 @@
-"""The parts of the portable kernels and their launcher that the kernels for Hopper use."""
+"""Parts of the portable kernels and their launcher that the Hopper kernels use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kgen.targets.code import Code
 
 @dataclass(frozen=True)
 class Portable:
-    """The loops of the kernels for every chip."""
+    """The portable loops, from which the Hopper loops are built."""
 
     forward: LoopKernel
     dq: LoopKernel | None = None
@@ -21,8 +21,8 @@ class Portable:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The code by which portable kernels find rows and heads, and their declarations of the
-    problem.
+    """The expressions by which portable kernels address rows and heads, and the problem
+    parameters.
     """
 
     kv_heads: str
@@ -34,24 +34,24 @@ class Surroundings:
     """The strides of a tensor as wide as out, as parameters."""
     sink_load: Code
     dead_rows: str
-    """Rows that see no key, in words."""
+    """The results of rows without a visible key, in words."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """The names by which the launcher has the values of a call."""
+    """The launcher's names for the values of a call."""
 
     inputs: str
-    """Its tensors and numbers."""
+    """The tensors and numbers of the call."""
     problem_args: str
     sizes: Sizes
     shape_of_lse: str
     group: int
     """Number of heads that are processed at a time."""
     shares: bool
-    """True if other functions begin and end backward."""
+    """True if other functions start and finish the backward pass."""
 
 
 def portable_of(loops: Mapping[str, LoopKernel]) -> Portable:
-    """The loops by the names of their kernels."""
+    """Return the portable loops, by the names of their kernels."""
     return Portable(loops["forward"], loops.get("dq"), loops.get("dkdv"))

@@ -54,7 +54,7 @@ from kgen.targets.code import (
 MASKED_TILES = ("n_first_masked", "n_last_masked")
 """The numbers of masked tiles at the start and at the end of a range."""
 OUTSIDE = ("b", "h", "q_idx", "q_start", "item")
-"""The names that a consumer of queries knows of its tile."""
+"""The names that a consumer of queries defines for its tile."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class QueryPart:
 
 @dataclass(frozen=True)
 class MaskedTiles:
-    """The tiles of keys that have the mask, and the loops over all tiles, or over all but the
+    """The tiles of keys that need the mask, and the loops over all tiles, or over all except the
     first.
     """
 
@@ -117,12 +117,12 @@ class QueriesLoop:
     begin: list[Statement]
     """The values that a consumer computes for a published tile of queries."""
     prologue: list[Statement]
-    """The statements of it that come from the plan."""
+    """The statements of `begin` that come from the plan."""
     offs_n: list[Statement]
     passed: list[str]
     """The values that the functions of a tile read and do not change."""
     product: Code
-    """The scores of a tile, in flight."""
+    """The asynchronous product that computes the scores of a tile."""
     bias: ProductBias | None
     own_bounds: list[Statement]
     """The statements that find the tiles of this half."""
@@ -145,13 +145,13 @@ class QueriesLoop:
     mask_param: list[str]
     """The parameter with this condition, if it is a compile-time constant."""
     loops: list[QueryPart]
-    """The loops over all tiles, or over all but the first."""
+    """The loops over all tiles, or over all except the first."""
     row_rest: Code | None
     sink: Code
     store_guard: Code | None
     vector_guard: Code | None
     reach: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """The names of a call in its functions."""
+    """Expressions for the values of a call inside the functions of the loop, by name."""
 
     @property
     def scores(self) -> Statement:
@@ -183,7 +183,7 @@ class HiddenKeys:
     names: list[str]
     """The parameters of functions that test for hidden keys."""
     given: list[str]
-    """The arguments for them."""
+    """The arguments for these parameters."""
     of_scores: bool
     """True if hidden scores must be numbers."""
 
@@ -262,7 +262,7 @@ def _with_bias(
 
 
 def _product(steps: QuerySteps, bias: ProductBias | None) -> Code:
-    """The scores of a tile, in flight."""
+    """Return the asynchronous product that computes the scores of a tile."""
     # If dq has separate rings for K and V, it processes no tile before its loop.
     keys = "_keys(kv_ring, n_used)" if steps.forward or steps.begun else "k"
     product = op("_async_dot_nt(q, {0}, SCORES)", keys)

@@ -34,12 +34,12 @@ class OfProducer(OfForward):
 
     @property
     def head_of_keys(self) -> list[str]:
-        """The line that finds the KV head."""
+        """The statement that finds the KV head."""
         return ["h_kv = h // GQA"] if self.grouped else []
 
     @property
     def last_query(self) -> list[str]:
-        """The line that finds the last query of a tile, if its range depends on it."""
+        """The statement that finds the last query of a tile, if its range depends on it."""
         return [f"q_last = gl.minimum(q_start + BLOCK_M, {self.SQ}) - 1"] if self.range.last else []
 
     @property
@@ -78,7 +78,7 @@ class ChainedTiles(OfForward):
 
     @property
     def rescaled(self) -> list[str]:
-        """The line that rescales the sums if the maximum of a row changed."""
+        """The statement that rescales the sums if the maximum of a row changed."""
         line = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
         return [line] if self.tile.seldom_rescaled else []
 
@@ -121,7 +121,7 @@ class ForwardProducer(OfProducer):
 
     @property
     def page_bounds(self) -> list[Statement]:
-        """The values that tell which keys are on no page."""
+        """The statements that find the keys that are on no page."""
         return self.unpaged.needed if self.unpaged is not None else []
 
     @property
@@ -136,7 +136,7 @@ class ForwardProducer(OfProducer):
 
     @property
     def load_k(self) -> list[str]:
-        """The lines that start the loads of a tile of K."""
+        """The statements that start the loads of a tile of K."""
         if self.unpaged is not None:
             return [self._load_pages("k", "kv_start", self.unpaged)]
         whole = f"async_load(args.k_desc, [{self.at_kv}, 0], full, k_slot)"
@@ -149,7 +149,7 @@ class ForwardProducer(OfProducer):
 
     @property
     def load_v(self) -> list[Statement | str]:
-        """The lines that start the load of a tile of V."""
+        """The statements that start the load of a tile of V."""
         start = assign("v_start", self.v_start)
         if self.unpaged is not None:
             return [start, self._load_pages("v", "v_start", self.unpaged)]
@@ -161,7 +161,7 @@ class ForwardProducer(OfProducer):
 
     @property
     def counter_wait(self) -> list[str]:
-        """The lines that wait before the producer uses the counter of tiles."""
+        """The statements that wait before the producer uses the counter of tiles."""
         return self.lag.counter_wait if self.dynamic else []
 
 
@@ -173,7 +173,7 @@ class FirstTile(OfForward):
 
     @property
     def cleared_keys(self) -> list[str]:
-        """The lines that clear hidden keys before the scores."""
+        """The statements that clear hidden keys before the scores."""
         hidden = self.hidden_keys
         if hidden is None or not hidden.of_scores:
             return []
@@ -208,7 +208,7 @@ class Forward(OfForward):
 
     @property
     def read_queries(self) -> list[str]:
-        """The lines that wait for the queries of a tile."""
+        """The statements that wait for the queries of a tile."""
         at = f"{self.consumers} * i + CONSUMER"
         if not self.tile.queries_in_registers:
             return [f"{x} = _consumer_tile(args.{x}_ring, {at})" for x in self.q]
@@ -223,13 +223,13 @@ class Forward(OfForward):
 
     @property
     def released_queries(self) -> list[str]:
-        """The lines that release them after the last product."""
+        """The statements that release Q after the last product."""
         of = [] if self.tile.queries_in_registers else self.q
         return [f"_consumer_release(args.{x}_ring, {self.consumers} * i + CONSUMER)" for x in of]
 
     @property
     def cleared_values(self) -> list[Statement | str]:
-        """The lines that clear hidden values of the first tile."""
+        """The statements that clear hidden values of the first tile."""
         if self.hidden_keys is None:
             return []
         return [
@@ -240,7 +240,7 @@ class Forward(OfForward):
 
     @property
     def last_product(self) -> list[str]:
-        """The lines that start the product of the last tile, if it is not in the loop."""
+        """The statements that start the product of the last tile, if it is not in the loop."""
         if not self.tile.chained:
             return []
         product = "acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)"
@@ -248,7 +248,7 @@ class Forward(OfForward):
 
     @property
     def last_product_added(self) -> list[str]:
-        """The lines that wait for this product."""
+        """The statements that wait for the product of the last tile."""
         if not self.tile.chained:
             return []
         wait = "acc = warpgroup_mma_wait(0, deps=[acc_async])"

@@ -27,15 +27,15 @@ from kgen.targets.code import (
 
 @dataclass(frozen=True)
 class Pages:
-    """The place of a tile of keys in forward, which may be in pages."""
+    """The address of a tile of keys in forward. The keys may be in pages."""
 
     size: int | None = None
     """Keys per page; None without pages."""
     row: str = "0"
-    """The row of a page that a tile begins with."""
+    """The first row of the tile in its page."""
     params: list[Param] = field(default_factory=list)
     k: str = "k"
-    """The tensors that the launcher makes descriptors of; pages are [pages, HKV, size, D]."""
+    """The tensors of the TMA descriptors. Pages are [pages, HKV, size, D]."""
     v: str = "v"
     rows: str = "BLOCK_N"
     """Number of rows that TMA loads at a time."""

@@ -1,8 +1,8 @@
-"""Named tuples, by which a Hopper kernel passes values to its functions.
+"""Named tuples, in which a Hopper kernel passes values to its functions.
 
-Emitted files use Python's named tuples, not aggregates of Gluon. Triton treats them as its own
-tuples everywhere, also in partitions. Aggregates have a public name only since Triton 3.8. They
-need the type of every field, and before 3.8 a constructor of each class.
+Emitted files use Python's named tuples, not Gluon aggregates. Triton treats them as its own tuples
+everywhere, including partitions. Aggregates have a public name only since Triton 3.8. They need the
+type of every field, and before 3.8 a constructor for each class.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from kgen.targets.code import Code, Name, Statement, renamed
 from kgen.targets.folding import Bracketed
 
 TAKEN = frozenset({"type", "values"})
-"""The attributes that Triton's tuples have of their own."""
+"""Attribute names that Triton's tuples already use."""
 
 
 def field_of(name: str) -> str:
-    """The field that holds a variable."""
+    """Return the field that holds a variable."""
     return f"{name}_" if name in TAKEN else name
 
 
 @dataclass(frozen=True)
 class Record:
-    """A named tuple: its class, the variable that holds it, and its fields by the variables that
-    they stand for.
-    """
+    """A named tuple: its class, the variable that holds it, and its fields by variable name."""
 
     name: str
     variable: str
@@ -36,7 +34,7 @@ class Record:
 
     @property
     def names(self) -> list[str]:
-        """The variables that its fields stand for."""
+        """The variables that the fields hold."""
         return [*self.given]
 
     @property
@@ -52,15 +50,15 @@ class Record:
 
     @property
     def reach(self) -> dict[str, str]:
-        """The expression of each variable in a function that has the record as a parameter."""
+        """The expression of each variable, in a function that has the record as a parameter."""
         return {name: f"{self.variable}.{field_of(name)}" for name in self.given}
 
 
 def record(
     name: str, variable: str, names: Sequence[str], made: Mapping[str, str] | None = None
 ) -> Record:
-    """A record of variables; `made` are the values of fields that are no variable of the same
-    name.
+    """Return a record of variables. `made` has the values of fields that are not variables of
+    the same name.
     """
     return Record(name, variable, {n: (made or {}).get(n, n) for n in names})
 
@@ -69,7 +67,9 @@ T = TypeVar("T")
 
 
 def reached(value: T, names: Mapping[str, str]) -> T:
-    """A value, or the values within dataclasses and sequences, with names as records have them."""
+    """Replace variables in a value, and in nested dataclasses and sequences, by their
+    expressions.
+    """
     return _reached(value, {name: Name(other) for name, other in names.items()})  # type: ignore[return-value]
 
 

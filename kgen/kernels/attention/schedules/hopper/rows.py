@@ -1,6 +1,4 @@
-"""Rows of a tile in the kernels for Hopper: coordinates of TMA, and vectors of log-sum-exp and
-delta.
-"""
+"""Row addresses in the Hopper kernels: TMA coordinates, and vectors of log-sum-exp and delta."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ VECTORS = ("lse", "delta")
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D], which TMA counts from their
-    ends.
+    """Rows of tensors [B, H, S, D], or of packed sequences [T, H, D]. TMA counts packed rows
+    from their ends.
     """
 
     before_q: list[str]
@@ -26,24 +24,24 @@ class Rows:
     """The first row of a tile of queries."""
     kv_row: str
     at_q: str
-    """All coordinates of the first row of a tile but the column."""
+    """The coordinates of the first row of a tile, except the column."""
     at_kv: str
     at_v: str
     stored_at: str
-    """The coordinates of the store of a tile of keys. At that time, the next tile is already
+    """The coordinates at which a tile of keys is stored. At that time, the next tile is already
     known.
     """
     SQ: str
-    """The number of queries: that of a tile's sequence, or of the problem."""
+    """Number of queries in the tile's sequence, or in the problem."""
     SK: str
     rows_and_columns: str
     """The shape of a slot without its first dimensions."""
     vector_params: list[Param]
-    """Log-sum-exp and delta, as parameters of the kernel of dk and dv."""
+    """Log-sum-exp and delta, as parameters of the dk and dv kernel."""
 
 
 def rows_of(packed: bool, kv_head: str, queries: int) -> Rows:
-    """The places of rows. The kernel of dk and dv has tiles of `queries` rows."""
+    """Return the row addresses. The dk and dv kernel has tiles of `queries` rows."""
     q, kv = (
         ([["FAR", "q_end", "h"], ["FAR", "kv_end", kv_head]])
         if packed
@@ -82,8 +80,8 @@ def vectors_of(packed: bool, queries: int) -> list[Param]:
 
 
 def load_of_row(name: str, vectors: Code, guard: Code | None) -> Statement:
-    """The load of a number of each row of a consumer; `vectors` is the offset of the rows of a
-    head.
+    """Return the load of one number per row of a consumer. `vectors` is the offset of the head's
+    rows.
     """
     address = _address(name, vectors)
     if guard is None:
@@ -92,7 +90,7 @@ def load_of_row(name: str, vectors: Code, guard: Code | None) -> Statement:
 
 
 def store_of_row(name: str, value: Code, vectors: Code, guard: Code | None) -> Statement:
-    """The store of a number of each row of a consumer."""
+    """Return the store of one number per row of a consumer."""
     address = _address(name, vectors)
     if guard is None:
         return Run(op("gl.store({0}, {1})", address, value))

@@ -17,7 +17,7 @@ from kgen.targets.code import Assign, Name, as_type, assign, op
 
 @dataclass(frozen=True)
 class Stream:
-    """A stream of tiles of queries by keys.
+    """A stream of tiles [queries, keys].
 
     Each consumer has its own ring, with its rows of the tiles.
     """
@@ -31,17 +31,17 @@ class Stream:
     K and V use one more turn than the stream for each item."""
     buffer: str
     index: str
-    """The index that makes a four-dimensional tensor of the buffer; empty if it has four
-    dimensions.
-    """
+    """The index that makes the buffer four-dimensional. Empty if it has four dimensions."""
     axes: str
     bits: int
     """Bits of an element."""
     at: str
-    """The first two coordinates."""
+    """The first two TMA coordinates."""
     slots: int
     of_heads: bool
-    """True if batches share it. Programs then process the batches of one head in sequence."""
+    """True if all batches share the tensor. Programs then process the batches of one head in
+    sequence.
+    """
 
     @property
     def tensor(self) -> str:
@@ -59,7 +59,7 @@ class Stream:
 
 
 def streams_of(plan: HopperPlan, kernels: Lowering) -> list[Stream]:
-    """The streams of forward."""
+    """Return the streams of forward."""
     return (
         [_pair(plan, plan.pair, kernels)]
         if plan.forward is not None and plan.pair is not None
@@ -68,7 +68,7 @@ def streams_of(plan: HopperPlan, kernels: Lowering) -> list[Stream]:
 
 
 def _pair(plan: HopperPlan, pair: Binding, kernels: Lowering) -> Stream:
-    """A number for each pair of positions."""
+    """Return the stream of a buffer with one number per (query, key)."""
     tile = plan.forward
     assert tile is not None
     assert isinstance(pair.node, Read)

@@ -53,12 +53,12 @@ class Rescaling:
 
     @property
     def alpha_at(self) -> int:
-        """The place of the first row's alpha among the operands."""
+        """The index of the first row's alpha among the operands."""
         return 2 * self.elements
 
     @property
     def next_alpha_at(self) -> int:
-        """The place of the second row's alpha."""
+        """The index of the second row's alpha among the operands."""
         return 2 * self.elements + 2
 
 
@@ -70,7 +70,7 @@ class SharedParts(Common, Template):
     language: ClassVar[str] = GLUON
 
     others: str
-    """Text for the consumers."""
+    """The consumers, in words."""
     item_size: int
     """Number of values in a slot of the tile scheduler."""
     forward: bool
@@ -167,11 +167,11 @@ def _shared_parts(hopper: Kernels, kernels: Lowering) -> SharedParts:
 
 
 def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:
-    """The names that `hopper.py` imports from `triton.py`."""
+    """Return the names that `hopper.py` imports from `triton.py`."""
     values = [*codes_in(hopper)]
     used = {name for code in values for name in code.names}
     spelled = [p.spelled[GLUON] for code in values for p in walk(code) if isinstance(p, Op)]
-    # Helpers of Gluon are in `hopper.py`.
+    # Gluon helpers are in `hopper.py`.
     helpers = [s.form.partition("(")[0] for s in spelled if s.helper in kernels.helpers]
     launcher = ["_by_ends"] if kernels.packed else []
     constants = ["LOG2E"]
@@ -182,7 +182,7 @@ def _imported(hopper: Kernels, kernels: Lowering) -> list[str]:
 
 
 def codes_in(value: object) -> Iterator[Code]:
-    """Every value within dataclasses and lists."""
+    """Yield every `Code` value in nested dataclasses and lists."""
     if isinstance(value, Code):
         yield value
     elif isinstance(value, Statement):

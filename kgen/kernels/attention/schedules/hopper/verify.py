@@ -25,12 +25,12 @@ PREFIX = "hopper-"
 
 
 def case_names(problem: Problem) -> tuple[str, ...]:
-    """The same for each pass."""
+    """Return the case names, which are the same for each pass."""
     return tuple(PREFIX + case.name for case in for_hopper(problem))
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
-    """The verdicts on each output of a call; None where the portable kernels served it."""
+    """Return the checks of each output of a call. None if the portable kernels served the call."""
     (case,) = (case for case in for_hopper(subject.problem) if PREFIX + case.name == name)
     with _launched() as kernels:
         found = run_drawn(subject, group, case)
@@ -39,7 +39,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
 
 @contextmanager
 def _launched() -> Iterator[list[str]]:
-    """Yields the names of kernels that the interpreter launches meanwhile."""
+    """Yield a list that collects the names of the kernels that the interpreter launches."""
     names: list[str] = []
     launch = Kernel.__getitem__
 
@@ -52,13 +52,15 @@ def _launched() -> Iterator[list[str]]:
 
 
 def unable(module: ModuleType) -> str | None:
-    """Return why the kernels cannot be imported: they need functions that not all Tritons have."""
+    """Return the reason why the kernels cannot be imported, or None. Some Triton versions lack
+    functions.
+    """
     names = vars(module)
     known = ", ".join(f"{major}.{minor}" for major, minor in names["GLUON_TRITONS"])
     return None if names["TRITON"] in names["GLUON_TRITONS"] else f"takes Triton {known}"
 
 
 def unused(module: ModuleType) -> str | None:
-    """Return why the emitted file uses the portable kernels on a device."""
+    """Return the reason why the emitted file uses the portable kernels on a device, or None."""
     because = vars(module)["_portable_because"](torch.device("cuda", torch.cuda.current_device()))
     return f"does not serve: {because}" if because else None

@@ -1,4 +1,4 @@
-"""Kernels in Triton that run on every chip."""
+"""Triton kernels that run on every chip."""
 
 from kgen.family import Lazy
 from kgen.kernels.attention.schedules.schedule import Schedule

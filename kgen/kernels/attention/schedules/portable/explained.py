@@ -10,7 +10,7 @@ from kgen.spec.load import Loaded
 
 
 def explained(loaded: Loaded, plan: AttentionPlan) -> Explained:
-    """Return loops and tiles of the kernels of every chip."""
+    """Return the loops and tiles of the portable kernels."""
     of_backward = {"dq": plan.tiles.dq, "dkdv": plan.tiles.dkdv} if plan.backward else {}
     tables = {"forward": plan.tiles.forward} | of_backward
     of_gradients = {"pairs": plan.tiles.pair} if plan.pairs else {}

@@ -1,4 +1,4 @@
-"""The portable kernels, with the values that their templates print."""
+"""Template data of the portable kernels."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def load_of_vector(name: str, guard: Code | None) -> Code:
 
 @dataclass(frozen=True)
 class _Kernel(KernelParams, Template):
-    """The fields of all kernels."""
+    """The fields that all portable kernels share."""
 
     launched: KernelParams
-    """The parameters as one value, for the launcher."""
+    """The parameters as one object, for the launcher."""
     head: Head
     at: Placement
     exact: Exact
@@ -84,7 +84,7 @@ class _OfLoop(TileBody, LoopKernel, _Kernel):
 
     @property
     def last_query(self) -> list[str]:
-        """The line that finds the last query of a tile, if the kernel uses it."""
+        """The statement that computes the last query of a tile, if the kernel uses it."""
         return ["q_last = tl.minimum(q_start + BLOCK_M, SQ) - 1"] if self.last else []
 
 
@@ -109,12 +109,12 @@ class Forward(_OfLoop):
 
     @property
     def k_stream(self) -> Stream:
-        """The keys of a tile, which scores wait for."""
+        """The stream of K tiles, for which the scores wait."""
         return self.operands.streams[0]
 
     @property
     def v_stream(self) -> Stream:
-        """The values of a tile."""
+        """The stream of V tiles."""
         return self.operands.streams[1]
 
 
@@ -127,7 +127,7 @@ class Delta(_Kernel):
     loads: list[Load]
     """The columns of out and dO."""
     rounded: str
-    """dO as rounded as in dP = dO @ V^T, from which delta is subtracted."""
+    """dO, rounded as in dP = dO @ V^T, from which delta is subtracted."""
     sink: Code | None
     follower: Follower | None
     """The kernels that may begin before this kernel ends (programmatic dependent launch)."""
@@ -139,7 +139,7 @@ class Delta(_Kernel):
 
     @property
     def counts(self) -> bool:
-        """True if the following kernels count their tiles."""
+        """True if the following kernels take tiles from counters."""
         return self.follower is not None and self.follower.counts
 
 
@@ -148,11 +148,11 @@ class _OfBackward(_OfLoop):
     """The base of the kernels of dq, and of dk and dv."""
 
     gradients: Gradients
-    """The gradients that a tile adds to."""
+    """The gradients that each tile adds to."""
 
     @property
     def stream(self) -> Stream:
-        """The two tensors that the loop loads tile by tile."""
+        """The stream of the two tensors that the loop loads for each tile."""
         return self.operands.streams[0]
 
 
@@ -177,7 +177,7 @@ class DkDv(_OfBackward):
 
     @property
     def last_key(self) -> list[str]:
-        """The line that finds the last key of a tile, if the kernel uses it."""
+        """The statement that computes the last key of a tile, if the kernel uses it."""
         return ["kv_last = tl.minimum(kv_start + BLOCK_N, SK) - 1"] if self.last else []
 
     @property
@@ -187,7 +187,7 @@ class DkDv(_OfBackward):
 
     @property
     def held_by_each_head(self) -> tuple[Held, ...]:
-        """The tiles that are loaded for each query head, because they depend on it."""
+        """The tiles that are loaded for each query head, because they depend on the head."""
         return self.operands.held if self.held_by_head else ()
 
     @property
@@ -217,7 +217,7 @@ class Pair(TileBody, Recomputed, PairKernel, _Kernel):
 
     @property
     def address_line(self) -> Assign:
-        """The line that makes the addresses of the tile's gradient."""
+        """The statement that computes the addresses of the tile's gradient."""
         return assign(f"{self.name}_tile", self.address)
 
 
@@ -243,10 +243,10 @@ class BackwardKernels:
 
 @dataclass(frozen=True)
 class PortableKernels:
-    """All kernels that run on every chip."""
+    """All portable kernels of a plan."""
 
     forward: Forward
-    """The forward kernel, lowered even if no call uses it."""
+    """The forward kernel. It is lowered even if no call uses it."""
     many_queries: bool
     """True if calls use the forward kernel."""
     backward: BackwardKernels | None
@@ -270,7 +270,7 @@ def portable_kernels(
 
 
 class _Portable:
-    """Makes the kernels of one plan."""
+    """Build the portable kernels of one plan."""
 
     def __init__(self, lowering: Lowering, at: Placement) -> None:
         self.lowering, self.plan = lowering, lowering.plan

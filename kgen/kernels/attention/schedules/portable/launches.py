@@ -1,4 +1,4 @@
-"""How the launcher launches each of the portable kernels."""
+"""Launches of the portable kernels in the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kgen.kernels.attention.targets.triton.placement import Placement
 
 
 def launches_of(kernels: PortableKernels, at: Placement) -> Launches:
-    """The launches of kernels."""
+    """Return the launches of the portable kernels."""
     of = kernels.forward
     forward = Launch(
         "_forward_kernel", "_FORWARD_TILES", at.programs.q, of.launched, of.kernel.operands

@@ -1,4 +1,4 @@
-"""The portable kernels from C."""
+"""The C launches of the portable kernels."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from kgen.spec.load import Loaded
 
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
-    """The obligations of the kernels that loop over tiles."""
+    """Yield the obligations of the portable kernels that loop over tiles."""
     plan = plan_attention(loaded)
     lowering = Lowering(plan)
     if takes_many_queries(plan.spec):
@@ -38,7 +38,7 @@ def of_loop(
     tiles: Mapping[int, Sequence[Any]],
     extent: Extent = ALL,
 ) -> Iterator[Obligation]:
-    """The obligations of a portable kernel."""
+    """Yield the obligations of one portable kernel."""
     kernel = loop_kernel(lowering, loop, accumulators(loop))
     for number, blocks in enumerate(extent.shapes(shapes(tiles.values()))):
         values = extent.values or number == 0

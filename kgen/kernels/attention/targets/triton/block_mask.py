@@ -33,7 +33,7 @@ class BlockMaskKernels(BlockMaskKernel, KernelParams, Template):
 
     @property
     def last_query(self) -> list[str]:
-        """The line that finds the last query of a block, if the kernel uses it."""
+        """The statement that finds the last query of a block, if the kernel uses it."""
         line = "q_last = tl.minimum(q_start + BLOCK_SIZE, SQ) - 1"
         return [line] if "q_last" in self.names else []
 

@@ -145,7 +145,7 @@ def _sums(branch: BackwardBranch, shares: BackwardBranch | None) -> str:
 
 @dataclass(frozen=True)
 class FewQueries:
-    """The kernels of a call with few queries that meets no other condition."""
+    """The early return for calls with few queries: condition, and kernels by pass."""
 
     when: str
     passes: list[tuple[str, str]]

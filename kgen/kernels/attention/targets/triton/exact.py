@@ -37,7 +37,7 @@ class Exact:
 
     @property
     def sink(self) -> str:
-        """The exponential of a sink, in base 2."""
+        """The base-2 exponent of a sink's probability."""
         return self._narrow("sink - lse")
 
     @property
@@ -47,7 +47,7 @@ class Exact:
 
     @property
     def weight(self) -> str:
-        """The base-2 weight of a split."""
+        """The base-2 exponent of the weight of a split."""
         return self._narrow("part_lse - m_ref")
 
     @property

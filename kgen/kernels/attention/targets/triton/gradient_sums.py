@@ -22,7 +22,7 @@ class GradientSums:
     made: tuple[tuple[str, str], ...]
     """The tensors that kernels write, as (name, expression) pairs."""
     reductions: list[str]
-    """The lines that compute gradients from `made`."""
+    """The statements that compute gradients from `made`."""
     returns: list[str]
     """The gradients to return to autograd, one per argument."""
     scattered: bool
@@ -32,7 +32,7 @@ class GradientSums:
 
     @property
     def buffers(self) -> list[str]:
-        """The lines that allocate the tensors that kernels write."""
+        """The statements that allocate the tensors that kernels write."""
         return [f"{name} = {made}" for name, made in self.made]
 
     @property

@@ -50,7 +50,7 @@ def heads_rule(gqa: int) -> str:
 
 
 def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
-    """The dtypes of torch that the floating-point buffers must have, by name."""
+    """Return the required PyTorch dtypes of the floating-point buffers, by name."""
     return {n: f"torch.{TORCH_DTYPES[b.dtype]}" for n, b in buffers.items() if b.dtype in REALS}
 
 
@@ -82,7 +82,7 @@ class Interface:
         return divisor_lines(self.spec.name, trees, params, self.plan.called)
 
     def required(self) -> list[str]:
-        """The keywords without a default, in the callers' notation."""
+        """Return the keywords without a default, in the callers' notation."""
         spec = self.spec
         tables = ["block_table"] if spec.paged_kv is not None else []
         sinks = ["sinks"] if spec.sinks else []
@@ -127,7 +127,7 @@ class Interface:
         )
 
     def operand_shapes(self) -> str:
-        """The shapes of q, k and v by name, as keyword arguments."""
+        """Return the shapes of q, k and v by name, as keyword arguments."""
         if self.spec.varlen:
             q, kv = "[TQ, HQ, D]", "[TK, HKV, D]"
         else:
@@ -136,7 +136,7 @@ class Interface:
         return f'q="{q}", k="{kv}", v="{kv}"'
 
     def all_argument_words(self) -> list[str]:
-        """The docstring lines for all arguments."""
+        """Return the docstring lines for all arguments."""
         spec = self.spec
         words = []
         if spec.paged_kv is not None:
@@ -222,7 +222,7 @@ class Interface:
         return Check(wrong, f"{heads_rule(gqa)}, got {{HQ}} and {{HKV}}")
 
     def widest_step(self) -> str:
-        """The maximum distance between columns, in elements. Kernels compute column times stride in
+        """Return the maximum stride of columns, in elements. Kernels compute column times stride in
         int32.
         """
         return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"

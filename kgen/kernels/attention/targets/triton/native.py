@@ -194,7 +194,7 @@ class _Files:
     # --- arguments of kernels, and tiles ----------------------------------------------------------
 
     def names(self) -> list[str]:
-        """The names of all kernel arguments."""
+        """Return the names of all kernel arguments."""
         of_tensors = [
             f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)
         ]
@@ -208,7 +208,7 @@ class _Files:
         return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 
     def tiles(self) -> list[Tiles]:
-        """The tile tables."""
+        """Return the tile tables."""
         found = [table for of in reversed(self.calls) for table in of.tiles]
         return found + (learned_tables(self.plan) if self.plan.backward else [])
 

@@ -74,7 +74,7 @@ class BlockMaskCalls(Template):
     name: str
     planes: str
     rows: str
-    """Number of lists in a plane, one plane per batch and head."""
+    """Number of lists per plane."""
     size: int = BLOCK_SIZE
     group: int = 8
     """Number of blocks per program of the kernel that fills lists, as in the Python launcher."""

@@ -94,7 +94,7 @@ def tensors_of(plan: AttentionPlan, name: str) -> Tensors:
 
 
 def widest_of(plan: AttentionPlan) -> str:
-    """Return the maximum distance between columns, in elements. Kernels compute column times stride
+    """Return the maximum stride of columns, in elements. Kernels compute column times stride
     in int32.
     """
     return (

@@ -47,7 +47,7 @@ def narrow_values(plan: AttentionPlan) -> bool:
 
 
 def not_specialized(names: Sequence[str]) -> str:
-    """Return the parameters for which Triton must not compile specialized kernels."""
+    """Return the `triton.jit` option that disables specialization on some parameters."""
     return f"do_not_specialize={json.dumps([*names])}"
 
 

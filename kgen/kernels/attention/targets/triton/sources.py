@@ -41,7 +41,7 @@ class AttentionFile(ImportsLaunch):
     launching: LaunchFunctions | None
     """The functions of all launchers, if the file contains their text."""
     openings: list[Template]
-    """The lines that schedules add after the imports."""
+    """The statements that schedules add after the imports."""
     prelude: Prelude
     kernels: list[Template]
     launcher: list[Template]

@@ -26,7 +26,7 @@ from kgen.targets.template import Template
 
 @dataclass(frozen=True)
 class Grid:
-    """The way in which kernels sum over rows: over all rows, or over the rows of each head."""
+    """The grid of the kernels that sum over rows: over all rows, or over the rows of each head."""
 
     held_words: str
     columns_words: str
@@ -38,7 +38,7 @@ class Grid:
     finalize_step: str
     finalize_head: str | None
     share: str
-    """The least number of rows of a share."""
+    """Minimum number of rows per share (one `gridDim.y` block)."""
     rows: str | None
     """Rows of partial sums of a group of blocks."""
     heads: str | None
@@ -263,7 +263,7 @@ class _Bodies:
 
 
 def backward_of(spelled: Spelled) -> Backward | None:
-    """Return the kernels of the backward pass of a plan; None without one."""
+    """Return the backward kernels of a plan, or None without a backward pass."""
     plan, b = spelled.plan, spelled.plan.backward
     if b is None:
         return None
