@@ -40,8 +40,8 @@ def merge(
 
     For example, the files of runs with `kgen verify --shard`.
 
-    If a kernel file has several results, kgen prefers full runs to quick runs. Of several full
-    runs, kgen keeps the least accurate result.
+    If a kernel file has several results, full runs replace quick runs. Of several full runs,
+    kgen keeps the least accurate result.
     """
     from kgen.verify.ledger import FILENAME
     from kgen.verify.merging import merge as merged
