@@ -27,7 +27,9 @@ def bench(
             help="Implementations to compare with, comma-separated. "
             "Default, in each family: all but flex-autotune, flex-flash and eager. "
             "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-            "kgen-triton is your spec in portable kernels; varlen is PyTorch's varlen_attn. "
+            "kgen-triton is your spec without the separate kernels for Hopper GPUs. "
+            "varlen is PyTorch's varlen_attn. "
+            "flex-flash is FlexAttention with the FlashAttention backend. "
             "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
             "chunk_output: fla, eager.",
         ),

@@ -38,8 +38,8 @@ Batch = Annotated[
         min=1,
         max=MOST["batch"],
         metavar="N",
-        help="Batch size, for specs with the pass `decode`. "
-        "Rounded up to a power of two. Default: 1 to 64. Repeatable.",
+        help="Batch size, for specs with `decode` in `passes`. Rounded up to a power of two. "
+        "Default: 1, 2, 4, 8, 16, 32 and 64. Repeatable.",
     ),
 ]
 Width = Annotated[

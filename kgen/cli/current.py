@@ -27,7 +27,7 @@ AsIs = Annotated[
 ]
 AsIsStatus = Annotated[
     bool,
-    typer.Option("--as-is", help="Do not exit 1 only because files differ from their specs."),
+    typer.Option("--as-is", help="Files that differ from their specs do not cause exit 1."),
 ]
 STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no spec makes it"}
 """Words for the states of a file, apart from `changed`."""

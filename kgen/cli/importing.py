@@ -49,7 +49,8 @@ def import_(
         typer.Option(
             "--name",
             metavar="NAME",
-            help="Name of the spec and its function. Default: names of the mods, joined by `_`.",
+            help="Name of the spec and of the emitted function. "
+            "Default: names of the mods, joined by `_`.",
         ),
     ] = None,
     head_dim: Annotated[

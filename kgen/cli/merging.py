@@ -40,7 +40,8 @@ def merge(
 
     For example, the files of runs with `kgen verify --shard`.
 
-    Of two results of one file, keep the full run. Of two full runs, keep the larger error.
+    If a kernel file has several results, full runs replace quick runs. Of several full runs,
+    kgen keeps the least accurate result.
     """
     from kgen.verify.ledger import FILENAME
     from kgen.verify.merging import merge as merged

@@ -23,7 +23,9 @@ Kernel = Enum("Kernel", {name: name for name in NAMES}, type=str)  # type: ignor
 
 @verb("new")
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the spec and its function.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the spec and of the emitted function.")
+    ],
     source: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(

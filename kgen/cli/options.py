@@ -93,7 +93,8 @@ Cases = Annotated[
     typer.Option(
         "--case",
         metavar="CASE",
-        help="Run only this case; record nothing. The output lists the names of cases. Repeatable.",
+        help="Run only this case; record nothing. "
+        "Runs without `--case` print the names of cases. Repeatable.",
     ),
 ]
 Sanitizers = Annotated[

@@ -32,11 +32,11 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove that attention kernels are in bounds and skip no allowed key.
+    """Prove that attention kernels stay in bounds and follow the mask.
 
-    The solver z3 proves these properties for all tensor sizes. Kernels compute each allowed
-    (query, key) pair once. Loads and stores are in bounds. Indices do not overflow. Masks and
-    scores equal the expressions of the spec. Only Triton kernels have proofs.
+    The solver z3 proves the following properties for all tensor sizes. Kernels compute each
+    (query, key) pair that the mask allows once. Loads and stores are in bounds. Indices do not
+    overflow. Masks and scores equal the expressions of the spec. Only Triton kernels have proofs.
     """
     from kgen.prove.proving import prove_specs
 
