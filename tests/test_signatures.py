@@ -43,7 +43,8 @@ def signatures(text: str) -> Iterator[str]:
             yield f"{node.name}({ast.unparse(node.args)}){gives}"
         for decorator in node.decorator_list:
             if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "_operator":
-                yield f"operator {ast.literal_eval(decorator.args[-1])}"
+                texts = [arg.value for arg in decorator.args if isinstance(arg, ast.Constant)]
+                yield f"operator {texts[0]}"
 
 
 @cache

@@ -145,7 +145,8 @@ score_mod: score + bias[q_idx, kv_idx]
 
 
 @pytest.mark.parametrize(
-    ("which", "words"), [("k", "of a row of q, k and v"), ("bias", "a row of bias")]
+    ("which", "words"),
+    [("k", r"last stride of q, k and v must be at most 2\*\*25"), ("bias", "a row of bias")],
 )
 def test_columns_that_32_bits_do_not_reach_are_refused(
     which: str, words: str, tmp_path: Path

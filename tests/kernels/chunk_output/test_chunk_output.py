@@ -305,7 +305,7 @@ def test_packing_that_is_no_tensor_of_integers_there_is_refused(tmp_path):
         refused(TypeError, "chunk_indices must be a tensor of int32 or int64", chunk_indices=wrong)
     for wrong in (ends.float(), ends.tolist(), None):
         refused(TypeError, "cu_seqlens must be a tensor of int32 or int64", cu_seqlens=wrong)
-    refused(ValueError, "chunk_indices is on meta, q on cpu", chunk_indices=chunks.to("meta"))
-    refused(ValueError, "cu_seqlens is on meta, q on cpu", cu_seqlens=ends.to("meta"))
+    refused(ValueError, "chunk_indices must be on cpu, got meta", chunk_indices=chunks.to("meta"))
+    refused(ValueError, "cu_seqlens must be on cpu, got meta", cu_seqlens=ends.to("meta"))
     refused(ValueError, r"cu_seqlens must be \[N \+ 1\], got \[1\]", cu_seqlens=ends[:1])
     refused(ValueError, r"chunk_indices must be \[2, 2\], got \[1, 2\]", chunk_indices=chunks[:1])

@@ -193,8 +193,8 @@ def with_own_variables(text: str) -> str:
 def _of_function(text: str) -> set[str]:
     """Return the names of a file that an argument of the spec would hide.
 
-    Include names that are assigned in functions with such an argument. Ignore a module that no such
-    function uses.
+    Include names that are assigned in functions with such an argument, but not those of a block
+    that then raises. Ignore a module that no such function uses.
     """
     tree = ast.parse(text)
     functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
@@ -202,9 +202,19 @@ def _of_function(text: str) -> set[str]:
     found -= _modules(tree) - {
         n.id for n in _names(f for f in functions if _has_one(f, f.args.args))
     }
-    by_keyword = (f for f in functions if _has_one(f))
-    found |= {n.id for n in _names(by_keyword) if isinstance(n.ctx, ast.Store)}
+    by_keyword = [f for f in functions if _has_one(f)]
+    raised = {id(n) for f in by_keyword for n in _before_raise(f)}
+    stored = [n for n in _names(by_keyword) if isinstance(n.ctx, ast.Store)]
+    found |= {n.id for n in stored if id(n) not in raised}
     return {name for name in found if "__" not in name}
+
+
+def _before_raise(function: ast.FunctionDef) -> Iterator[ast.Name]:
+    """Yield the names in blocks that end with `raise`. The arguments are not read after them."""
+    blocks = (getattr(n, part, None) for n in ast.walk(function) for part in ("body", "orelse"))
+    for block in blocks:
+        if isinstance(block, list) and block and isinstance(block[-1], ast.Raise):
+            yield from (n for line in block for n in ast.walk(line) if isinstance(n, ast.Name))
 
 
 def _of_kernels(text: str) -> Iterator[tuple[str, set[str]]]:
