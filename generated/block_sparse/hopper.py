@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 58d538405d21fa77
-# body: 775c58b9c4a3087f
+# inputs: 41e17c8d98df4877
+# body: faff2da8e8af3642
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -535,7 +535,7 @@ def _dq_hopper_gradient(
         ) != 0
         kv_live = kv_idx < fixed.SK
         mask = kv_live[None, :] & allowed_at & (fixed.q_idx[:, None] >= kv_idx[None, :])
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -681,7 +681,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 517bcf69c065f800
-# body: 4707105875464e51
+# inputs: d35be308797e8817
+# body: 98c3598f56acbc03
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = allowed[b, h, q_idx // 128, kv_idx // 128] and q_idx >= kv_idx
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Usage:
 
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("block_sparse: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -52,7 +52,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -268,7 +268,7 @@ def _forward_kernel(
     stride_allowed_3, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -400,7 +400,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -549,7 +549,7 @@ def _dkdv_kernel(
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The most queries see the first keys, so their programs start first.
+    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
     kv_start = tile * BLOCK_N
@@ -627,7 +627,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -1006,7 +1006,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
 
 
 def block_sparse_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

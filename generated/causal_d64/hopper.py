@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0e7cf7eb4753ea07
-# body: c47a5fe1c1417440
+# inputs: ae04f4ad085054da
+# body: fe2b9f0b2eae007d
 """Attention of every query to the keys up to its own position, heads of 64.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -473,7 +473,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

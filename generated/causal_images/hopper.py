@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06fdccaaf65b719e
-# body: fdf5ebb3277e77e8
+# inputs: 80db987aa3de4c6e
+# body: b97a778a9c8122b2
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -541,7 +541,7 @@ def _dq_hopper_gradient(
                 | fixed.image_b_q_ne_0[:, None] & (fixed.image_b_q[:, None] == image_b_kv[None, :])
             ))
         )
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -688,7 +688,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N

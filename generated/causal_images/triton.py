@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e67188144d4065cb
-# body: 0ba03d5479c656c3
+# inputs: 84e7215fa7aa8a30
+# body: eacfcefb08d5a3b3
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx or (image[b, q_idx] != 0 and image[b, q_idx] == image[b, kv_idx])
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Usage:
 
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("causal_images: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -52,7 +52,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK_SIZE = tl.constexpr(128)  # queries and keys of a block of the block mask
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -274,7 +274,7 @@ def _forward_kernel(
     image_ptr, stride_image_0: tl.int64, stride_image_1, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -402,7 +402,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -546,7 +546,7 @@ def _dkdv_kernel(
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     HKV = HQ // GQA
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The most queries see the first keys, so their programs start first.
+    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HKV, GROUP)
     b, h_kv = b_h // HKV, b_h % HKV
     kv_start = tile * BLOCK_N
@@ -622,7 +622,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -1003,7 +1003,7 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
 
 
 def causal_images_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f52bde352bf7b676
-# body: 40967c7d560e4e01
+# inputs: 684073b6aa66d894
+# body: 90a264ccae549882
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 1024
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Usage:
 
@@ -23,7 +23,7 @@ import functools
 import math
 import warnings
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError(
         "decode_sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -54,7 +54,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 WINDOW = tl.constexpr(1024)
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -88,7 +88,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 128)
@@ -141,7 +141,7 @@ def _forward_kernel(
     kv_lens_ptr, stride_kv_lens_0, B, HQ, SQ, SK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -198,7 +198,7 @@ def _forward_kernel(
 
 @triton.jit
 def _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N: tl.constexpr):
-    """Return the range of KV tiles that some query of [q_start, q_last] sees: the first, and one past the last."""
+    """Return the range of KV tiles that some query of the row tile sees: the first, and one past the last."""
     kv_lo = tl.maximum(q_start + tl.load(kv_lens_ptr + b * stride_kv_lens_0) + 1 - SQ - WINDOW, 0)
     kv_hi = tl.minimum(
         tl.minimum(
@@ -217,7 +217,7 @@ def _splits_by_batch(
     kv_lens_ptr, stride_kv_lens_0, SQ, SK,
     BATCHES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Return the number of splits of each sequence, [BATCHES]. Splits have one size. Their sum is at most `slots`."""
+    """Return the number of splits of each sequence, [BATCHES], in total at most `slots`. A slot is for one split."""
     batches = tl.arange(0, BATCHES)
     b = tl.minimum(batches, B - 1)
     first, end = _live_tiles(b, q_start, q_last, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BLOCK_N)
@@ -280,7 +280,7 @@ def _decode_kernel(
     splits, BATCHES: tl.constexpr, SPLIT: tl.constexpr, STORE_LSE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Attention of BLOCK_M rows, (query, head of the group), of one (b, KV head) to one split of its keys."""
+    """Compute BLOCK_M rows of one (b, KV head) over one split of the keys. A row is a (query, query head) pair."""
     HKV = HQ // GQA
     row_tiles = tl.cdiv(SQ * GQA, BLOCK_M)
     pid = tl.program_id(0)
@@ -295,7 +295,7 @@ def _decode_kernel(
     q_last = tl.minimum((row_start + BLOCK_M - 1) // GQA, SQ - 1)
     b, split = slot, 0
     if SPLIT:
-        # Each sequence has as many consecutive slots as splits.
+        # Sequence b has counts[b] consecutive slots, one per split.
         counts = _splits_by_batch(
             q_start, q_last, B, splits * B, kv_lens_ptr, stride_kv_lens_0, SQ, SK, BATCHES, BLOCK_N,
         )
@@ -411,7 +411,7 @@ def _descriptors(tile, *blocks):
 
 @functools.lru_cache(maxsize=None)
 def _splits(programs, most, at_once):
-    """Return the fewest splits, at most `most`, with 85 % of the best occupancy. `at_once` programs are one wave."""
+    """Return the fewest splits <= `most` whose waves of `at_once` programs are at least 85 % as full as the best."""
 
     def busy(splits):
         waves = programs * splits / at_once
@@ -423,7 +423,7 @@ def _splits(programs, most, at_once):
 
 
 def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
-    """Write out, and lse (base 2) if store_lse. Without splits, one kernel writes both."""
+    """Store `out` and, if store_lse, base-2 `lse`. Without splits, one kernel stores both."""
     B, HQ, SQ, _ = q.shape
     HKV, SK = k.shape[1], k.shape[2]
     if not out.numel():
@@ -436,7 +436,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     most = max(1, min(128, _cdiv(SK, tile["BLOCK_N"])))
     splits = _splits(programs, most, at_once)
     if programs < 4 * at_once:
-        splits = max(splits, min(most, 2))  # a long sequence uses splits that short ones do not need
+        splits = max(splits, min(most, 2))  # long sequences get the slots that short ones leave
     part = part_lse = None
     if splits > 1:
         part = q.new_empty((B * splits, HQ, SQ, 128), dtype=torch.float32)
@@ -469,7 +469,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -606,7 +606,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
 
 
 def decode_sliding_window_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip;

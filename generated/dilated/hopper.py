@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0d16922520022e11
-# body: 2d5f813ffb9323de
+# inputs: 346ce1e51d7ecc1a
+# body: ad7a7bbba9b0dc9e
 """Causal attention to every fourth position back from the query.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -505,7 +505,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (_floor_mod(fixed.q_idx[:, None] - kv_idx[None, :], DILATION) == 0)
         )
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -649,7 +649,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

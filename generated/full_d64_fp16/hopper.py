@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 333fb4c520a47ac2
-# body: 205b3e3dc57077cb
+# inputs: 24953b8dc25f38ca
+# body: c1c4d8d073a21aed
 """Attention of every query to every key, heads of 64 in fp16.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -459,7 +459,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

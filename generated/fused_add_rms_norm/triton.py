@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aa347cbb2d7d208b
-# body: 38bff895f629721a
+# inputs: 99ed10bd9a7f34a9
+# body: c2bdc7e43d3e2d08
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError(
         "fused_add_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7575085ec3955b14
-# body: 6295143bb5e43ace
+# inputs: 9f358443b06b5140
+# body: 282d36e604ee6531
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -24,7 +24,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError(
         "gated_delta_output_varlen: this file cannot run alone. Import its folder, or use `kgen render --single`",

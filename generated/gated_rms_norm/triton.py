@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc59b0c0676c7f9e
-# body: 4e2bab40d5a055f2
+# inputs: 2b69164e7bb5b985
+# body: c90dc115809355b0
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

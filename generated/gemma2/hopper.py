@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70476654588aa901
-# body: 4552e13f5a1af5fe
+# inputs: 92b451c517898ea1
+# body: 96325cec9121ad9a
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -535,7 +535,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     factor = p * (1 - core * core)
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = factor * (dp - delta[:, None])
@@ -736,7 +736,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d422a7bfb6c3abd4
-# body: 8bba9c107f26ed7d
+# inputs: 965acf32cfb16675
+# body: f52bcef3f339230e
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -233,7 +233,7 @@ def _dkdv_hopper_producer(
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * HKV:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * HKV, GROUP)
         b, h_kv = head // HKV, head % HKV
         kv_start = tile * BLOCK_N

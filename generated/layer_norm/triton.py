@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf11d82fa8ea632f
-# body: 7a24841bea34e4a0
+# inputs: 294d54c7e8df612a
+# body: 685594587a0794a0
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45e9fdde4374b235
-# body: 85057e501aef561b
+# inputs: 999c8f221b4d2e87
+# body: 0cd02a04b3f98878
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: adaf04387d3cf9bc
-# body: 43812d67afdec780
+# inputs: bd6bbf1ca7e8dce5
+# body: 4d431e7bbf6e4a06
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError(
         "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

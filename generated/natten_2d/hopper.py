@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ddf79f5b3442946d
-# body: eafb01790c00db37
+# inputs: daa3d6f891a35f07
+# body: f1abbb69b3d88057
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -525,7 +525,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (q_x_minus_kv_x <= RADIUS) & (q_x_minus_kv_x >= fixed.minus_radius)
             & (q_y_minus_kv_y <= RADIUS) & (q_y_minus_kv_y >= fixed.minus_radius)
         )
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -664,7 +664,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac2aeb58e03d4a81
-# body: a86b9967aa47ce4f
+# inputs: 64e2125ef09594e2
+# body: 85d5e9d0a2f075ab
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -510,7 +510,7 @@ def _dq_hopper_gradient(
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.lens_b)
         mask = kv_live[None, :]
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -652,7 +652,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54e636ff1200f993
-# body: 728a1a94258ab073
+# inputs: 10e6a393747c6802
+# body: fedbf86e5ec9f1a8
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = kv_idx < lens[b]
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Usage:
 
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("padding: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,7 +51,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=4, num_stages=2, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
@@ -97,7 +97,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -145,7 +145,7 @@ def _forward_kernel(
     lens_ptr, stride_lens_0, B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -244,7 +244,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -268,7 +268,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -354,7 +354,7 @@ def _dkdv_tiles(
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -405,7 +405,7 @@ def _dkdv_kernel(
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The most queries see the first keys, so their programs start first.
+    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -473,7 +473,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -692,7 +692,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
 
 
 def padding_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

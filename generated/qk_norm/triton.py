@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f126696a03d875ea
-# body: fac517fd31e4adef
+# inputs: 5464b46a1a567280
+# body: 76cd14603813536c
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d7abbd885eed71ba
-# body: 0566a1088aee8c44
+# inputs: ff3acb3458a130b0
+# body: 381cfe9bc363722a
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v
     score_mod = score + table[h, min(abs(q_idx - kv_idx), 1023)]
 
-    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16, any strides
+    q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128] -> out [B, HQ, SQ, 128], bf16
 
 Usage:
 
@@ -22,7 +22,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 import math
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("relative_bias: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -45,7 +45,7 @@ except ModuleNotFoundError:
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3, TMA=False)),
@@ -95,7 +95,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -160,7 +160,7 @@ def _forward_kernel(
     table_ptr, stride_table_0: tl.int64, stride_table_1, B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -256,7 +256,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -297,7 +297,7 @@ def _dq_tiles(
         s = qk * qk_scale + LOG2E * table_at
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -384,7 +384,7 @@ def _dkdv_tiles(
     q_rows = q_ptr + offs_m[:, None] * stride_qs + offs_d[None, :] * stride_qd
     do_rows = do_ptr + offs_m[:, None] * stride_gs + offs_d[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -453,7 +453,7 @@ def _dkdv_kernel(
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The most queries see the first keys, so their programs start first.
+    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -817,7 +817,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
 
 
 def relative_bias_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "portable: " and the reason: the kernels for every chip.
     """

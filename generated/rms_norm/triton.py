@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9f6a6b142445792
-# body: 181bf3308cd8d3f9
+# inputs: 8ad1ea1bbfb29a8d
+# body: 41f7bc2ab350850d
 """RMS norm over the last dimension.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

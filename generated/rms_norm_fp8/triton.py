@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 10e0a8142d8414fe
-# body: 479e690f16783dba
+# inputs: 1c42273a674de8ab
+# body: 7e575db65beb9506
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

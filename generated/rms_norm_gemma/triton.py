@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab20997b0ed0bf22
-# body: 07188812c9a35a24
+# inputs: d22f47764b189bf2
+# body: 524e522e3a878791
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("rms_norm_gemma: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 88b2497732aa32b4
-# body: 4aeb944c886e25b0
+# inputs: e3b9df9c8f23ba43
+# body: 340774761d4bbc55
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(scale * q @ k^T) @ v
 
-    q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72] -> out [B, HQ, SQ, 72], bf16, any strides
+    q [B, HQ, SQ, 72], k [B, HKV, SK, 72], v [B, HKV, SK, 72] -> out [B, HQ, SQ, 72], bf16
 
 Usage:
 
@@ -23,7 +23,7 @@ import math
 import warnings
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("siglip: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -50,7 +50,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=128, BLOCK_N=128, num_warps=8, num_stages=3, TMA=False)),
     ((80,), dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=2, TMA=False)),
@@ -97,7 +97,7 @@ def _forward_tiles(
     v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd
     v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_d_1, 71)[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -153,7 +153,7 @@ def _forward_kernel(
     B, HQ, SQ, SK, scale,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     n_tiles = tl.cdiv(SQ, BLOCK_M)
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
@@ -273,7 +273,7 @@ def _dq_tiles(
     v_rows_0 = v_ptr + offs_n[:, None] * stride_vs + offs_d_0[None, :] * stride_vd
     v_rows_1 = v_ptr + offs_n[:, None] * stride_vs + tl.minimum(offs_d_1, 71)[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -304,7 +304,7 @@ def _dq_tiles(
         qk = tl.dot(q_1, tl.trans(k_1), qk)
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do_0, tl.trans(v_0))
         dp = tl.dot(do_1, tl.trans(v_1), dp)
         ds = p * (dp - delta[:, None])
@@ -413,7 +413,7 @@ def _dkdv_tiles(
     do_rows_0 = do_ptr + offs_m[:, None] * stride_gs + offs_d_0[None, :] * stride_gd
     do_rows_1 = do_ptr + offs_m[:, None] * stride_gs + tl.minimum(offs_d_1, 71)[None, :] * stride_gd
     n_tiles = tl.cdiv(q_hi - q_lo, BLOCK_M)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -475,7 +475,7 @@ def _dkdv_kernel(
 ):
     """Write dk and dv of BLOCK_N keys of one (b, KV head). Strides: g is dO, o is dk, w is dv."""
     n_tiles = tl.cdiv(SK, BLOCK_N)
-    # The most queries see the first keys, so their programs start first.
+    # The first keys are seen by the most queries, so their programs start first.
     tile, b_h = _tile_and_head(tl.program_id(0), n_tiles, B * HQ, GROUP)
     b, h = b_h // HQ, b_h % HQ
     kv_start = tile * BLOCK_N
@@ -570,7 +570,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -791,7 +791,7 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
 
 
 def siglip_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

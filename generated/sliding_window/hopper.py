@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f5dc4875ecfe7892
-# body: be5444036a8342e2
+# inputs: 09d77adf1db3b7fd
+# body: 33f52cc1724fb77a
 """Causal attention to the last 1024 positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -517,7 +517,7 @@ def _dq_hopper_gradient(
             kv_live[None, :] & (fixed.q_idx[:, None] >= kv_idx[None, :])
             & (fixed.q_idx[:, None] - kv_idx[None, :] < WINDOW)
         )
-        p = gl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+        p = gl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
     dp = warpgroup_mma_wait(PENDING, deps=[dp_async])
     ds = p * (dp - delta[:, None])
     return ds
@@ -668,7 +668,7 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
     done = 0
     number = gl.program_id(0)
     while number < n_kv_tiles * problem.B * problem.HQ:
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         tile, head = _tile_and_head(number, n_kv_tiles, problem.B * problem.HQ, GROUP)
         b, h = head // problem.HQ, head % problem.HQ
         kv_start = tile * BLOCK_N

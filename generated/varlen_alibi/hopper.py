@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 98a0b58f604030bf
-# body: fdf7fc1a9287567b
+# inputs: 6323995b8c664a94
+# body: b121a1511396cc07
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -271,7 +271,7 @@ def _dkdv_hopper_producer(
     number = gl.program_id(0)
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
             problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
         )

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c21f6b2e6b88b754
-# body: 0a3d8cdc73d42f27
+# inputs: 12ee4d0de6844544
+# body: 16ca78a5e104576f
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
     score_mod = score + slopes[h] * (kv_idx - q_idx)
     mask_mod = q_idx >= kv_idx and q_idx - kv_idx < 512
 
-    q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64] -> out [TQ, HQ, 64], bf16, any strides
+    q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64] -> out [TQ, HQ, 64], bf16
 
 Usage:
 
@@ -25,7 +25,7 @@ import math
 import warnings
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("varlen_alibi: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -54,7 +54,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 WINDOW = tl.constexpr(512)
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=3, TMA=False)),
@@ -121,7 +121,7 @@ def _forward_tiles(
     """Online softmax over the KV tiles of [kv_lo, kv_hi).
 
     m_i [BLOCK_M]: running maximum of the logits, base 2. l_i [BLOCK_M]: running sum of 2^(s - m_i).
-    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -173,7 +173,7 @@ def _forward_kernel(
     slopes_ptr, stride_slopes_0, cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     slot, h = _tile_and_head(tl.program_id(0), TQ // BLOCK_M + B + 1, HQ, GROUP)
     b, tile, q_begin, SQ, kv_begin, SK = _packed_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, TQ, TK, slot, BLOCK_M)
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -279,7 +279,7 @@ def _dq_tiles(
 ):
     """Add dS @ K to dq for the KV tiles of [kv_lo, kv_hi). P is recomputed from the log-sum-exp.
 
-    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, 64)
@@ -307,7 +307,7 @@ def _dq_tiles(
         s = qk * qk_scale + bias_kv_sum[None, :]
         p = tl.exp2(s - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         d_slopes += tl.sum(ds * (kv_idx[None, :] - q_idx[:, None]), 1)
@@ -401,7 +401,7 @@ def _dkdv_tiles(
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
     Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 64)
@@ -550,7 +550,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -802,7 +802,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
 
 
 def varlen_alibi_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e38702a654dda619
-# body: 0db3e95e1b9b5b16
+# inputs: 86d72151baad2d2f
+# body: 4365ea34e704af2d
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -690,7 +690,7 @@ def _dkdv_hopper_producer(
     number = gl.program_id(0)
     while number < n_packed_slots * HKV:
         packed_slot, h_kv = _tile_and_head(number, n_packed_slots, HKV, GROUP)
-        # The most queries see the first keys, so their tiles are published first.
+        # The first keys are seen by the most queries, so their tiles are published first.
         b, tile, kv_begin, SK, q_begin, SQ = _packed_tile_hopper(
             problem.cu_seqlens_k_ptr, problem.cu_seqlens_q_ptr, problem.B, problem.TK, problem.TQ, packed_slot, BLOCK_N
         )

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9fb230df7baaf7b3
-# body: 37d7b61a1f800f8c
+# inputs: 93f3fc69407d12c3
+# body: df8a92d0f8065349
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
     mask_mod = q_idx + SK - SQ >= kv_idx
 
-    q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128] -> out [TQ, HQ, 128], bf16, any strides
+    q [TQ, HQ, 128], k [TK, HKV, 128], v [TK, HKV, 128] -> out [TQ, HQ, 128], bf16
 
 Usage:
 
@@ -24,7 +24,7 @@ import math
 import warnings
 from typing import Optional
 
-# With this folder on sys.path, `import triton` would find this file.
+# Run alone, a file named triton.py would import itself instead of Triton.
 if not __package__:
     raise ImportError("varlen_causal: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -52,7 +52,7 @@ GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 LOG2E = tl.constexpr(math.log2(math.e))
 FAR = tl.constexpr(2**30)  # more than any number of tokens
 
-# Tile shapes by compute capability (90 is 9.0). The first row that fits is used. The last fits every chip (99 KiB).
+# Tiles by compute capability (90 is 9.0, () is any). The first row with that capability and loadable tensors is used.
 _FORWARD_TILES = [
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=True)),
     ((100, 90), dict(BLOCK_M=64, BLOCK_N=64, num_warps=4, num_stages=3, TMA=False)),
@@ -126,7 +126,7 @@ def _forward_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -174,7 +174,7 @@ def _forward_kernel(
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, HQ, TQ, TK, scale, GQA: tl.constexpr,
     STORE_LSE: tl.constexpr, GROUP: tl.constexpr, TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Write out and base-2 log-sum-exp of BLOCK_M query rows of one (b, h)."""
+    """Store `out` and base-2 log-sum-exp for BLOCK_M query rows of one (b, h)."""
     slot, h = _tile_and_head(tl.program_id(0), TQ // BLOCK_M + B + 1, HQ, GROUP)
     b, tile, q_begin, SQ, kv_begin, SK = _packed_tile(cu_seqlens_q_ptr, cu_seqlens_k_ptr, B, TQ, TK, slot, BLOCK_M)
     n_tiles = tl.cdiv(SQ, BLOCK_M)
@@ -281,7 +281,7 @@ def _dq_tiles(
     k_rows = k_ptr + offs_n[:, None] * stride_ks + offs_d[None, :] * stride_kd
     v_rows = v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd
     n_tiles = tl.cdiv(kv_hi - kv_lo, BLOCK_N)
-    # Addresses are computed before the loop, even if it has no tiles: a remainder by zero would be undefined.
+    # The pipeliner hoists address computations out of a loop without tiles: a remainder by 0 is undefined.
     wrap = tl.maximum(n_tiles, 1)
     for i in tl.range(0, n_tiles):
         if TMA:
@@ -305,7 +305,7 @@ def _dq_tiles(
         qk = tl.dot(q, tl.trans(k))
         p = tl.exp2(qk * qk_scale - lse[:, None])
         if MASKED:
-            p = tl.where(mask, p, 0.0)  # in rows that see no key, lse is -inf and p is inf
+            p = tl.where(mask, p, 0.0)  # not qk: where lse is -inf (no key seen), -inf - lse is nan
         dp = tl.dot(do, tl.trans(v))
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -389,7 +389,7 @@ def _dkdv_tiles(
     """Add P^T @ dO to dv and dS^T @ Q to dk for the query tiles of [q_lo, q_hi).
 
     Score tiles are [BLOCK_N, BLOCK_M], with keys as rows.
-    If MASKED, it leaves out [gap_lo, gap_lo + gap).
+    If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask.
     """
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, 128)
@@ -535,7 +535,7 @@ def _hopper():
 
 @functools.cache
 def _portable_because(device):
-    """Return why a device needs the portable kernels, or an empty string. Warn if another installation would fix it."""
+    """Return why a device needs portable kernels, or "". Warn if Triton's version or a failed import is the reason."""
     if _arch(device) != 90:
         return "the compute capability of the device is not 9.0"
     if TRITON not in GLUON_TRITONS:
@@ -769,7 +769,7 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
 
 
 def varlen_causal_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses, by pass.
+    """Return a dict of strings: the kernels that each pass of a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: " and the reason: the kernels for every chip.

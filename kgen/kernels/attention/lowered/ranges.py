@@ -126,7 +126,7 @@ def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
 def _param_words(loop: TileLoop, gapped: bool) -> list[str]:
     """Return the docstring's lines on the first tile and on the gap."""
     turn = "Without TMA the loop starts at tile `turn % n_tiles` and wraps around."
-    gap = "If MASKED, it leaves out [gap_lo, gap_lo + gap)."
+    gap = "If MASKED, the loop skips [gap_lo, gap_lo + gap), whose tiles need no mask."
     lines = [turn] if loop.rotated and not loop.listed else []
     return [*lines, gap] if gapped else lines
 

@@ -23,7 +23,7 @@ _LEAST_SPLITS = If(
         assign(
             "splits",
             text("max(splits, min(most, 2))"),
-            note="a long sequence uses splits that short ones do not need",
+            note="long sequences get the slots that short ones leave",
         ),
     ),
 )

@@ -151,7 +151,7 @@ class ConsumedTile:
             return []
         if self.mask is not None:
             return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
-        zero = assign("p", _ZERO_P, "in rows that see no key, lse is -inf and p is inf")
+        zero = assign("p", _ZERO_P, "not qk: where lse is -inf (no key seen), -inf - lse is nan")
         return [If(Name("MASKED"), (*self.mask_lines, zero))]
 
     def _hidden(self, mask: Code) -> Statement:

@@ -50,7 +50,7 @@ class Grid:
 
 OF_ALL = Grid(
     held_words="every row",
-    columns_words="gridDim.y shares of the rows",
+    columns_words="rows blockIdx.y * 8 + s + i * gridDim.y * 8",
     columns_first="blockIdx.y * 8 + stripe",
     columns_step="gridDim.y * 8",
     columns_part="(long long)blockIdx.y",
@@ -66,7 +66,7 @@ OF_ALL = Grid(
 )
 OF_HEADS = Grid(
     held_words="every row of a head",
-    columns_words="gridDim.y shares of the rows and gridDim.z heads",
+    columns_words="every (gridDim.y * 8)-th row of a head",
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",

@@ -52,7 +52,7 @@ def host_of(
 ) -> Host:
     """Return the launchers of a plan."""
     name = spelled.spec.name
-    words = "Statistics, which backward alone needs, may be null."
+    words = "Only backward needs the statistics: forward accepts null."
     called = None
     if backward is not None:
         grid = OF_HEADS if spelled.spec.heads else OF_ALL
