@@ -27,7 +27,7 @@ def bench(
             help="Implementations to compare with, comma-separated. "
             "Default, in each family: all but flex-autotune, flex-flash and eager. "
             "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-            "kgen-triton is your spec without the separate kernels for Hopper GPUs. "
+            "kgen-triton is your spec in portable kernels, which run on every GPU. "
             "varlen is PyTorch's varlen_attn. "
             "flex-flash is FlexAttention with the FlashAttention backend. "
             "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
