@@ -135,7 +135,9 @@ def rendered(text: str, folder: Path) -> str:
     path.write_text(text)
     with within(LIMIT):
         texts = render_spec(load(path))
-    # Indentation does not count: a line has four columns per bracket around it.
+    # Long lines are broken, and each bracket around a line indents it by four columns. Twice the
+    # text is enough for that.
+    assert sum(map(len, texts.values())) < 400_000
     return "".join(line.lstrip() for text in texts.values() for line in text.split("\n"))
 
 

@@ -162,8 +162,8 @@ def test_a_run_that_loses_a_node_is_as_one_here(
     options = VerifyOptions("cpu", record=True)
     there = verify_specs(specs, generated[0], options, crew, seen.append)
     losing.join()
-    # Of two that had begun one began again, and each process that a kernel took along was followed
-    # by one.
+    # The lost node had one of the two started sections, which starts again. A new process replaces
+    # each process that a kernel ended.
     assert len(list(begun.iterdir())) >= 4
     here = verify_specs(specs, generated[1], options)
     assert [(r["spec"], r["pass"], r["case"], r["ok"], r["error"]) for r in there] == [
