@@ -102,7 +102,8 @@ def check_usage(line: str, function: ast.FunctionDef) -> None:
 
 def results(function: ast.FunctionDef) -> int:
     """Return the number of returned tensors, without those that a flag adds."""
-    last = [node for node in ast.walk(function) if isinstance(node, ast.Return)][-1].value
+    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+    last = max(returns, key=lambda node: node.lineno).value  # a flag returns before
     if isinstance(last, ast.IfExp):
         last = last.orelse
     return len(last.elts) if isinstance(last, ast.Tuple) else 1
