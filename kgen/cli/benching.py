@@ -27,11 +27,14 @@ def bench(
             help="Implementations to compare with, comma-separated. "
             "Default, in each family: all but flex-autotune, flex-flash and eager. "
             "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-            "kgen-triton is your spec in portable kernels, which run on every GPU. "
+            "kgen-triton times your spec's portable kernels, which run on every GPU. "
             "varlen is PyTorch's varlen_attn. "
             "flex-flash is FlexAttention with the FlashAttention backend. "
-            "Norms: torch, compile (torch.compile), liger, quack, eager, copy (of a tensor). "
-            "chunk_output: fla, eager.",
+            "Norms: torch, compile, liger, quack, eager, copy. "
+            "torch is rms_norm or layer_norm of torch.nn.functional. "
+            "compile is eager with torch.compile. copy copies a tensor. "
+            "chunk_output: fla, eager. "
+            "In all families, eager is the formula in PyTorch operations.",
         ),
     ] = None,
     shape: Annotated[

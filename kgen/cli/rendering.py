@@ -52,7 +52,11 @@ def render(
     prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write (render) the kernels of specs; delete kernels without a spec."""
+    """Write (render) the kernels of specs.
+
+    Also delete kernels that no spec makes, unless `--single` is set. Kernels of specs that are not
+    named stay as they are.
+    """
     from kgen.render import checking, project, writer
 
     output = output or settings().generated

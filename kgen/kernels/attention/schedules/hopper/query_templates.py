@@ -178,7 +178,7 @@ class FirstTile(OfForward):
         if hidden is None or not hidden.of_scores:
             return []
         return [
-            "# Scores share a reciprocal, so a NaN of one would reach the others.",
+            "# Several scores share a reciprocal, so a NaN in one would reach the others.",
             hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
         ]
 
