@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dab2e8eacc93dce9
-# body: 4210be3daea9012e
+# inputs: aec197a5131b8d72
+# body: 80b84d594d0317a5
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder")
 
@@ -347,8 +347,8 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("layer_norm", "x weight bias", x, weight, bias)
     x, weight, bias = _cast(torch.bfloat16, x, weight, bias)
