@@ -332,7 +332,7 @@ class _Modules:
     def _returned(self) -> str:
         said = {
             "out": "out, shaped as x",
-            "scale": "scale [..., 1] float32, a factor for out",
+            "scale": "scale [..., 1] float32, by which to multiply out",
             "h": "h, the normed sum, shaped as x",
         }
         words = [said[name] for name in self.returned]
