@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f9630d35277c150
+# inputs: c618f11f6b22e0df
 # body: cdb1df924360f974
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e2b140659d16dec
+# inputs: 71f7e46cbeb45cee
 # body: 9a86294d55a33c3b
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 90afb69f5f6b63b1
+# inputs: 1243d0f63f5f5cc7
 # body: b4dbed4ae7d69b99
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 477bc3527f4d9a3b
+# inputs: cb027c027e4d127e
 # body: dd865f2b35ee3679
 """Causal attention with ALiBi slopes read from a tensor.
 

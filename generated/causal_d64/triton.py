@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dc2197e24a57c17b
+# inputs: 2977ee3daafe93d1
 # body: 50df50ae90cef1db
 """Attention of every query to the keys up to its own position, heads of 64.
 

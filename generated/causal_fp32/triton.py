@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 85c0fb22f55a2684
-# body: a45911ffbf5f223d
+# inputs: ac0eaaf4f0961910
+# body: b1c7ec45d1590edf
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -343,7 +343,7 @@ def _dkdv_tiles(
             q = tl.load(q_rows + q_start * stride_qs)
             do = tl.load(do_rows + q_start * stride_gs)
         dp = tl.dot(v, tl.trans(do), input_precision="tf32x3")
-        # Transpose q @ k^T, so that the order of its sums, and its bits, are the same as in the other kernels.
+        # Transpose q @ k^T, so that its sums have the order, and the bits, of the other kernels.
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
         qk = tl.trans(qk)
         lse_low = tl.where(lse.to(tl.float32) == lse, 0.0, (lse - lse.to(tl.float32)).to(tl.float32))

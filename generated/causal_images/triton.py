@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2f130e3cb4b6cb0e
+# inputs: aef2eb5136dd4a5c
 # body: d045ff4a83491c6e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

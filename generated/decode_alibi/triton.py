@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2df4d537d0c6adda
+# inputs: 7a005ea44f2b1696
 # body: d0993a28fd3f040a
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

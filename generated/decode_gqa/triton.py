@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c1cbdb8583c5384
+# inputs: caa124d8b4cd6fb8
 # body: cc6f56c4c328162b
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebfcc534265f64b8
+# inputs: 75e2548eebbd31c8
 # body: fe49ae7259f8c175
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8842c3d1735d2b80
+# inputs: c2be92d788c9e9a4
 # body: 37d8c9d372dc5c6c
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3ca399608f0be625
+# inputs: 7c404405fb7e2b2d
 # body: d6c7efda2b1f1130
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1615541242ed4b00
+# inputs: c77436024576c0fc
 # body: 4b0d60c5c385d099
 """Causal self-attention within each document of a packed sequence.
 

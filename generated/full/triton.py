@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c8ae9e07a8ba8768
+# inputs: bebcea0f0807e02c
 # body: 374b0afb83fbd697
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8e8c4515ad59aa9
+# inputs: 63dac64d6f35ac15
 # body: 7754d82cd0f0bb5a
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 93ba14a860c221e3
+# inputs: 422018e452a4a82a
 # body: a779e995ade09ada
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

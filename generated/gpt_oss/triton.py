@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75d4090644654c6f
+# inputs: f2652042dd77743a
 # body: 02c6fd1d9194c242
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

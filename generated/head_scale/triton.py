@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d07ee9909fc569f8
+# inputs: c1df868aad409937
 # body: 9eba9684425c464e
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a75b345f9e75742a
+# inputs: 09fc0dac4f189051
 # body: 8696c3bd845f23be
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

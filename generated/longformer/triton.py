@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2f257388e0aea152
+# inputs: cc03e763b549ad34
 # body: 7c6150d0cd73ad43
 """Attention to a symmetric window and to a few global tokens at the front.
 

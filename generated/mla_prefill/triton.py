@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 044bc41fc7852f46
+# inputs: 537354d43d676300
 # body: afb9bad72436421a
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75fdf8acaa21f016
+# inputs: 5b87faf84bc1ea81
 # body: f469af91fed66eba
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a0d9eed4217e999e
+# inputs: 5d6f6dc15a41ac31
 # body: 33fbf0f4b066baa7
 """Attention with a learned bias for each head and each pair of positions.
 

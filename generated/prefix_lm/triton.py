@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c411be6a58cff53
+# inputs: 86dfa7ce88e6ffd1
 # body: d3f1ba003000281f
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a7f520c9be07117
+# inputs: 84c9e84aa288f4c6
 # body: 3d8de1a46cd38dc1
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

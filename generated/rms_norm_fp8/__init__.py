@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 2a3a993f2561fa62
-# body: 5ad1e5743f760ac1
+# body: 0935b53b3ddc8ce6
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -66,7 +66,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, by which to multiply out).
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 4b466672070b2c64
-# body: 9133a97ebac9cb87
+# body: b4c423b6a13d58a3
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -246,7 +246,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     weight: [width] bfloat16, multiplies the normed rows.
     eps: added to the mean of squares; 1e-06 by default.
 
-    Returns (out, shaped as x; scale [..., 1] float32, a factor for out).
+    Returns (out, shaped as x; scale [..., 1] float32, by which to multiply out).
     Raises TypeError or ValueError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

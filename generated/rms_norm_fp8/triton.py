@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 8768cfd32ec6c837
-# body: 749c0a0f28297106
+# body: 930edf8f756f89e9
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -244,7 +244,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Any strides. A tensor is copied first if its rows are not contiguous, or not at equal distances.
-    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by).
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, by which to multiply out).
     Raises ValueError or TypeError for invalid arguments. Raises RuntimeError if a gradient is required: there is no
     backward pass.
     """

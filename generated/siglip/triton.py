@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b7ebbd3bc67dbef0
+# inputs: 7f6c80c0fb8bdc37
 # body: 9d38f8c30daed96f
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

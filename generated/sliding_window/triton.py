@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 400b2d45e128068e
+# inputs: 344692bb89e4c277
 # body: 67138f560bd50794
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b01cee48587d73c
+# inputs: 36289132601a2805
 # body: 2f4a5f81b6f690b9
 """Causal attention whose scores saturate smoothly at 30.
 

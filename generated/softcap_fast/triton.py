@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74da15543161127e
+# inputs: bb767ddb9faac792
 # body: fae30bf12660ee7c
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

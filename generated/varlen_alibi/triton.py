@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4a857e6fed8191b
-# body: 7a3a166185046aa2
+# inputs: b978f1875cee444b
+# body: 8f0a5a8a99224cce
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -521,7 +521,7 @@ _LIBRARY = _library("kgen_d9a8487f664b5fdc", "varlen_alibi")
 
 
 def _by_ends(x):
-    """Return shape and strides of a TMA descriptor of packed x [T, H, D], in which a sequence may begin at any token.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. A sequence may begin at any token.
 
     Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. The strides, modulo 2**64,
     map this to token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.

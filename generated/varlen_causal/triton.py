@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b09452a060cbc021
-# body: a3873394132930c4
+# inputs: e1ef348e03fe008a
+# body: 40fa97b4ab8f6117
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -500,7 +500,7 @@ _LIBRARY = _library("kgen_a1710afdae15c952", "varlen_causal")
 
 
 def _by_ends(x):
-    """Return shape and strides of a TMA descriptor of packed x [T, H, D], in which a sequence may begin at any token.
+    """Return shape and strides of a TMA descriptor of packed x [T, H, D]. A sequence may begin at any token.
 
     Row r of a sequence that ends before token `end` is at [FAR, end, h, FAR - length + r]. The strides, modulo 2**64,
     map this to token end - length + r. Rows past the sequence are out of bounds: TMA reads zeros and writes nothing.
