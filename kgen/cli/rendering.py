@@ -23,6 +23,13 @@ from kgen.settings import settings
 if TYPE_CHECKING:
     from kgen.render.writer import Change
 
+Single = Annotated[
+    bool,
+    typer.Option(
+        "--single", help="Write one self-contained file NAME.py per spec instead of a folder."
+    ),
+]
+
 
 @verb("render")
 def render(
@@ -33,13 +40,7 @@ def render(
     diff: Annotated[
         bool, typer.Option("--diff", help="Write nothing; show the changes as a patch.")
     ] = False,
-    single: Annotated[
-        bool,
-        typer.Option(
-            "--single",
-            help="Write one self-contained file NAME.py per spec instead of a folder.",
-        ),
-    ] = False,
+    single: Single = False,
     stdout: Annotated[
         bool,
         typer.Option("--stdout", help="Print the self-contained file, and write nothing."),
