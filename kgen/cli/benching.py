@@ -21,16 +21,16 @@ Against = Annotated[
     typer.Option(
         metavar="PEERS",
         help="Implementations to compare with, comma-separated. "
-        "Default, in each family: all but flex-autotune, flex-flash and eager. "
-        "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, eager, kgen-triton. "
-        "kgen-triton times your spec's portable kernels, which run on every GPU. "
+        "All families: eager is the formula in PyTorch operations. "
+        "Attention: flex, flex-autotune, flex-flash, sdpa, varlen, kgen-triton. "
+        "kgen-triton is your spec without the kernels for one chip. "
         "varlen is PyTorch's varlen_attn. "
         "flex-flash is FlexAttention with the FlashAttention backend. "
-        "Norms: torch, compile, liger, quack, eager, copy. "
+        "Norms: torch, compile, liger, quack, copy. "
         "torch is rms_norm or layer_norm of torch.nn.functional. "
-        "compile is eager with torch.compile. copy copies a tensor. "
-        "chunk_output: fla, eager. "
-        "In all families, eager is the formula in PyTorch operations.",
+        "compile is torch.compile of eager. copy copies a tensor. "
+        "chunk_output: fla. "
+        "Default: all except flex-autotune, flex-flash and eager.",
     ),
 ]
 

@@ -31,7 +31,7 @@ def merge(
         typer.Option(
             "--into",
             metavar="FILE",
-            help="Output file. Default: verified.json of the rendered kernels.",
+            help="Output file. Default: verified.json in the folder of rendered kernels.",
         ),
     ] = None,
     form: Form = Format.TEXT,
