@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 71f7e46cbeb45cee
-# body: 9a86294d55a33c3b
+# inputs: 21a36da54c05f1e5
+# body: f50f4533611b8c0f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -22,7 +22,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("block_sparse: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -44,7 +44,8 @@ try:
 except ModuleNotFoundError:
     raise ImportError("block_sparse: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. Hopper kernels are verified with these Triton versions. Other versions use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -605,7 +606,7 @@ _LIBRARY = _library("kgen_55784c1479c99d2e", "block_sparse")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -998,7 +999,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
 
 
 def block_sparse_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses: a dict with the keys "forward" and "backward".
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.

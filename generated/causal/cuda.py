@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64e49737baa34f20
-# body: 76fe6e1d5f57c9b1
+# inputs: b33cb6f5e91b06fb
+# body: 221329238dfb0e01
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -21,7 +21,7 @@ import functools
 import os
 from typing import Optional
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("causal_delta: this file cannot run alone. Import its folder")
 

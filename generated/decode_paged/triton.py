@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75e2548eebbd31c8
-# body: fe49ae7259f8c175
+# inputs: a95f0c1e12b1b875
+# body: 13f3a9b64d492e37
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("decode_paged: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -41,7 +41,8 @@ try:
 except ModuleNotFoundError:
     raise ImportError("decode_paged: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. Hopper kernels are verified with these Triton versions. Other versions use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -457,7 +458,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
 
 
 def decode_paged_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses: a dict with the key "forward".
+    """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "decode": the kernels that split the keys.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c2be92d788c9e9a4
-# body: 37d8c9d372dc5c6c
+# inputs: 04034a3ff2fb7f2b
+# body: f946069c33be5197
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -21,7 +21,7 @@ import functools
 import math
 import warnings
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError(
         "decode_sliding_window: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -46,7 +46,8 @@ except ModuleNotFoundError:
         "decode_sliding_window: _launch.py is missing. Copy the whole folder, or use `kgen render --single`",
     )
 
-# Gluon is experimental. Hopper kernels are verified with these Triton versions. Other versions use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -399,7 +400,7 @@ _LIBRARY = _library("kgen_ed125e363d28a0f3", "decode_sliding_window")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -604,7 +605,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
 
 
 def decode_sliding_window_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses: a dict with the key "forward".
+    """Return a dict of strings with the key "forward": the kernels that a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run;

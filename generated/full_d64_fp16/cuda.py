@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a8c0fd84a9046d2
-# body: 4dd90cedf43c9da4
+# inputs: cd9a541671aae01c
+# body: b892370322cb2d78
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -21,7 +21,7 @@ import functools
 import os
 from typing import Optional
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 072078f6c3c82b6d
-# body: 179307859dc496ab
+# inputs: bc729ad5aa33fa84
+# body: 66fa24e137f49c12
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -39,7 +39,7 @@ import math
 import tempfile
 from array import array
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 11c01c4fa308c41b
-# body: 71f07b154fe2301c
+# inputs: 22270cdfaaba8a8d
+# body: 8130f05bf6d2139a
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -32,7 +32,7 @@ import math
 import tempfile
 from array import array
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("gated_delta_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e4417b74ae00a7b6
-# body: bb462a58678f3937
+# inputs: 6b12f1e26fe9caf7
+# body: a4e0b467e79b1357
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError(
         "gated_delta_output: this file cannot run alone. Import its folder, or use `kgen render --single`",

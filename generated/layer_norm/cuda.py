@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aec197a5131b8d72
-# body: 80b84d594d0317a5
+# inputs: df32e6e059c1771c
+# body: 0324ab79eeb4ded5
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("layer_norm: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b733c3bbd0e01798
-# body: cbd3805ab643d6a4
+# inputs: cbd7b55c01db20d0
+# body: c4fa885c35d27f0a
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -36,7 +36,7 @@ import functools
 import tempfile
 from array import array
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

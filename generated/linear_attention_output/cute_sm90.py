@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 39b676f8fb1ff239
-# body: 56eb94bc4a3871de
+# inputs: 3c1d87a303eb8d14
+# body: 7c7c59632d4ab39c
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -29,7 +29,7 @@ import functools
 import tempfile
 from array import array
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("linear_attention_output: this file cannot run alone. Import its folder")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc03e763b549ad34
-# body: 7c6150d0cd73ad43
+# inputs: df0660517dadf869
+# body: 1e764389fe69d4a6
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -20,7 +20,7 @@ Usage:
 import math
 from typing import Optional
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("longformer: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -498,7 +498,7 @@ _LIBRARY = _library("kgen_34d0c71a14c1a973", "longformer")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -684,7 +684,7 @@ def longformer(q, k, v, *, scale=None, return_lse=False):
 
 
 def longformer_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses: a dict with the keys "forward" and "backward".
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
     "portable: REASON": the kernels for every chip, and why they run.
     """

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3512b8297671a94
-# body: 2bb7d39c971a0b9d
+# inputs: 5c025170ef43c66a
+# body: 2d310af4529563fb
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -29,7 +29,7 @@ import math
 import warnings
 from typing import NamedTuple, Optional
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("natten_2d: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -51,7 +51,8 @@ try:
 except ModuleNotFoundError:
     raise ImportError("natten_2d: _launch.py is missing. Copy the whole folder, or use `kgen render --single`")
 
-# Gluon is experimental. Hopper kernels are verified with these Triton versions. Other versions use portable kernels.
+# hopper.py is written in Gluon, which is experimental. It is verified with these Triton versions. With others, the
+# portable kernels of this file run.
 GLUON_TRITONS = ((3, 6), (3, 7), (3, 8), (3, 9))
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -648,7 +649,7 @@ _LIBRARY = _library("kgen_6e250c127adcdf07", "natten_2d")
 
 
 def _descriptors(tile, *blocks):
-    """Return a TMA descriptor for each block (tensor [B, H, S, D], rows, columns), or None without TMA."""
+    """Return a list with a TMA descriptor, or None without TMA, for each block (tensor [B, H, S, D], rows, columns)."""
     if not tile["TMA"]:
         return [None] * len(blocks)
     return [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, n]) for x, rows, n in blocks]
@@ -1011,7 +1012,7 @@ def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
 
 
 def natten_2d_kernels(q, k, v):
-    """Return the kernels that a call with these tensors uses: a dict with the keys "forward" and "backward".
+    """Return a dict of strings with the keys "forward" and "backward": the kernels that a call with these tensors uses.
 
     "hopper": the kernels for compute capability 9.0;
     "portable: REASON": the kernels for every chip, and why they run.

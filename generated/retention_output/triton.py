@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 973d29679fbd2e05
-# body: 93789c0f1ec25a83
+# inputs: 813a88227c41745f
+# body: 79900c3f8f66ebbf
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# If this file runs alone, `import triton` imports this file, triton.py, instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("retention_output: this file cannot run alone. Import its folder, or use `kgen render --single`")
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ee15080b6bc485b2
-# body: 6db768b9e04b838a
+# inputs: a23d5df44418281f
+# body: 03f4b6a330f8b875
 """RMS norm over the last dimension.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 

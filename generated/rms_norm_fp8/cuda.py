@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b466672070b2c64
-# body: b4c423b6a13d58a3
+# inputs: edc79eb1eada0dbb
+# body: 4d3837a0f8f4fd4e
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# If this file runs alone, `import triton` may import triton.py of this folder instead of Triton.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("rms_norm_fp8: this file cannot run alone. Import its folder")
 
