@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab7cfdf18269e4c1
-# body: 4fa47c351d86e716
+# inputs: aec42a631835a666
+# body: 17f85ac5733a8f48
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -146,11 +146,11 @@ KeySlots = collections.namedtuple("KeySlots", ["k", "v"])
 
 @gluon.jit
 def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
-    """Wait for the slot of K or V tile i, and return its full barrier and the slot. Each barrier needs two arrivals,
-    for K and V. If `wanted` is false, arrive without a transfer."""
+    """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
+    needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K. Tile i - slots.shape[0] had this slot, and `after` is the turn that waits for its
-    # release.
+    # V may have fewer slots than K, so tile i - slots.shape[0] had this slot. In a ring of SLOTS slots, tile `after`
+    # waits for the release of that tile.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -160,7 +160,7 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
 
 @gluon.jit
 def _keys(kv_ring, i):
-    """The i-th keys in shared memory, [rows, columns]."""
+    """View K of tile i in shared memory as [rows, columns]."""
     return _slot(kv_ring.slots.k, i % kv_ring.slots.k.shape[0])
 
 
@@ -206,7 +206,7 @@ def _next_tile(scheduler, i, FIELDS: tl.constexpr):
 
 @gluon.jit
 def _last_first(i, lo, n_tiles, BLOCK: tl.constexpr):
-    """Return the first position of the i-th tile, counted from the last one."""
+    """Return the first position of the i-th tile from the end."""
     return lo + (n_tiles - 1 - i) * BLOCK
 
 
@@ -217,8 +217,8 @@ def _async_dot_nt(x, y, LAYOUT: tl.constexpr):
     return warpgroup_mma(x, y.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
-# PTX for 64 elements of acc per thread. Pairs of elements alternate between two rows, so
-# $128 and $130 are the alphas of both rows. A warp whose alphas are all 1 skips the products.
+# PTX for 64 elements of acc per thread. $i is element i, and $(i + 128) its alpha. Elements alternate in pairs
+# between two rows, whose alphas are $128 and $130. A warp whose alphas are all 1 does not multiply.
 _RESCALE = tl.constexpr(
     "{ .reg .pred p, q; setp.neu.f32 p, $128, 0f3F800000; "
     "setp.neu.or.f32 p, $130, 0f3F800000, p; "
@@ -231,7 +231,7 @@ _RESCALED = tl.constexpr(",".join(["=f"] * 64 + [str(i) for i in range(64)] + ["
 
 @gluon.jit
 def _rescaled(acc, alpha):
-    """acc * alpha. Warps whose alphas are all 1 do not multiply."""
+    """Return acc * alpha."""
     return gl.inline_asm_elementwise(_RESCALE, _RESCALED, [acc, alpha], dtype=gl.float32, is_pure=True, pack=64)
 
 
@@ -272,7 +272,7 @@ def _hopper_producer(
         tile, b_h = _tile_and_head(number, n_q_tiles, problem.B * problem.HQ, GROUP)
         b, h = b_h // problem.HQ, b_h % problem.HQ
         h_kv = h // GQA
-        # The last query tiles see the most keys, so they are published first.
+        # Publish the last tiles first: with a causal mask, they see the most keys.
         q_start = (n_q_tiles - 1 - tile) * BLOCK_M
         q_last = gl.minimum(q_start + BLOCK_M, problem.SQ) - 1
         kv_lens_b = gl.load(problem.kv_lens_ptr + b * problem.stride_kv_lens_0)
@@ -302,8 +302,8 @@ def _hopper_producer(
                 async_load(args.v_desc, [b, h_kv, v_start, 0], full, v_slot)
             n_fetched += 1
         i += 1
-        gdc_wait()  # the counter may not be zero before this
-        # Tiles differ in length: who is done first takes the next one.
+        gdc_wait()  # the counter is zero only after this
+        # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
 
@@ -341,7 +341,7 @@ def _hopper_softmax(
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
-        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed
+        _consumer_release(kv_ring, i)  # the first slot has only K, because V is one tile behind
     if MASKED:
         kv_live = (kv_idx < fixed.SK) & (kv_idx < fixed.kv_lens_b)
         mask = kv_live[None, :] & (fixed.kv_lens_b_minus_sq_plus_q[:, None] >= kv_idx[None, :])
@@ -350,7 +350,7 @@ def _hopper_softmax(
     # seldom rescaled.
     m_top = gl.maximum(m_i, gl.max(qk, 1) * fixed.qk_scale)
     m_new = gl.where(m_top > m_i + 8.0, m_top, m_i)
-    # A row that has seen no key has the maximum -inf, and -inf - -inf is not a number.
+    # In rows without a key so far, the maximum is -inf, and -inf - (-inf) is nan.
     m_ref = gl.where(m_new == float("-inf"), 0.0, m_new)
     alpha = gl.exp2(m_i - m_ref)
     p = gl.exp2(qk * fixed.qk_scale - m_ref[:, None])
@@ -374,10 +374,9 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. ptxas would move the wgmma wait for P @ V above the softmax, but not across
-        # the branch of this wait.
+        # This second wait returns at once. Without its branch, ptxas moves the wgmma wait for P @ V above the softmax.
         _consumer_wait(kv_ring, n_used)
-        # Wait for all wgmma before the back edge. With one in flight there, the compiler serializes all of them.
+        # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)
         acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])
@@ -412,7 +411,7 @@ def _hopper_consumer(
         kv_start = _last_first(0, 0, n_tiles, BLOCK_N)
         q = _consumer_tile(args.q_ring, 2 * i + CONSUMER)
         _consumer_wait(kv_ring, n_used)
-        # The first tile has nothing to rescale. A mask is correct for any tile.
+        # The first tile has no acc to rescale. Apply the mask, which is correct for any tile.
         qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)
         p, m_i, l_i, alpha = _hopper_softmax(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
@@ -436,7 +435,7 @@ def _hopper_consumer(
         _consumer_wait(kv_ring, n_used)
         acc_async = _async_dot(acc, p, _values(kv_ring, n_used), OUT)
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, SCORES))
-        # Rows that saw no key: zeros, and a log-sum-exp of -inf.
+        # Rows without a visible key get zeros, and lse is -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
             lse = m_i + gl.log2(l_safe)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df1cc59ef5652b33
-# body: 8c8dba4ccf39dc70
+# inputs: cd9a541671aae01c
+# body: b892370322cb2d78
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -21,7 +21,7 @@ import functools
 import os
 from typing import Optional
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("full_d64_fp16_delta: this file cannot run alone. Import its folder")
 
@@ -129,8 +129,8 @@ def full_d64_fp16_delta(out, dout, dlse=None):
 
     out, dout [B, H, S, 64] fp16, any strides: the output of attention and its gradient.
     dlse [B, H, S] float32: the gradient of the natural log-sum-exp, or None for zero.
-    Raises TypeError or ValueError for invalid tensors,
-    and RuntimeError where a gradient is asked for: there is only the forward pass.
+    Raises TypeError or ValueError for invalid tensors. Raises RuntimeError if a gradient is required: there is no
+    backward pass.
     """
     _dense("full_d64_fp16_delta", "out dout dlse", out, dout, dlse)
     out, dout = _cast(torch.float16, out, dout)

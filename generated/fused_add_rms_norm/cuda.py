@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6eb64a675c88b95
-# body: f6d019b764c71d5e
+# inputs: 86b42b611eb87dee
+# body: e5bdeffb67482d96
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("fused_add_rms_norm: this file cannot run alone. Import its folder")
 
@@ -347,8 +347,8 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns (out, shaped as x; h, the normed sum, shaped as x).
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("fused_add_rms_norm", "x residual weight", x, residual, weight)
     x, residual, weight = _cast(torch.bfloat16, x, residual, weight)

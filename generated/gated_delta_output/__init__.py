@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d5f71faa01c9f03d
-# body: 10512a28f0241657
+# inputs: b6f5f40777baa7d7
+# body: b11b3a7da14a71dc
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
-    cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
+    cute_sm90.py, on compute capability 9.0, with the package cutlass, if no gradient is required
     triton.py
 
 Usage:
@@ -71,8 +71,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b5b5e491b784b6a
-# body: 59f4d892b5e1d586
+# inputs: 6b12f1e26fe9caf7
+# body: a4e0b467e79b1357
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError(
         "gated_delta_output: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -330,8 +330,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("gated_delta_output", "q k v h g", q, k, v, h, g)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 202bc6fbba7873e9
-# body: b5d6ff6dd2b19a1b
+# inputs: 78d4e7eac4ad8212
+# body: 1c479d99cc1c0441
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
-    cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
+    cute_sm90.py, on compute capability 9.0, with the package cutlass, if no gradient is required
     triton.py
 
 Usage:
@@ -75,8 +75,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()

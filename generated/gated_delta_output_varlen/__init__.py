@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f2fcd28fdc2edea
-# body: c60bcfb5bcb04c60
+# inputs: dfdd857b2b8d3cd6
+# body: 2cd9664e8d21acaf
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
-    cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
+    cute_sm90.py, on compute capability 9.0, with the package cutlass, if no gradient is required
     triton.py
 
 Usage:
@@ -75,8 +75,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()

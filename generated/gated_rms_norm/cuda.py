@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b7640a02ceefbbd
-# body: 7e54c36f94abed09
+# inputs: 0b617fb5b0e05b34
+# body: 0ebd54cc03f94a0b
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("gated_rms_norm: this file cannot run alone. Import its folder")
 
@@ -345,8 +345,8 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("gated_rms_norm", "x weight z", x, weight, z)
     x, weight, z = _cast(torch.bfloat16, x, weight, z)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78c1d245ba449eb3
-# body: b7aba16c8371260e
+# inputs: 02bca2de3c08d051
+# body: f750024e446d2bfa
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("layer_norm_wide: this file cannot run alone. Import its folder")
 
@@ -312,8 +312,8 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("layer_norm_wide", "x weight bias", x, weight, bias)
     x, weight, bias = _cast(torch.bfloat16, x, weight, bias)

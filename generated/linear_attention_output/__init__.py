@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba76eba8e7154f01
-# body: d98072ca14f64e1d
+# inputs: 405f8543d776f66e
+# body: 69f509de6692327f
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
 
-    cute_sm90.py, on compute capability 9.0, with the package cutlass, where no gradient is asked for
+    cute_sm90.py, on compute capability 9.0, with the package cutlass, if no gradient is required
     triton.py
 
 Usage:
@@ -70,8 +70,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     # Inside torch.func, `requires_grad` may be False although a gradient is required.
     transformed = torch._C._are_functorch_transforms_active()

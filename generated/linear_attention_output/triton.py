@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bd6bbf1ca7e8dce5
-# body: 4d431e7bbf6e4a06
+# inputs: ebb7e9cf630bc176
+# body: d87a3fd216dcaaae
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -21,7 +21,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError(
         "linear_attention_output: this file cannot run alone. Import its folder, or use `kgen render --single`",
@@ -308,8 +308,8 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("linear_attention_output", "q k v h", q, k, v, h)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 058bbb44f454d4bc
-# body: 4891a5f043e7cd4a
+# inputs: df46e14be73ee658
+# body: b9f512dc76c6683c
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -25,7 +25,7 @@ import functools
 import math
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("qk_norm: this file cannot run alone. Import its folder")
 
@@ -297,8 +297,8 @@ def qk_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("qk_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

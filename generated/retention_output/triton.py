@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8906ec2186091940
-# body: f5bae396787e0b7d
+# inputs: 813a88227c41745f
+# body: 79900c3f8f66ebbf
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -23,7 +23,7 @@ Needs Triton 3.4 (torch 2.8) or newer.
 
 import math
 
-# Run alone, a file named triton.py would import itself instead of Triton.
+# As a script, this file would import itself, triton.py, as `triton`: Python looks in its folder first.
 if not __package__:
     raise ImportError("retention_output: this file cannot run alone. Import its folder, or use `kgen render --single`")
 
@@ -321,9 +321,8 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
     scale: multiplies q; 1 / sqrt(128) by default.
 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h.
-    Raises ValueError or TypeError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode, or if a tensor without a gradient requires
-    grad.
+    Raises ValueError or TypeError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives, or if a tensor without a gradient requires grad.
     """
     _dense("retention_output", "q k v h g_gamma", q, k, v, h, g_gamma)
     q, k, v, h = _cast(torch.bfloat16, q, k, v, h)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 209d0ec81275f8c6
-# body: 810e9dbe0a1fa56f
+# inputs: a23d5df44418281f
+# body: 03f4b6a330f8b875
 """RMS norm over the last dimension.
 
     h = x
@@ -24,7 +24,7 @@ import ctypes
 import functools
 import os
 
-# With this folder on sys.path, imports of packages would find its files.
+# As a script, this file would import triton.py of this folder as `triton`: Python looks there first.
 if not __package__:
     raise ImportError("rms_norm: this file cannot run alone. Import its folder")
 
@@ -336,8 +336,8 @@ def rms_norm(x, weight, *, eps=1e-06):
     eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x.
-    Raises TypeError or ValueError for arguments that do not fit,
-    and RuntimeError for derivatives of second order and in forward mode.
+    Raises TypeError or ValueError for invalid arguments. Raises RuntimeError for second-order and forward-mode
+    derivatives.
     """
     _dense("rms_norm", "x weight", x, weight)
     x, weight = _cast(torch.bfloat16, x, weight)

@@ -23,7 +23,7 @@ _LEAST_SPLITS = If(
         assign(
             "splits",
             text("max(splits, min(most, 2))"),
-            note="long sequences get the slots that short ones leave",
+            note="short sequences use fewer slots, so long ones can use more",
         ),
     ),
 )

@@ -45,7 +45,7 @@ def next_item(dynamic: bool, counter: str) -> list[str]:
     if not dynamic:
         return ["number += gl.num_programs(0)"]
     return [
-        "# Tiles differ in length: who is done first takes the next one.",
+        "# Tiles differ in length, so a program that has finished takes the next number.",
         f'number = gl.atomic_add({counter}, 1, sem="relaxed") + gl.num_programs(0)',
     ]
 
@@ -85,9 +85,9 @@ class Common(Rows):
     @property
     def sums(self) -> list[ColumnsOfKeys]:
         """The columns of Q and K in tiles."""
-        own = ColumnsOfKeys("", self.width, "OUT", "_keys", "The i-th keys")
+        own = ColumnsOfKeys("", self.width, "OUT", "_keys", "K of tile i")
         rope = ColumnsOfKeys(
-            "_rope", self.rope, "ROPE", "_rope_keys", "The rope dims of the i-th keys"
+            "_rope", self.rope, "ROPE", "_rope_keys", "the rope dims of K of tile i"
         )
         return [own, rope] if self.rope else [own]
 
@@ -247,8 +247,9 @@ class DqKernel:
     @property
     def docstring(self) -> list[str]:
         """The docstring of the kernel."""
-        whole = ", ".join(["dq, BLOCK_M query rows of one (b, h) after the other", *self.also])
-        return textwrap.wrap(f'"""{whole}."""', 112)
+        results = " ".join(["Compute dq", *self.also])
+        of = "A program processes tiles of BLOCK_M query rows of one (b, h)"
+        return textwrap.wrap(f'"""{results}. {of}."""', 112)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ class ConsumedTile:
             return []
         if self.mask is not None:
             return [If(Name("MASKED"), (self.mask, assign("p", _ZERO_P)))]
-        zero = assign("p", _ZERO_P, "not qk: where lse is -inf (no key seen), -inf - lse is nan")
+        why = "mask p, not qk: in rows without keys, qk - lse would be -inf + inf"
+        zero = assign("p", _ZERO_P, why)
         return [If(Name("MASKED"), (*self.mask_lines, zero))]
 
     def _hidden(self, mask: Code) -> Statement:

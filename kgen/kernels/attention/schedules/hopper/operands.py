@@ -134,13 +134,13 @@ class Lag:
     def counter_wait(self) -> list[str]:
         """The statement that waits before the producer uses the tile counter."""
         if not self.given:
-            return ["gdc_wait()  # the counter may not be zero before this"]
+            return ["gdc_wait()  # the counter is zero only after this"]
         return ["if LAG > 0:", "    gdc_wait()  # forward may start before the counter is zero"]
 
     @property
     def last_wait(self) -> list[str]:
         """The final wait of a producer that also serves dq."""
-        why = "dq, which overlaps the end of the dk and dv kernel, must not end first"
+        why = "dq overlaps the end of the dk and dv kernel, but must not end before it"
         return [f"gdc_wait()  # {why}"] if self.given else []
 
 

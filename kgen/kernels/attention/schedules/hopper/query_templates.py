@@ -179,7 +179,7 @@ class FirstTile(OfForward):
             for hidden in self.hidden_keys
             if hidden.of_scores
             for line in (
-                "# Scores share a reciprocal, so a NaN of one would reach the others.",
+                "# Several scores share a reciprocal, so a NaN in one would reach the others.",
                 hidden.cleared("_keys(kv_ring, n_used)", "kv_start"),
             )
         ]

@@ -317,7 +317,7 @@ class _Modules:
             f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
             for o in self.plan.operands
         ]
-        words += [f"{n}: one float32, what the output is divided by." for n in self.scale]
+        words += [f"{n}: one float32, by which the output is divided." for n in self.scale]
         words += [
             f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
         ]
@@ -332,7 +332,7 @@ class _Modules:
     def _returned(self) -> str:
         said = {
             "out": "out, shaped as x",
-            "scale": "scale [..., 1] float32, what out is to be multiplied by",
+            "scale": "scale [..., 1] float32, by which to multiply out",
             "h": "h, the normed sum, shaped as x",
         }
         words = [said[name] for name in self.returned]

@@ -115,7 +115,7 @@ class Launchers:
         dtypes = TORCH_DTYPES | FP8
         words = [f"out {shape} {dtypes[spec.dtypes['output']]}"]
         if spec.quantize and spec.quantize.scale == "per_row":
-            words.append("scale [..., 1] float32, what out is to be multiplied by")
+            words.append("scale [..., 1] float32, by which to multiply out")
         if self.plan.stores_h:
             words.append(f"the sum x + residual {shape} {dtypes[spec.dtypes['residual']]}")
             if spec.input_mod:
@@ -137,7 +137,7 @@ class Launchers:
         ]
         words[0] = f"{words[0][:-1]}, {self._width_words()}."
         if self.scale:
-            words.append("scale: one float32, what the output is divided by.")
+            words.append("scale: one float32, by which the output is divided.")
         return words + [
             f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()
         ]

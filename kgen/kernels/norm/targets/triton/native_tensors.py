@@ -66,7 +66,7 @@ def arguments_of(plan: NormPlan) -> Arguments:
     if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
         read = (
             *read,
-            spells.plain("scale", ("1",), "fp32", "[1] float32, what the output is divided by"),
+            spells.plain("scale", ("1",), "fp32", "[1] float32, by which the output is divided"),
         )
     saved = tuple(
         spells.stored(name, "row", "fp32", "written where all of these are there; read by backward")
@@ -142,7 +142,7 @@ def _outputs(plan: NormPlan, spells: _Spelled) -> tuple[Argument, ...]:
     stored = [spells.stored("out", "element", spec.dtypes["output"], "written")]
     if spec.quantize and spec.quantize.scale == "per_row":
         stored.append(
-            spells.stored("scale", "row", "fp32", "written, what out is to be multiplied by")
+            spells.stored("scale", "row", "fp32", "written, the number by which to multiply out")
         )
     if plan.stores_h:
         said = (
