@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa55bc8741cea66f
+# inputs: 5f258b166820bdea
 # body: 7bd2b92b6a3b6b41
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 21a36da54c05f1e5
+# inputs: 676f1213cb7a1ff3
 # body: f50f4533611b8c0f
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 22cf325cde37b6e7
-# body: d1c61a294813d1c8
+# inputs: ac90d252c158a4b6
+# body: 9a8c6b403c9af646
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -542,7 +542,7 @@ def use_delta(function):
     """Compute delta with function(out, dout, x) instead of the kernel, or with the kernel if function is None.
 
     x is log2(e) * dlse, or None without dlse. The function must return rowsum(dout * out) - x: contiguous float32 with
-    the shape of lse. `causal_delta` in cuda.py, another file of this folder, is such a function.
+    the shape of lse, aligned to 16 bytes. `causal_delta` in cuda.py, another file of this folder, is such a function.
     """
     global _delta
     _delta = function

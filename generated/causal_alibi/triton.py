@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6c600ea57021c172
+# inputs: 41d5d88ae12ad54b
 # body: 4acfbcd3b8c55895
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8aad741acba4f09a
-# body: a6fe7720c7c94f8f
+# inputs: 4640af8c49b2ad5a
+# body: fa5efe7652a1e29d
 """Attention of every query to the keys up to its own position, heads of 64.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,8 +47,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The the others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
+# shared memory, and loads the operands of the tile by TMA into rings of slots there. The the others, the consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -151,8 +152,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K, so tile i - slots.shape[0] had this slot. In a ring of SLOTS slots, tile `after`
-    # waits for the release of that tile.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
+    # waits for the release of tile i - n is i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -261,7 +262,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["q_idx", "qk_scale", "SK"
 
 @gluon.jit
 def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of queries. Load their operands, K and V."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -316,7 +317,7 @@ def _own_sums(p, LAYOUT: tl.constexpr):
 def _hopper_logits(
     qk_async, kv_start, fixed, MASKED: tl.constexpr, PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """Wait for the scores of half a tile and return its logits. PENDING later products may stay in flight."""
+    """Wait for the scores of half a tile and return its logits. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if MASKED:
@@ -438,7 +439,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the other consumers and the producer.
-        # The first consumer has the rest of 512 registers.
+        # The registers per thread of all warpgroups add up to 512: the first consumer has the rest.
         [4, 4, 4], [160, 160, 32],
     )
 
@@ -487,8 +488,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         q_full_hi = problem.SQ // BLOCK_M * BLOCK_M
         n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
         n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-        # Mask at least one tile, so that the first loop always runs. ptxas 12.8 initializes the registers
-        # of both loops only there.
+        # Mask at least one tile. Consumers have a loop over masked and one over other tiles, and ptxas 12.8 initializes
+        # registers of both only in the first: without a turn of it, the second accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         _publish_tile(scheduler, i, (kv_start, b * problem.HQ + h, q_lo, n_first_masked, n_masked, n_tiles))
@@ -497,7 +498,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
+        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
+        gdc_wait()
         gdc_launch_dependents()
         for j in range(n_tiles):
             q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -608,7 +610,7 @@ def _dkdv_hopper_consumer(args, problem, CONSUMER: tl.constexpr, BLOCK_M: tl.con
         dv = gl.full([OWN_N, 64], 0.0, gl.float32, layout=OUT)
         next_start = kv_start
         fixed = DkdvFixed(kv_idx, qk_scale, problem.SQ)
-        # The tiles are those that at least one half of the keys needs. Compute the tiles that this half needs.
+        # The published tiles are for both halves of the keys. Find the tiles that this half needs.
         own_lo = kv_start // BLOCK_M * BLOCK_M
         n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, gl.maximum(n_masked - 1, 0))
         n_used = _consumer_skip(q_ring, n_used, n_ahead)
@@ -661,7 +663,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -670,8 +672,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -683,7 +685,7 @@ def _gluon_tiles(x, n_rows):
 
 
 def forward_on_hopper(layouts, q, k, v, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 192, 128

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b3cd091c9e41f85e
+# inputs: 7edd8dd3d718ceba
 # body: c3d3011832c08f23
 """Attention of every query to the keys up to its own position, heads of 64.
 

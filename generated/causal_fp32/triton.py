@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab66e07e98265859
+# inputs: a8abd23fc4bf0acf
 # body: d5745a3cab766de5
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 49beb7af9565c4fb
+# inputs: c451e344a712bc97
 # body: 5622752c5816ac2d
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fef04ffaf8e491a7
+# inputs: 03fade4416a93184
 # body: 7ffc94155c79b300
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

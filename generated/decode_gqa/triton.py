@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: faefced3e5c5ca52
+# inputs: 7c809ed631b12312
 # body: b911836f264153af
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

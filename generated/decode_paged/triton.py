@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a95f0c1e12b1b875
+# inputs: 4e0deff8c09f2145
 # body: 13f3a9b64d492e37
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

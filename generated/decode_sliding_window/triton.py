@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 04034a3ff2fb7f2b
+# inputs: 941cae23ceff411e
 # body: f946069c33be5197
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8aba2247531cbe4d
+# inputs: a13aa5f89783d5ac
 # body: 71dc844902c9506d
 """Causal attention to every fourth position back from the query.
 

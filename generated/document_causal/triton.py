@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1b54f96dd7dfec4e
+# inputs: f56ab53d71c6850b
 # body: 4a7a5758053a68e7
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f8705683428d81f8
+# inputs: 03f7dae6525e27a8
 # body: 7fe85c2eb8deb39b
 """Attention of every query to every key.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b054e3eb93ad746
-# body: 6d21c87ed0903504
+# inputs: 124ec995a6238e31
+# body: 259645dd976ed6e6
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -530,7 +530,8 @@ def use_delta(function):
     """Compute delta with function(out, dout, x) instead of the kernel, or with the kernel if function is None.
 
     x is log2(e) * dlse, or None without dlse. The function must return rowsum(dout * out) - x: contiguous float32 with
-    the shape of lse. `full_d64_fp16_delta` in cuda.py, another file of this folder, is such a function.
+    the shape of lse, aligned to 16 bytes. `full_d64_fp16_delta` in cuda.py, another file of this folder, is such a
+    function.
     """
     global _delta
     _delta = function

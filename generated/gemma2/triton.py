@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 49ee5b7cf02e6b39
+# inputs: 77f67e91fcf24aa1
 # body: 682ee9b8acc26e77
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

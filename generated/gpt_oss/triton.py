@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d186cc14be7691a6
+# inputs: dca1786be24311a2
 # body: ad5dee536ee7928f
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

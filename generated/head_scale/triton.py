@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 23d6f37edd5fe62b
+# inputs: ad0693e844d54663
 # body: bf88ea258772c0bc
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0e3bfbe12a37c378
+# inputs: f79e8a121187657d
 # body: d6b42c596fb112c5
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

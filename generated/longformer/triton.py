@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df0660517dadf869
+# inputs: 9cf2acb452c2cda1
 # body: 1e764389fe69d4a6
 """Attention to a symmetric window and to a few global tokens at the front.
 

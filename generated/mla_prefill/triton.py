@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a75379c85633e32
+# inputs: 15b36412530e73fb
 # body: 59a4e3fd14b5c0a7
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab883bc1ef0ad933
-# body: 19fb04589cd2a380
+# inputs: 3b8c4d7a2285e730
+# body: df42545ec4fa145e
 """Neighbourhood attention of 13 by 13 on images 128 wide, with pixels in tiles of 8 rows by 16 columns.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -48,8 +48,9 @@ VECTORS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
+# shared memory, and loads the operands of the tile by TMA into rings of slots there. The two others, the consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -152,8 +153,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K, so tile i - slots.shape[0] had this slot. In a ring of SLOTS slots, tile `after`
-    # waits for the release of that tile.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
+    # waits for the release of tile i - n is i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -275,7 +276,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", [
 def _hopper_producer(
     args, problem, LAG: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Publish tiles of queries. Load their operands, K and V; V follows K by LAG tiles."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to; V follows K by LAG tiles."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -332,8 +333,8 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
-    flight."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
+    stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -378,7 +379,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. Without its branch, ptxas moves the wgmma wait for P @ V above the softmax.
+        # This second wait returns at once. It is a loop: without its branch, ptxas moves the wgmma wait for P @ V above
+        # the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -485,7 +487,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, 1, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -506,7 +508,7 @@ def _dq_hopper_gradient(
     qk_async, dp_async, lse, delta, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for S and dP of a tile and return dS. PENDING later products may stay in flight."""
+    """Wait for S and dP of a tile and return dS. At most PENDING later products stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING + 1, deps=[qk_async])
     p = gl.exp2(qk * fixed.qk_scale - lse[:, None])
@@ -638,7 +640,7 @@ def _dq_hopper_kernel(
             (_hopper_producer, (producer, problem, 0, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -670,8 +672,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
         row = kv_start // BLOCK_SIZE
         n_partial, n_full = gl.load(args.q_num_blocks_ptr + row), gl.load(args.full_q_num_blocks_ptr + row)
         n_tiles = gl.maximum(gl.cdiv((n_partial + n_full) * BLOCK_SIZE, BLOCK_M), 0)
-        # Mask at least one tile, so that the first loop always runs. ptxas 12.8 initializes the registers
-        # of both loops only there.
+        # Mask at least one tile. Consumers have a loop over masked and one over other tiles, and ptxas 12.8 initializes
+        # registers of both only in the first: without a turn of it, the second accesses illegal addresses.
         n_masked = n_tiles - gl.maximum(gl.cdiv(n_full * BLOCK_SIZE, BLOCK_M), 0)
         n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
         # TMA reads zeros for keys past SK. Their p = 2^(s - lse) can overflow to inf, and inf * 0 is NaN.
@@ -683,7 +685,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
             first = kv_start + half * (BLOCK_N // 2)
             _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [b, h, first, 0])
             _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [b, h, first, 0])
-        gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
+        # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of its own.
+        gdc_wait()
         gdc_launch_dependents()
         q_blocks = args.q_indices_ptr + row.to(gl.int64) * gl.cdiv(problem.SQ, BLOCK_SIZE)
         for j in range(n_tiles):
@@ -704,7 +707,8 @@ def _dkdv_hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.conste
 
 # dq, dk and dv in one kernel: five products per tile instead of the seven of two kernels. Each consumer computes dS^T
 # of half of a tile's keys. dq sums over all keys, so both store dS^T in shared memory. Each then adds half of the
-# columns of dS @ K to a float32 sum in global memory. Without DQ, the kernel computes dk and dv deterministically.
+# columns of dS @ K to a float32 sum in global memory. Without DQ, another kernel computes dq, and
+# all gradients are deterministic.
 
 
 @gluon.jit
@@ -720,7 +724,7 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
     ROWS: tl.constexpr = k_a.shape[0]
     HALF_D: tl.constexpr = k_a.shape[1] // 2
     k_a, k_b = k_a.slice(HALF * HALF_D, HALF_D, 1), k_b.slice(HALF * HALF_D, HALF_D, 1)
-    # Before the first tile the result is garbage, and the callers do not add it.
+    # If tile i is the one before the first, there is no dS^T: the caller ignores the result.
     mbarrier.wait(ds_tiles.full.index(i & 1), i >> 1 & 1)
     ds = ds_tiles.slots.index(i & 1)
     zero = gl.full([ds.shape[1], HALF_D], 0.0, gl.float32, layout=LAYOUT)
@@ -730,7 +734,8 @@ def _async_ds_dot_k(ds_tiles, i, k_a, k_b, HALF: tl.constexpr, LAYOUT: tl.conste
 
 @gluon.jit
 def _add_to_dq(dq_sum_ptr, tile, dq):
-    """Add half of the columns of dq [64, 64] to a tile's sum. The sum has the order of the threads' registers, so that
+    """Add dq [64, 64], one half of the columns of a tile, to the sum of the tile. The sum has the order of the threads'
+    registers, so that
     each atomic adds four adjacent numbers."""
     # Thread t of 128 owns elements 512 * i + 4 * t to 512 * i + 4 * t + 3.
     FLAT: tl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
@@ -900,7 +905,7 @@ def _backward_hopper_kernel(
 ):
     """Compute dk and dv, with DQ also the sums of dq. A program processes tiles of BLOCK_N keys of one (b, KV head)."""
     problem = Problem(B, HQ, SQ, SK, scale)
-    # Slots for halves of K and V. With DQ, dS^T takes the shared memory of the second tile.
+    # Slots for halves of K and V: of two tiles, or of one with DQ, where dS^T needs the shared memory.
     KV_SLOTS: tl.constexpr = 4 if DQ else 8
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = QuerySlots(
@@ -914,8 +919,8 @@ def _backward_hopper_kernel(
         ds_slots = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED)
         ds_tiles = Handover(ds_slots, _barriers(2, 2))
     else:
-        # Do not allocate an unused mbarrier. Triton reuses its shared memory for other data, and the GPU corrupts that
-        # data at a context switch between processes.
+        # Do not allocate an unused mbarrier. Triton would reuse its address for other data. At a context switch between
+        # processes, the GPU changes memory that was initialized as an mbarrier.
         ds_tiles = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
@@ -931,7 +936,7 @@ def _backward_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -942,7 +947,7 @@ def _dq_of_sums_kernel(
     stride_ob: tl.int64, stride_oh: tl.int64, stride_os: tl.int64, stride_od,
     HQ, SQ, scale,
 ):
-    """Write dq of 64 query rows of one (b, h): scale times their sum. stride_o* are the strides of dq."""
+    """Write dq of 64 query rows of one (b, h): scale * dq_sum. stride_o* are the strides of dq."""
     n_tiles = tl.cdiv(SQ, 64)
     b_h = tl.program_id(0) // n_tiles
     b, h = b_h // HQ, b_h % HQ
@@ -960,8 +965,8 @@ def _dq_of_sums_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -976,7 +981,7 @@ def forward_on_hopper(
     layouts, q, k, v, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale,
     out, lse, store_lse,
 ):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 128, 64

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f1f62dee7a1936c8
+# inputs: 3f09f349ae09e0e6
 # body: 38df223550811e15
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 022c648a4c74375f
-# body: b36283148d9f4e39
+# inputs: 3e36ef7a72918ff7
+# body: ae309dcf9738b8aa
 """Attention with a learned bias for each head and each pair of positions.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -47,8 +47,9 @@ PAIR = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=4)
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
+# shared memory, and loads the operands of the tile by TMA into rings of slots there. The two others, the consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -153,8 +154,8 @@ def _producer_acquire_if(wanted, kv_ring, slots, i, nbytes: tl.constexpr):
     """Wait for the slot of K or V tile i, and return its full barrier and the slot. K and V share this barrier, so it
     needs two arrivals. If `wanted` is false, arrive without a transfer."""
     SLOTS: tl.constexpr = kv_ring.full.shape[0]
-    # V may have fewer slots than K, so tile i - slots.shape[0] had this slot. In a ring of SLOTS slots, tile `after`
-    # waits for the release of that tile.
+    # This slot last held tile i - n, n = slots.shape[0]. V may have fewer slots than K, n < SLOTS. The ring's tile that
+    # waits for the release of tile i - n is i - n + SLOTS.
     after = i + SLOTS - slots.shape[0]
     mbarrier.wait(kv_ring.empty.index(after % SLOTS), (after // SLOTS & 1) ^ 1)
     mbarrier.expect(kv_ring.full.index(i % SLOTS), nbytes, pred=wanted)
@@ -271,7 +272,7 @@ ForwardFixed = collections.namedtuple("ForwardFixed", ["item", "qk_scale", "SK",
 
 @gluon.jit
 def _hopper_producer(args, problem, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Publish tiles of queries. Load their operands, K and V."""
+    """Publish tiles of queries. For each, load the K and V tiles that it attends to."""
     scheduler, kv_ring = args.scheduler, args.kv_ring
     NBYTES: tl.constexpr = args.k_desc.block_type.nbytes
     KEY_BYTES: tl.constexpr = NBYTES
@@ -331,8 +332,8 @@ def _hopper_softmax(
     qk_async, m_i, l_i, kv_ring, i, kv_start, fixed, MASKED,
     PENDING: tl.constexpr, SCORES: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. PENDING later products may stay in
-    flight."""
+    """Wait for the scores of a tile and return P, the next m_i and l_i, and alpha. At most PENDING later products
+    stay in flight."""
     kv_idx = kv_start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))
     qk = warpgroup_mma_wait(PENDING, deps=[qk_async])
     if PENDING == 0:
@@ -371,7 +372,8 @@ def _hopper_tiles(
             qk_async, m_i, l_i, kv_ring, n_used, kv_start, fixed,
             MASKED, PENDING=1, SCORES=SCORES, BLOCK_N=BLOCK_N,
         )
-        # This second wait returns at once. Without its branch, ptxas moves the wgmma wait for P @ V above the softmax.
+        # This second wait returns at once. It is a loop: without its branch, ptxas moves the wgmma wait for P @ V above
+        # the softmax.
         _consumer_wait(kv_ring, n_used)
         # Wait for all wgmma in each iteration. If one stays in flight, the compiler serializes all of them.
         acc = warpgroup_mma_wait(0, deps=[acc_async])
@@ -473,7 +475,7 @@ def _forward_hopper_kernel(
             (_hopper_producer, (producer, problem, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -482,8 +484,8 @@ def _forward_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass
@@ -500,7 +502,7 @@ def _gluon_pair(x, n_rows, n_columns):
 
 
 def forward_on_hopper(layouts, q, k, v, bias, scale, out, lse, store_lse):
-    """Launch the forward kernel. It writes out, and lse (float32, base 2) if store_lse."""
+    """Launch the forward kernel. It writes `out`, and `lse` (float32, base 2) if store_lse."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     BLOCK_M, BLOCK_N = 128, 64

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 91a4f95239de0755
+# inputs: 922aa6abd9750c20
 # body: c881b5011b2f6e9c
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8780db89de36e643
+# inputs: 261f8378c6dcfaba
 # body: 22f7d1d5b99cae34
 """Full attention within a prefix whose length is an argument of the call, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3f9120308f51546
+# inputs: 014035b59742dae8
 # body: 43cce45bbaaef74c
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ff05006fc7475cf
+# inputs: 65517ff84ab6af3f
 # body: 0cf7097f5ab39975
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

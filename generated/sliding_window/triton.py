@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b7ab783dd6984ed
+# inputs: 177d50646e1c50be
 # body: 047cee912bf8571c
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9051c7a44f2550f
+# inputs: 11292cf1f552abae
 # body: e997b2d968ceb2b2
 """Causal attention whose scores saturate smoothly at 30.
 

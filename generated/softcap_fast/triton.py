@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b069dde5c4085d27
+# inputs: 8e08375ea7a82221
 # body: c28e2ea7dd8bf80c
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6bd089d2ffb49324
-# body: bf8eed5f90fa2d54
+# inputs: 1e27008e08fc4ff0
+# body: e7fdc35d1164b672
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -39,8 +39,9 @@ TILES = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=5
 
 # --- on Hopper -------------------------------------------------------------------------------------------------
 #
-# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes tiles and loads their operands by
-# TMA into rings of slots in shared memory. The two others, the consumers, compute 64 rows of a tile each.
+# Kernels are persistent and warp-specialized. One warpgroup, the producer, publishes the position of each tile in
+# shared memory, and loads the operands of the tile by TMA into rings of slots there. The two others, the consumers,
+# compute 64 rows of a tile each.
 # Triton synchronizes the warps of a warpgroup before one thread arrives at a barrier. Functions take named tuples:
 # `args` has the operands of a warpgroup, and `problem` the sizes and buffers of the call. `fixed` has the values that
 # are constant in a loop over tiles.
@@ -288,8 +289,9 @@ def _dkdv_hopper_producer(
                 q_full_hi = gl.minimum(kv_start + WINDOW, SQ) // BLOCK_M * BLOCK_M
                 n_tiles = gl.maximum(gl.cdiv(q_hi - q_lo, BLOCK_M), 0)
                 n_first_masked = (q_full_lo - q_lo) // BLOCK_M
-                # Mask at least one tile, so that the first loop always runs. ptxas 12.8 initializes the registers
-                # of both loops only there.
+                # Mask at least one tile. Consumers have a loop over masked and one over other tiles, and ptxas 12.8
+                # initializes
+                # registers of both only in the first: without a turn of it, the second accesses illegal addresses.
                 n_masked = n_tiles - gl.maximum(gl.cdiv(q_full_hi - q_full_lo, BLOCK_M), 0)
                 n_masked = gl.minimum(gl.maximum(n_masked, 1), n_tiles)
                 _publish_tile(scheduler, i, (
@@ -301,7 +303,9 @@ def _dkdv_hopper_producer(
                         first = FAR - SK + kv_start + half * (BLOCK_N // 2)
                         _producer_load(kv_ring, 4 * done + 2 * half, args.k_desc, [FAR, kv_end, h_kv, first, 0])
                         _producer_load(kv_ring, 4 * done + 2 * half + 1, args.v_desc, [FAR, kv_end, h_kv, first, 0])
-                gdc_wait()  # for delta; the next kernel starts after this, so it need not wait for delta
+                # Wait for the delta kernel. The dq kernel starts after this wait, so it reads delta without a wait of
+                # its own.
+                gdc_wait()
                 gdc_launch_dependents()
                 for j in range(n_tiles):
                     q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
@@ -440,7 +444,7 @@ def _dkdv_hopper_consumer(
             slopes_h = gl.load(problem.slopes_ptr + h * problem.stride_slopes_0)
             bias_h = LOG2E * slopes_h
             fixed = DkdvFixed(kv_idx, qk_scale, bias_h, SQ)
-            # The tiles are those that at least one half of the keys needs. Compute the tiles that this half needs.
+            # The published tiles are for both halves of the keys. Find the tiles that this half needs.
             kv_last = gl.minimum(kv_start + OWN_N, SK) - 1
             own_lo = kv_start // BLOCK_M * BLOCK_M
             own_hi = gl.minimum(kv_last + WINDOW, SQ)
@@ -496,7 +500,7 @@ def _dkdv_hopper_kernel(
             (_dkdv_hopper_producer, (producer, problem, GQA, GROUP, BLOCK_M, BLOCK_N)),
         ],
         # Warps, and registers per thread, of the second consumer and the producer.
-        # The first consumer has the rest of 504 registers.
+        # The registers per thread of all warpgroups add up to 504: the first consumer has the rest.
         [4, 4], [240, 24],
     )
 
@@ -505,8 +509,8 @@ def _dkdv_hopper_kernel(
 
 
 class _HopperDescriptor(GluonDescriptor):
-    """TMA descriptor without Gluon's checks at every launch. `_by_tma` has checked the inputs. The launcher allocates
-    the other tensors with valid strides."""
+    """TMA descriptor without Gluon's checks at every launch. `_by_tma` of `_launch.py` has checked the inputs. The
+    launcher allocates the other tensors with valid strides."""
 
     def __post_init__(self):
         pass

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03ebd56a3ae3b42e
+# inputs: f3e14821ae09d15b
 # body: de07c45837d7d0bb
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

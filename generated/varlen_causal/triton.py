@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 754aa1cc1578eb3d
+# inputs: c3f64082ca199472
 # body: c6766e6de8158ac5
 """Packed sequences of any lengths, each causal up to its last key, as in flash_attn_varlen_func.
 
