@@ -160,9 +160,9 @@ class ForwardProducer(OfProducer):
         return f"_load_pages({x}_slot, full, args.{x}_desc, {given})"
 
     @property
-    def counter_wait(self) -> list[str]:
+    def counter_wait(self) -> list[Statement]:
         """The statements that wait before the producer uses the counter of tiles."""
-        return self.lag.counter_wait if self.dynamic else []
+        return [self.lag.counter_wait] if self.dynamic else []
 
 
 @dataclass(frozen=True)
