@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.kernels.attention.lowered.model import KernelParams, Operands
+from kgen.targets.code import Code
 from kgen.targets.folding import Bracketed
 
 
@@ -50,7 +51,7 @@ class GradientLaunch:
 
     name: str
     params: KernelParams
-    times: str | None
+    times: Code | None
     """Number of programs per tile of positions. None for one."""
 
 

@@ -12,10 +12,11 @@ from kgen.kernels.attention.plan.extents import named_extents
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
-from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors
+from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors, blocks
 from kgen.spec.load import Loaded
-from kgen.targets.native import File, Tensor, prefix_of
-from kgen.targets.native_reference import in_cpp, spelled, two_of
+from kgen.targets.code import Code, op
+from kgen.targets.native import File, Tensor, in_struct, prefix_of
+from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
@@ -157,7 +158,7 @@ def example_of(
         width_qk=spec.head_dim.qk,
         width_v=spec.head_dim.v,
         default_scale=repr(spec.head_dim.qk**-0.5),
-        dtype=spec.dtype.upper(),
+        dtype=dtype_of(spec.dtype),
         lse="FP64" if plan.exact else "FP32",
         allowed=repr(ERRORS[spec.dtype]),
         shapes=_shapes(plan),
@@ -168,14 +169,15 @@ def example_of(
         mask_mod=trees.get("mask_mod", "true"),
         buffers=drawn,
         lists=[
-            Sized(t.member, "INT32", [_of_example(size) for size in t.sizes]) for t in tensors.lists
+            Sized(t.member, "INT32", [_of_example(size) for size in t.extents])
+            for t in tensors.lists
         ],
         params=[Given(p.member, REAL if p.real else INTEGER) for p in tensors.params],
         page=page,
         known=known,
         query_at=f"{known} - at.SQ + i" if spec.aligned_to_end else "i",
         learned=learned,
-        parts=[Sized(member, dtypes[member].upper(), sizes) for member, sizes in left.items()],
+        parts=[Sized(member, dtype_of(dtypes[member]), sizes) for member, sizes in left.items()],
     )
 
 
@@ -234,10 +236,7 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
     """Return a buffer with the values that fill it."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
-    (first, *_) = buffer.dtypes
-    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(
-        first, first.upper()
-    )
+    dtype = dtype_of(buffer.dtypes[0])
     drawn = "0.5"
     if of.name == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"
@@ -251,10 +250,9 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
     return Drawn(of.member, dtype, shape, drawn)
 
 
-def _of_example(size: str) -> str:
-    """Return a size of a block list."""
-    names = {
-        f"kgen_cdiv(p->{n}, {BLOCK_SIZE})": f"(sizes.{n} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}"
-        for n in ("SQ", "SK")
+def _of_example(size: Code) -> str:
+    """Print a size of a block list. The example does not include the functions of a package."""
+    counts: dict[Code, Code] = {
+        blocks(n): op(f"({{0}} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}", n) for n in ("SQ", "SK")
     }
-    return (names | {"1": "1", "p->B": "sizes.B", "p->HQ": "sizes.HQ"})[size]
+    return in_struct(counts.get(size, size), "sizes.")

@@ -15,7 +15,8 @@ from typing import ClassVar
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.targets.triton.native_tensors import LETTERS, GradientTensor
-from kgen.targets.native import Tiles
+from kgen.targets.code import Code
+from kgen.targets.native import Tiles, in_struct
 from kgen.targets.native_reference import in_cpp
 from kgen.targets.template import Template
 from kgen.targets.triton import tables
@@ -51,7 +52,7 @@ class LearnedCalls(Template):
 
 def learned_calls(
     tensors: tuple[GradientTensor, ...],
-    pairs: Sequence[tuple[str, str | None]],
+    pairs: Sequence[tuple[str, Code | None]],
     diagonals: Sequence[str],
 ) -> LearnedCalls | None:
     """Return the C functions for the gradients of these tensors, or None without any.
@@ -61,8 +62,10 @@ def learned_calls(
     """
     if not tensors:
         return None
-    names = {None: None, "B": "p->B", "HQ": "p->HQ", "B * HQ": "p->B * p->HQ"}
-    of_pairs = [Launched(name, names[programs]) for name, programs in pairs]
+    of_pairs = [
+        Launched(name, None if programs is None else in_struct(programs, "p->"))
+        for name, programs in pairs
+    ]
     return LearnedCalls(tensors, of_pairs, [Launched(name, None) for name in diagonals])
 
 

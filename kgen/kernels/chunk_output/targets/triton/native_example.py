@@ -9,9 +9,10 @@ from typing import ClassVar
 from kgen.expr.nodes import substitute
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, gate_values
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
-from kgen.kernels.chunk_output.targets.triton.native_tensors import Argument, Arguments
+from kgen.kernels.chunk_output.targets.triton.native_tensors import ENDS, Argument, Arguments
 from kgen.spec.load import Loaded
-from kgen.targets.native import File, prefix_of
+from kgen.targets.code import Code, text
+from kgen.targets.native import File, in_struct, prefix_of
 from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
 BATCH = 2
@@ -174,5 +175,6 @@ def _gate(name: str) -> Gate:
 
 
 def _sized(of: Argument) -> Sized:
-    sizes = (size.removeprefix("p->").replace("N + 1", "int64_t(ends.size())") for size in of.sizes)
-    return Sized(of.member, tuple(sizes), dtype_of(of))
+    of_example: dict[Code, Code] = {ENDS: text("int64_t(ends.size())")}
+    sizes = (in_struct(of_example.get(size, size), "") for size in of.extents)
+    return Sized(of.member, tuple(sizes), dtype_of(of.element))

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from kgen.expr.nodes import variables
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan
-from kgen.kernels.norm.targets.triton.native_tensors import Argument, Arguments
+from kgen.kernels.norm.targets.triton.native_tensors import LETTERS, Argument, Arguments
 from kgen.spec.load import Loaded
-from kgen.targets.native import File, Parameter, prefix_of
+from kgen.targets.code import Name, renamed
+from kgen.targets.native import File, Parameter, in_struct, prefix_of
 from kgen.targets.native_reference import dtype_of, in_cpp, spelled
 
 ROWS, INTEGER, REAL = 37, 3, 0.5
@@ -202,13 +203,14 @@ def _allowed(plan: NormPlan, gradients: Sequence[Gradient]) -> float:
 
 
 def _sized(tensor: Argument) -> Sized:
-    names = {"p->rows": "N", "p->heads": "H", "p->width": "D"}
-    return Sized(tensor.member, tuple(names.get(s, s) for s in tensor.sizes), dtype_of(tensor))
+    letters = {name: Name(letter) for name, letter in LETTERS.items()}
+    sizes = (in_struct(renamed(size, letters), "") for size in tensor.extents)
+    return Sized(tensor.member, tuple(sizes), dtype_of(tensor.element))
 
 
 def _draw(tensor: Argument) -> str:
     if tensor.name == "scale":
         return "[](int64_t) { return 0.05; }"
-    if dtype_of(tensor) in ("INT32", "INT64", "BOOL"):
+    if dtype_of(tensor.element) in ("INT32", "INT64", "BOOL"):
         return "[](int64_t i) { return double(i % 2); }"
     return "1.0"
