@@ -7,10 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.spec.load import Loaded
-from kgen.targets.native import refuse
+from kgen.targets.code import Code, rewritten
+from kgen.targets.native import Tensor, in_struct, refuse
 
 INFIX = {
     "add": "+",
@@ -112,6 +114,32 @@ def spelled(loaded: Loaded) -> Iterator[None]:
             f"its example has no `{error.args[0]}` in C++",
             "add it to `native_reference.py`",
         )
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of the example."""
+
+    member: str
+    dtype: str
+    sizes: tuple[str, ...]
+    """The sizes, as C expressions over the numbers of the example."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A scalar argument of a call."""
+
+    member: str
+    value: float
+
+
+def sized(of: Tensor, prefix: str, others: Mapping[Code, Code] = {}) -> Sized:
+    """Return a tensor of the example, whose numbers are members of the struct that `prefix`
+    reaches. `others` are sizes that the example computes in another way.
+    """
+    sizes = (in_struct(rewritten(size, others.get), prefix) for size in of.extents)
+    return Sized(of.member, dtype_of(of.element), tuple(sizes))
 
 
 def dtype_of(element: str) -> str:

@@ -18,7 +18,7 @@ from kgen.spec.load import loads
 from kgen.targets import code
 from kgen.targets.code import Code, Name
 from kgen.targets.native import DTYPES, Tensor, fixed, in_struct, member, prefix_of
-from kgen.targets.native_reference import FUNCTIONS, dtype_of, in_cpp
+from kgen.targets.native_reference import FUNCTIONS, Sized, dtype_of, in_cpp, sized
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS, WHOLES = (0.3, -1.75, 2.5), (7, -3, 2)
@@ -50,6 +50,15 @@ def test_a_size_is_printed_for_the_struct_that_holds_it(
     assert in_struct(size, "p->") == in_program
     assert in_struct(size, "sizes.") == in_example
     assert Tensor("x", "x", "x", (size,), "bf16", "").sizes == (in_program,)
+
+
+def test_every_family_has_the_same_tensors_in_its_example() -> None:
+    rows, ends = Name("rows"), code.row("add", Name("N"), fixed(1))
+    tensor = Tensor("x", "x", "x_", (rows, ends, blocks("SQ")), "fp8_e4m3", "")
+    others: dict[Code, Code] = {rows: Name("R"), ends: code.text("int64_t(ends.size())")}
+    assert sized(tensor, "sizes.", others) == Sized(
+        "x_", "FP8", ("sizes.R", "int64_t(ends.size())", "kgen_cdiv(sizes.SQ, 128)")
+    )
 
 
 @pytest.mark.parametrize("element", DTYPES)

@@ -1,10 +1,13 @@
-"""Waits and skipped tiles of the Hopper kernels, as trees."""
+"""Waits, skipped tiles and ranges of the Hopper kernels, as trees."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from kgen.kernels.attention.schedules.hopper.kernels import RingAt, SkippedRings, next_item
+from kgen.kernels.attention.schedules.hopper.loops import ZERO, TileRange
 from kgen.kernels.attention.schedules.hopper.operands import Lag
 from kgen.targets.code import GLUON, Name, Statement, lines_of, row, uses_of
 
@@ -46,3 +49,20 @@ def test_the_next_tile_is_a_statement() -> None:
     *_, counted = next_item(True, row("add", "counter", 1))
     assert isinstance(counted, Statement)
     assert counted.uses == {"counter", "1"}
+
+
+@pytest.mark.parametrize(
+    ("side", "block", "length"), [("q", "BLOCK_M", "SQ"), ("kv", "BLOCK_N", "problem.SK")]
+)
+def test_both_producers_find_the_ends_of_a_range_in_one_way(
+    side: str, block: str, length: str
+) -> None:
+    whole = TileRange(ZERO, Name("n"), [], True, Name("n"), Name("end"))
+    assert whole.last_position(side, block, length) == whole.masked_at_start(block) == []
+    part = replace(whole, last=True, head=Name("head"))
+    found = [*part.last_position(side, block, length), *part.masked_at_start(block)]
+    assert lines_of(found, GLUON) == [
+        f"{side}_last = gl.minimum({side}_start + {block}, {length}) - 1",
+        f"n_first_masked = (head) // {block}",
+    ]
+    assert {f"{side}_start", length, "head"} <= uses_of(found)

@@ -15,14 +15,18 @@ from kgen.kernels.attention.targets.triton.native_learned import Learned, learne
 from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors, blocks
 from kgen.spec.load import Loaded
 from kgen.targets.code import Code, op
-from kgen.targets.native import File, Tensor, in_struct, prefix_of
-from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
+from kgen.targets.native import File, Tensor, prefix_of
+from kgen.targets.native_reference import Given, Sized, dtype_of, in_cpp, sized, spelled, two_of
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
 """The values of open extents, and of run-time integer and real parameters, in the example."""
 LENGTH, FEW = 200, 5
 """The length of the sequences, and the number of queries in decoding."""
+BLOCKS: Mapping[Code, Code] = {
+    blocks(n): op(f"({{0}} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}", n) for n in ("SQ", "SK")
+}
+"""Sizes of block lists. The example does not include the functions of a package."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 """Maximum error relative to the largest number, by dtype: each rounding step adds up to 0.5 %."""
 
@@ -36,27 +40,10 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Sized:
-    """A tensor of the example, with its size."""
-
-    member: str
-    dtype: str
-    sizes: list[str]
-
-
-@dataclass(frozen=True)
 class Drawn(Sized):
     """A buffer, and the values that fill it."""
 
     draw: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """A scalar argument of a call."""
-
-    member: str
-    value: float
 
 
 @dataclass(frozen=True)
@@ -168,10 +155,7 @@ def example_of(
         score_mod=trees.get("score_mod", "score"),
         mask_mod=trees.get("mask_mod", "true"),
         buffers=drawn,
-        lists=[
-            Sized(t.member, "INT32", [_of_example(size) for size in t.extents])
-            for t in tensors.lists
-        ],
+        lists=[sized(t, "sizes.", BLOCKS) for t in tensors.lists],
         params=[Given(p.member, REAL if p.real else INTEGER) for p in tensors.params],
         page=page,
         known=known,
@@ -247,12 +231,4 @@ def _drawn(of: Tensor, buffer: Any) -> Drawn:
         drawn = "[](int64_t i) { return double(i % 3 != 0); }"
     elif dtype in ("INT32", "INT64", "UINT8"):
         drawn = "[](int64_t i) { return double(i % 3); }"
-    return Drawn(of.member, dtype, shape, drawn)
-
-
-def _of_example(size: Code) -> str:
-    """Print a size of a block list. The example does not include the functions of a package."""
-    counts: dict[Code, Code] = {
-        blocks(n): op(f"({{0}} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}", n) for n in ("SQ", "SK")
-    }
-    return in_struct(counts.get(size, size), "sizes.")
+    return Drawn(of.member, dtype, tuple(shape), drawn)

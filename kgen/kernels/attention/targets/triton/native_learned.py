@@ -126,7 +126,7 @@ class Learned:
     """A buffer with a gradient."""
 
     buffer: str
-    sizes: list[str]
+    sizes: tuple[str, ...]
     parts: list[Summand]
 
 
@@ -134,13 +134,13 @@ def learned_example(
     plan: AttentionPlan,
     tensors: Sequence[GradientTensor],
     names: Mapping[str, str],
-    sizes: Mapping[str, list[str]],
-) -> tuple[list[Learned], dict[str, list[str]]]:
+    sizes: Mapping[str, tuple[str, ...]],
+) -> tuple[list[Learned], dict[str, tuple[str, ...]]]:
     """Return the buffers with a gradient, and the sizes of the tensors that a call writes, by
     member. `names` are C++ names of positions, and `sizes` are the sizes of buffers.
     """
     found: dict[str, list[Summand]] = {}
-    left: dict[str, list[str]] = {}
+    left: dict[str, tuple[str, ...]] = {}
     for g, tensor in zip(plan.gradients, tensors, strict=True):
         # The distance is between the query and key 0.
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
@@ -153,17 +153,17 @@ def learned_example(
 
 def _summand(
     member: str, element: list[str], g: ReadGradient, packed: bool
-) -> tuple[Summand, list[str] | None]:
+) -> tuple[Summand, tuple[str, ...] | None]:
     """Return a summand and the shape of its tensor, or None for the shape of the buffer."""
     if g.along == "pair":
-        shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
+        shape = None if g.summed is None else tuple(f"sizes.{LETTERS[n]}" for n in g.summed)
         return Summand(member, True, element), shape
     if g.along == "distance":
         summand = Summand(
             member, False, element, "at.SQ + at.SK", "at.q_idx = i - at.SK", "b, h, i"
         )
-        return summand, ["sizes.B", "sizes.HQ", "sizes.SQ + sizes.SK"]
+        return summand, ("sizes.B", "sizes.HQ", "sizes.SQ + sizes.SK")
     position, length = ("q_idx", "SQ") if g.along == "q" else ("kv_idx", "SK")
     at = "h, ends[size_t(b)] + i" if packed else "b, h, i"
-    shape = ["sizes.HQ", "ends.back()"] if packed else ["sizes.B", "sizes.HQ", f"sizes.{length}"]
+    shape = ("sizes.HQ", "ends.back()") if packed else ("sizes.B", "sizes.HQ", f"sizes.{length}")
     return Summand(member, False, element, f"at.{length}", f"at.{position} = i", at), shape
