@@ -71,8 +71,8 @@ class Verification:
 
     problem: Lazy
     cases: Lazy
-    chip: Lazy | None = None
-    """The `Chip` for which files contain special kernels."""
+    chips: Lazy | None = None
+    """A tuple: each `Chip` for which files contain special kernels."""
 
 
 @dataclass(frozen=True)
@@ -229,8 +229,8 @@ def families() -> Iterator[Family]:
 @cache
 def chips() -> tuple[Chip, ...]:
     """Return the chips for which families have special kernels."""
-    found = (one.verification.chip for one in families() if one.verification is not None)
-    return tuple(chip.get() for chip in found if chip is not None)
+    found = (one.verification.chips for one in families() if one.verification is not None)
+    return tuple(chip for of in found if of is not None for chip in of.get())
 
 
 @cache

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: d02c80d0f17a3f65
-# body: 4d0f04a3e185cfd1
+# body: 8b74ac113f56e50a
 """Causal attention with ALiBi slopes read from a tensor.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -325,11 +325,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward may start before the counter is zero
+            gdc_wait()  # in the forward kernel, the counter is zero only after this
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
 
 
 @gluon.jit

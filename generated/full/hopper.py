@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: d5d70f9df4303e4c
-# body: 660f1f8bc74469a4
+# body: d6395ac96422bd8a
 """Attention of every query to every key.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -301,7 +301,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5fa8ca2499046239
-# body: cd84bb64dac831e3
+# body: df599d8b91eae3b8
 """Attention with a learned temperature for each head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -300,7 +300,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 03ee1240027e2b42
-# body: 0a72686541b615bb
+# body: be601eda01f11067
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -313,11 +313,11 @@ def _hopper_producer(
             n_fetched += 1
         i += 1
         if LAG > 0:
-            gdc_wait()  # forward may start before the counter is zero
+            gdc_wait()  # in the forward kernel, the counter is zero only after this
         # Tiles differ in length, so a program that has finished takes the next number.
         number = gl.atomic_add(args.counter_ptr, 1, sem="relaxed") + gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
 
 
 @gluon.jit

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: bc6db7973235b038
-# body: 00010164e80d796f
+# body: 0a45d08d6961dc06
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
 Gluon kernels for Hopper (compute capability 9.0). triton.py launches them if they can run.
@@ -301,7 +301,7 @@ def _hopper_producer(
         i += 1
         number += gl.num_programs(0)
     _publish_tile(scheduler, i, (-1,))
-    gdc_wait()  # dq overlaps the end of the dk and dv kernel, but must not end before it
+    gdc_wait()  # dq must not end before the dk and dv kernel: later kernels wait only for dq
 
 
 @gluon.jit

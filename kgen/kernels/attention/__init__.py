@@ -11,7 +11,7 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.attention.verify.cases"),
-        chip=Lazy("kgen.kernels.attention.schedules:CHIP"),
+        chips=Lazy("kgen.kernels.attention.schedules:CHIPS"),
     ),
     parts={
         "delta": Verification(

@@ -483,8 +483,8 @@ def _problem(name: str) -> Any:
 
 def _module(path: Path) -> Any:
     """Import an emitted file whose Hopper kernels run in the interpreter."""
+    from kgen.kernels.attention.schedules.hopper.verify import imported
     from kgen.verify import interpreter
-    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()
