@@ -373,6 +373,12 @@ def test_norms_run_from_c(tmp_path, width, code):
     )
 
 
+def test_the_kernels_of_a_norm_are_short():
+    """People read `cuda.cu` from top to bottom."""
+    text = (GENERATED / "rms_norm" / "cuda.cu").read_text()
+    assert len(text.splitlines()) <= 700
+
+
 @pytest.mark.parametrize("which", sorted(NORMS))
 def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
