@@ -66,7 +66,7 @@ OF_ALL = Grid(
 )
 OF_HEADS = Grid(
     held_words="every row of a head",
-    columns_words="every (gridDim.y * 8)-th row of a head",
+    columns_words="every (gridDim.y * 8)-th row of head blockIdx.z, of gridDim.z heads",
     columns_first="(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
     columns_step="8LL * gridDim.y * gridDim.z",
     columns_part="(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
