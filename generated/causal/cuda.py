@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a98e3d4312cdf30
-# body: ee109e5d0eacdb52
+# inputs: e09aafe135bdafd5
+# body: 9750b8f6ee427c7c
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e0df72d8a875189
-# body: e4a543c47e29a0f6
+# inputs: 2f23fe16f3984053
+# body: 502bd488c797bf9c
 """Attention of every query to the keys up to its own position.
 
     out = softmax(scale * q @ k^T) @ v, over the keys that mask_mod allows
@@ -552,7 +552,8 @@ _delta = None
 def use_delta(function):
     """Make the backward pass compute delta with function(out, dout, dlse), such as `causal_delta` of cuda.py.
 
-    The function gets dlse * log2(e), or None. It returns contiguous float32 of lse's shape. None restores the kernel.
+    The function gets dlse * log2(e), or None. It returns contiguous float32 of lse's shape, aligned to 16 bytes. None
+    restores the kernel.
     """
     global _delta
     _delta = function

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: be211edc9a3756e4
+# inputs: 9eebb1e73e449df0
 # body: cbf0681f2ae4f5db
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

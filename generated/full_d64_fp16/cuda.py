@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df1cc59ef5652b33
-# body: 8c8dba4ccf39dc70
+# inputs: fd7b0ca68a9d9c7e
+# body: 3173111d6c8826cb
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:

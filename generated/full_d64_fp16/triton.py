@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5647270702783108
-# body: 7952219a9a9a71ac
+# inputs: 5362411e848271ff
+# body: 9bad29ee190d22e8
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(scale * q @ k^T) @ v
@@ -541,7 +541,8 @@ _delta = None
 def use_delta(function):
     """Make the backward pass compute delta with function(out, dout, dlse), such as `full_d64_fp16_delta` of cuda.py.
 
-    The function gets dlse * log2(e), or None. It returns contiguous float32 of lse's shape. None restores the kernel.
+    The function gets dlse * log2(e), or None. It returns contiguous float32 of lse's shape, aligned to 16 bytes. None
+    restores the kernel.
     """
     global _delta
     _delta = function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d5f71faa01c9f03d
-# body: 10512a28f0241657
+# inputs: 722cc2aec802cce8
+# body: c0100fdda1a0e9c6
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -63,10 +63,11 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; H is 16, HV 32.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

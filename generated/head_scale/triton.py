@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c444cc7d251dc52
+# inputs: a3141a0cbe532afc
 # body: 0fec3a29b19e170b
 """Attention with a learned temperature for each head.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ba76eba8e7154f01
-# body: d98072ca14f64e1d
+# inputs: 1ff2466698f5d134
+# body: 232d66d84d5a723a
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -63,9 +63,10 @@ def linear_attention_output(q, k, v, h, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

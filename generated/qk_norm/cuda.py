@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 058bbb44f454d4bc
-# body: 4891a5f043e7cd4a
+# inputs: 1eb968fda5d556b4
+# body: 23859bafd4d13a15
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -41,7 +41,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

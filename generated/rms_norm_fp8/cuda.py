@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e34e86eb7f327998
-# body: c6fc27dffeb27f01
+# inputs: a0680600eed980db
+# body: 799637a6763b0c35
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
