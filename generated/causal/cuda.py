@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b33cb6f5e91b06fb
-# body: 221329238dfb0e01
+# inputs: 8a6b3dee690f8dda
+# body: 1c8898984efd1ef1
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 128] bf16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cd9a541671aae01c
-# body: b892370322cb2d78
+# inputs: 1516e9b61cc7fda4
+# body: df08f816d6083857
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
 
-    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32 -> delta [B, H, S] float32, any strides
+    out, dout [B, H, S, 64] fp16, dlse [B, H, S] float32, any strides
+    -> delta [B, H, S] float32, contiguous
 
 The preprocess step of the backward pass of attention. The kernel is in the .cu file of the same name in this folder.
 Usage:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 86b42b611eb87dee
-# body: e5bdeffb67482d96
+# inputs: 08d83a7c237eaa01
+# body: bbffad2510897505
 """Add a block's output to the residual stream, normalize the sum, and return both.
 
     h = x + residual, rounded to bf16
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("fused_add_rms_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

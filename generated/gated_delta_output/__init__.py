@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b6f5f40777baa7d7
-# body: b11b3a7da14a71dc
+# inputs: 68a2467829fdc46c
+# body: 918c00a0a899741f
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -63,10 +63,11 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; H is 16, HV 32.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b12f1e26fe9caf7
-# body: a4e0b467e79b1357
+# inputs: 51d0c56b5cffac3c
+# body: 69eda8f039d9980b
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -322,10 +322,11 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; H is 16, HV 32.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, V, K] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

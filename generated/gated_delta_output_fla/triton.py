@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 37e907a6cd56e9b4
-# body: 9f007d56a7683c95
+# inputs: 5f1fad5970b45472
+# body: 6d06e48aad0cef4e
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -423,10 +423,11 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is a multiple of H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is a multiple of H.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
     g: [B, T, HV] float32, summed up inside each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     cu_seqlens: [N + 1] int32 or int64, the start of each sequence, 0 first, and the end of the last one. B is 1.
     Rows of o for tokens after the last sequence are zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk. By default, it is computed from

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b617fb5b0e05b34
-# body: 0ebd54cc03f94a0b
+# inputs: b0a7252297ec056d
+# body: becd7b62be0d2dbe
 """RMS norm times a gate, as in Mamba 2 and gated DeltaNet.
 
     h = x
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("gated_rms_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

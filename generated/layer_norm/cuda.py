@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df32e6e059c1771c
-# body: 0324ab79eeb4ded5
+# inputs: 6991d88c8171c696
+# body: 97088341305e9ea9
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("layer_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

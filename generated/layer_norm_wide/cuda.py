@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 02bca2de3c08d051
-# body: f750024e446d2bfa
+# inputs: 2c517069660e4cd1
+# body: 41abe762590a69e0
 """Layer norm of rows of 65536 elements.
 
     h = x
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("layer_norm_wide: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

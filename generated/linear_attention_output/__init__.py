@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 405f8543d776f66e
-# body: 69f509de6692327f
+# inputs: af4f43338078bac3
+# body: 57a1269661d3a7a8
 """The output step of chunked linear attention without decay.
 
 Each file of this folder defines the same function. A call uses the first of them that can run on the device:
@@ -63,9 +63,10 @@ def linear_attention_output(q, k, v, h, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

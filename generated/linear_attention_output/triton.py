@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebb7e9cf630bc176
-# body: d87a3fd216dcaaae
+# inputs: fc443e3d5d984b65
+# body: ea051d5d43b1edfd
 """The output step of chunked linear attention without decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -301,9 +301,10 @@ def linear_attention_output(q, k, v, h, *, scale=None):
 
     K is 128, V is 128.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

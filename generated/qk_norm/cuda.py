@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df46e14be73ee658
-# body: b9f512dc76c6683c
+# inputs: 35bb9431309c875f
+# body: 2717f161ea46a252
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -41,7 +41,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("qk_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 813a88227c41745f
-# body: 79900c3f8f66ebbf
+# inputs: 617094cf79d789f2
+# body: d90065eb417f419a
 """The output step of chunked retention, where each head has its own constant decay.
 
 For each chunk of BT = 64 tokens and each value head, with `state` the state before the chunk:
@@ -313,10 +313,11 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
 
     K is 128, V is 256.
 
-    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
-    v: [B, T, HV, V] bfloat16, any strides.
+    q, k: [B, T, H, K] bfloat16; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16.
     h: [B, NT, HV, K, V] bfloat16, the state before each chunk.
     g_gamma: [HV] float32.
+    Strides must be less than 2**24 between tokens, and less than 2**23 between elements of a row.
     NT is ceil(T / 64).
     scale: multiplies q; 1 / sqrt(128) by default.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a23d5df44418281f
-# body: 03f4b6a330f8b875
+# inputs: 7bfc9cb048bb3ec9
+# body: 1a5d382a5e24809e
 """RMS norm over the last dimension.
 
     h = x
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: edc79eb1eada0dbb
-# body: 4d3837a0f8f4fd4e
+# inputs: 54231946b0c61b9a
+# body: e5d448191f91be0b
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm_fp8: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {

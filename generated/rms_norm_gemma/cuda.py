@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1d06aa173acfcd54
-# body: 5cf2404f147dba5b
+# inputs: 6a4b37942f797b62
+# body: 89641748388fb047
 """RMS norm whose weights are stored around zero, as in Gemma.
 
     h = x
@@ -40,7 +40,7 @@ try:
 except ModuleNotFoundError:
     raise ImportError("rms_norm_gemma: _launch.py is missing. Copy the whole folder")
 
-# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in the .cu file
+# The launch shapes of each kernel, narrowest first; the last is for rows of any width. `Shape` in cuda_launch.cu
 # documents the fields.
 _Shape = collections.namedtuple("_Shape", "width threads rows elements cluster vector stages blocks turns shared")
 _SHAPES = {
